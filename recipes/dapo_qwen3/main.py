@@ -1,0 +1,53 @@
+"""Entry point: ``python -m recipes.dapo_qwen3.main [experiment=...] [sam=on|off] [key=value ...]``.
+
+Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
+verl's trainer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.config import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _locate_verl_config() -> None:
+    """Tell Hydra where verl's configuration lies, without importing verl.
+
+    verl settles on a device while it is imported, and which one is part of the configuration.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None:
+        sys.exit("verl is not installed in this environment: run scripts/install.sh first")
+    folder = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+    os.environ["VERL_CONFIG_DIR"] = str(folder)
+
+
+_locate_verl_config()
+# Paths inside the checkout, whatever the working directory.
+OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+
+
+@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+def main(config: DictConfig) -> None:
+    """Run the composed experiment."""
+    from sam_rollout.integrations.verl.launch import check, export_environment, launch
+
+    try:
+        check(config)
+    except ConfigError as error:
+        sys.exit(f"Configuration error: {error}")
+    export_environment(config)
+    launch(config)
+
+
+if __name__ == "__main__":
+    main()

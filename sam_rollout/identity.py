@@ -1,0 +1,77 @@
+"""Who a request is, independent of the run that makes it.
+
+vLLM invents a fresh request id for every call and verl a fresh uid for every prompt, so neither can
+tell that two responses answer the same prompt, or that a response of today's run is the one another
+run sampled under the same seed. Telemetry (per-request records), drafting from siblings and seeded
+sampling all need exactly that, hence one small value that travels with the request in
+``SamplingParams.extra_args["sam"]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EXTRA_ARGS_KEY = "sam"
+TRAIN_SPLIT = "train"
+VAL_SPLIT = "val"
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestIdentity:
+    """Identity of one response.
+
+    Attributes:
+        group: Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
+        sibling: Number of the response within its prompt's group, from 0 to n - 1.
+        step: Training step that asked for the response; -1 outside training.
+        split: ``"train"`` or ``"val"``.
+        key: What the response's random numbers are keyed by, a 63-bit integer.
+    """
+
+    group: str
+    sibling: int
+    step: int
+    split: str
+    key: int
+
+    def to_extra_args(self) -> dict[str, dict[str, Any]]:
+        """Return the mapping to merge into ``SamplingParams.extra_args``."""
+        return {EXTRA_ARGS_KEY: dataclasses.asdict(self)}
+
+    @classmethod
+    def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> RequestIdentity | None:
+        """Read an identity back; ``None`` when the request carries none (plain vLLM use)."""
+        fields = (extra_args or {}).get(EXTRA_ARGS_KEY)
+        return None if fields is None else cls(**fields)
+
+
+def group_of(prompt_ids: Sequence[int]) -> str:
+    """Hash a prompt's token ids to a group name of 16 hexadecimal digits."""
+    # Eight bytes a token whatever the machine's int size, so that nodes of a cluster agree.
+    raw = array("q", prompt_ids).tobytes()
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()
+
+
+def key_of(seed: int, step: int, group: str, sibling: int) -> int:
+    """Derive the random-number key of a response from what names it in every run of a seed."""
+    text = f"{seed}/{step}/{group}/{sibling}".encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # 63 bits: fits a signed int64 tensor
+
+
+def identify(
+    prompt_ids: Sequence[int], *, seed: int, step: int, sibling: int, split: str
+) -> RequestIdentity:
+    """Build the identity of a response to ``prompt_ids``."""
+    group = group_of(prompt_ids)
+    return RequestIdentity(
+        group=group,
+        sibling=sibling,
+        step=step,
+        split=split,
+        key=key_of(seed, step, group, sibling),
+    )

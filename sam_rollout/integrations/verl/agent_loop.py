@@ -1,0 +1,102 @@
+"""Gives every generation request of verl its identity.
+
+verl's agent-loop worker knows step, split and session (sibling) number; the prompt's token ids exist
+only where the agent loop calls the LLM client. The worker therefore notes the former in a context
+variable, one per response's task, and a thin client adds the latter and sends both along.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, identify
+
+
+@dataclass
+class _Response:
+    """The response an agent loop is producing."""
+
+    step: int
+    split: str
+    sibling: int
+    # Fixed by the first turn: later turns' prompts contain what this sibling said.
+    first_prompt_ids: list[int] | None = None
+
+
+_current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
+
+
+class IdentityClient:
+    """An LLM client that sends each request's identity in its sampling parameters.
+
+    Args:
+        client: verl's ``LLMServerClient``; every other attribute is its own.
+        seed: Rollout seed that keys the random numbers.
+    """
+
+    def __init__(self, client: Any, seed: int) -> None:
+        self._client = client
+        self._seed = seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **kwargs: Any,
+    ) -> Any:
+        """Forward to verl's client with ``extra_args["sam"]`` filled in."""
+        response = _current_response.get()
+        if response.first_prompt_ids is None:
+            response.first_prompt_ids = list(prompt_ids)
+        identity = identify(
+            response.first_prompt_ids,
+            seed=self._seed,
+            step=response.step,
+            sibling=response.sibling,
+            split=response.split,
+        )
+        extra_args = {**(sampling_params.get("extra_args") or {}), **identity.to_extra_args()}
+        return await self._client.generate(
+            request_id,
+            prompt_ids=prompt_ids,
+            sampling_params={**sampling_params, "extra_args": extra_args},
+            **kwargs,
+        )
+
+
+class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's TransferQueue agent-loop worker with identities."""
+
+    def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
+        client = IdentityClient(llm_client, seed=config.actor_rollout_ref.rollout.seed)
+        super().__init__(config, client, *args, **kwargs)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        _current_response.set(
+            _Response(
+                step=int(trajectory["step"]),
+                split=VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT,
+                sibling=int(kwargs["session_id"]),
+            )
+        )
+        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+
+
+class SamAgentLoopManager(AgentLoopManagerTQ):
+    """The manager named in ``rollout.agent.agent_loop_manager_class``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)

@@ -1,0 +1,188 @@
+"""From a composed configuration to verl's trainer.
+
+Users write our groups (``sam``, ``dynamic_sampling``, ``rollout_telemetry``); verl and vLLM read
+theirs. The translation happens here and nowhere else, after everything was checked, so that a typo
+ends the run within a second and not after the model is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from sam_rollout.config import (
+    ConfigError,
+    DynamicSamplingConfig,
+    RolloutTelemetryConfig,
+    SamConfig,
+    check_engine_limits,
+)
+from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine_arguments
+
+ROLLOUT_NAME = "sam_vllm"
+TRAINER_NAME = "sam_sync"
+PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
+SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
+SAMPLER_CLASSES = {
+    "rounds": "RoundsReplayBuffer",
+    "refill": "RefillReplayBuffer",
+    # Without a filter a round is a training batch: one code path measures all three.
+    "none": "RoundsReplayBuffer",
+}
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True)
+
+
+def check(config: DictConfig) -> None:
+    """Check every setting of ours, and those of verl that ours depend on.
+
+    Raises:
+        ConfigError: Names the field, its value and what is allowed.
+    """
+    sam = SamConfig.from_mapping(_plain(config.sam))
+    RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
+    _check_verl(config)
+    rollout = config.actor_rollout_ref.rollout
+    check_engine_limits(
+        sam,
+        max_model_len=rollout.max_model_len,
+        max_prompt=config.data.max_prompt_length,
+        max_response=config.data.max_response_length,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+    )
+    sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
+    if sampling.kind == "none" and sampling.gen_batch_size != config.data.train_batch_size:
+        raise ConfigError(
+            "dynamic_sampling.gen_batch_size",
+            sampling.gen_batch_size,
+            f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
+        )
+
+
+def _check_verl(config: DictConfig) -> None:
+    """Check what verl would accept but our parts cannot serve."""
+    rollout = config.actor_rollout_ref.rollout
+    engine_kwargs = rollout.engine_kwargs.vllm
+    required = [
+        # field, its value, what we need, why
+        ("trainer.use_v1", config.trainer.use_v1, True, "the legacy trainer is not supported"),
+        (
+            "trainer.v1.trainer_mode",
+            config.trainer.v1.trainer_mode,
+            TRAINER_NAME,
+            "only rollouts of the synchronous trainer are recorded",
+        ),
+        (
+            "actor_rollout_ref.rollout.name",
+            rollout.name,
+            ROLLOUT_NAME,
+            "for the baseline too: sam=off switches drafting off, not the measuring",
+        ),
+        (
+            "actor_rollout_ref.rollout.disable_log_stats",
+            rollout.disable_log_stats,
+            False,
+            "otherwise the engine reports nothing to record",
+        ),
+        ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
+    ]
+    for field, value, needed, reason in required:
+        if value != needed:
+            raise ConfigError(field, value, f"must be {needed!r} ({reason})")
+    prefix = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    if config.sam.enabled and "speculative_config" in engine_kwargs:
+        raise ConfigError(
+            f"{prefix}.speculative_config",
+            _plain(engine_kwargs.speculative_config),
+            "must not be set with sam.enabled=true (sam=off lets other methods run)",
+        )
+    if ADDITIONAL_CONFIG_KEY in (engine_kwargs.get("additional_config") or {}):
+        raise ConfigError(
+            f"{prefix}.additional_config.{ADDITIONAL_CONFIG_KEY}",
+            _plain(engine_kwargs.additional_config[ADDITIONAL_CONFIG_KEY]),
+            "must not be set: it is filled from the group sam",
+        )
+
+
+def export_environment(config: DictConfig) -> None:
+    """Set the device's environment variables here and for every process of the Ray cluster.
+
+    A variable already set in the shell wins. Must run before verl is imported.
+    """
+    run_dir = Path(config.run_dir).absolute()
+    variables = {
+        "VERL_USE_EXTERNAL_MODULES": PLUGIN_MODULE,
+        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
+        "WANDB_DIR": str(run_dir),
+        "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
+        **{name: str(value) for name, value in (_plain(config.get("environment")) or {}).items()},
+    }
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    with open_dict(config):
+        config.run_dir = str(run_dir)
+        runtime_env = config.ray_kwargs.ray_init.runtime_env
+        given = _plain(runtime_env.get("env_vars")) or {}
+        runtime_env.env_vars = {**{name: os.environ[name] for name in variables}, **given}
+
+
+def translate(config: DictConfig) -> None:
+    """Fill verl's and vLLM's fields from our groups, in place."""
+    sam = SamConfig.from_mapping(_plain(config.sam))
+    sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
+    with open_dict(config):
+        engine_kwargs = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        arguments = engine_arguments(sam)
+        arguments["additional_config"][ADDITIONAL_CONFIG_KEY]["telemetry"] = _plain(
+            config.rollout_telemetry
+        )
+        config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
+            engine_kwargs, arguments
+        )
+        filter_groups = config.algorithm.filter_groups
+        filter_groups.enable = sampling.kind != "none"
+        sampler = config.trainer.v1.sampler
+        sampler.custom_sampler.path = SAMPLER_MODULE
+        sampler.custom_sampler.name = SAMPLER_CLASSES[sampling.kind]
+        sampler.sampler_kwargs = {
+            "filter_metric": filter_groups.metric if filter_groups.enable else None,
+            "train_batch_size": config.data.train_batch_size,
+            "gen_batch_size": sampling.gen_batch_size,
+            "max_rounds": sampling.max_rounds,
+            "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
+            "poll_interval_s": sampling.poll_interval_s,
+        }
+    # Resolved here: our resolvers are not registered in Ray's processes.
+    OmegaConf.resolve(config)
+
+
+def launch(config: DictConfig) -> None:
+    """Run verl's V1 trainer on a checked configuration, in a Ray cluster."""
+    import ray
+    import verl.trainer.main_ppo as main_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
+
+    class SamTaskRunner(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class):
+        """verl's task runner with our trainer registered in its process."""
+
+        def run(self, config: DictConfig) -> None:
+            import sam_rollout.integrations.verl.trainer  # noqa: F401 - registers itself
+
+            super().run(config)
+
+    translate(config)
+    auto_set_device(config)
+    validate_config(
+        config=config,
+        use_reference_policy=need_reference_policy(config),
+        use_critic=need_critic(config),
+    )
+    main_ppo.run_ppo(config, task_runner_class=ray.remote(SamTaskRunner))

@@ -1,0 +1,161 @@
+"""A CPU platform for verl, so that the real trainer runs on a laptop.
+
+verl 0.9.1 knows CUDA, NPU and a few more accelerators; its plug-in registry takes others. Ray's
+logical ``GPU`` resource stands for "one training process" here: ``ray.init(num_gpus=N)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+PLATFORM_ENV = "VERL_PLATFORM"
+
+
+def _resident_bytes(*_args: Any, **_kwargs: Any) -> int:
+    return psutil.Process().memory_info().rss
+
+
+def _peak_resident_bytes(*_args: Any, **_kwargs: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _free_and_total_bytes(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Caches, streams and devices that a CPU does not have."""
+
+
+def _device_module() -> types.ModuleType:
+    """Build what ``torch.cuda`` is to CUDA; names not listed fall back to ``torch.cpu``."""
+    module = types.ModuleType("sam_rollout_cpu_device")
+    members: dict[str, Any] = {
+        "memory_allocated": _resident_bytes,
+        "memory_reserved": _resident_bytes,
+        "max_memory_allocated": _peak_resident_bytes,
+        "max_memory_reserved": _peak_resident_bytes,
+        "mem_get_info": _free_and_total_bytes,
+        "get_device_name": lambda *_: "CPU",
+        "get_rng_state": torch.get_rng_state,
+        "set_rng_state": torch.set_rng_state,
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "is_available": lambda: True,
+        "__getattr__": lambda name: getattr(torch.cpu, name),
+    }
+    no_ops = (
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "synchronize",
+        "set_device",
+        "set_per_process_memory_fraction",
+    )
+    for name, member in {**members, **dict.fromkeys(no_ops, _nothing)}.items():
+        setattr(module, name, member)
+    return module
+
+
+_DEVICE_MODULE = _device_module()
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """Everything verl asks of a device, answered for the CPU."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _DEVICE_MODULE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never chosen by detection: a CUDA machine has a CPU, too.
+        return os.environ.get(PLATFORM_ENV) == "cpu"
+
+    def current_device(self) -> torch.device:
+        # verl passes it to tensor.to(), so it cannot be an index.
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """There is only one."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """CPU work is synchronous."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """There is no caching allocator to configure."""
+
+    def empty_cache(self) -> None:
+        """There is no caching allocator to empty."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "VERL_CPU_VISIBLE_DEVICES"
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        """No device profiler."""
+
+    def profiler_stop(self) -> None:
+        """No device profiler."""
+
+    def ray_resource_name(self) -> str:
+        return "GPU"  # verl accepts no other name; it is a logical count
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False  # weights travel through shared memory instead
+
+    def cudart(self) -> None:
+        return None
+
+
+def use_single_gloo_backend() -> None:
+    """Make verl's process group ask for ``cpu:gloo`` once.
+
+    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo", which on a CPU names the device twice;
+    torch refuses that. ``tests/integration/test_verl_workarounds.py`` tells when it can go.
+    """
+    import verl.utils.distributed as verl_distributed
+
+    original = verl_distributed.initialize_global_process_group_ray
+    if getattr(original, "defaults_to_gloo", False):
+        return
+
+    def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
+        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    initialize.defaults_to_gloo = True
+    verl_distributed.initialize_global_process_group_ray = initialize

@@ -1,0 +1,31 @@
+"""Registers our parts with verl; imported wherever verl is imported.
+
+Two ways lead here: the ``verl.plugins`` entry point, and ``VERL_USE_EXTERNAL_MODULES``, which the
+launcher sets on every Ray node because verl swallows an entry point's errors.
+"""
+
+from __future__ import annotations
+
+import os
+
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from sam_rollout.integrations.verl.platform_cpu import PLATFORM_ENV, use_single_gloo_backend
+
+ROLLOUT_NAME = "sam_vllm"
+
+
+def _load_replica() -> type:
+    # Late: vLLM takes seconds to import and most of verl's processes never need it.
+    from sam_rollout.integrations.verl.server import SamReplica
+
+    return SamReplica
+
+
+RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
+# verl 0.9.1 has no public way to register the training side's adapter; verl's own serves us as it is.
+_ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = _ROLLOUT_REGISTRY["vllm", "async"]
+
+if os.environ.get(PLATFORM_ENV) == "cpu":
+    use_single_gloo_backend()

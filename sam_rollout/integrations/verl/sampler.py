@@ -1,0 +1,202 @@
+"""DAPO's dynamic sampling, by rounds or by refill, with the figures that make a comparison fair.
+
+verl 0.9.1's V1 trainer replaces every filtered prompt as soon as it is known to be useless: which
+prompts a step trains on then depends on timing, and two runs of one seed drift apart. The published
+DAPO setups are defined by rounds instead: generate ``gen_batch_size`` prompts, wait for all, drop
+groups without signal, keep the first ``train_batch_size`` in dataset order, generate another round
+while there are too few. Both are offered; both also report accuracy before filtering, because the
+filtered reward of a step says little about the policy (groups that are all right are dropped, too).
+
+verl loads the classes through ``trainer.v1.sampler.custom_sampler``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.telemetry.schema import metric_name
+
+
+class TooManyRoundsError(RuntimeError):
+    """Dynamic sampling did not find enough groups with signal."""
+
+
+class _ObservedReplayBuffer(ReplayBuffer):
+    """verl's replay buffer that remembers submission order and every group's outcomes.
+
+    Args:
+        sampler_kwargs: ``filter_metric`` (name in the reward's extra info, or None to keep every
+            group), ``train_batch_size``, ``gen_batch_size``, ``max_rounds`` (0: no limit),
+            ``max_inflight_gen_batches``, ``poll_interval_s``.
+    """
+
+    def __init__(self, *, sampler_kwargs: Any, **kwargs: Any) -> None:
+        super().__init__(
+            sampler_kwargs=sampler_kwargs,
+            poll_interval=sampler_kwargs.poll_interval_s,
+            filter_groups_metric=sampler_kwargs.filter_metric,
+            train_batch_size=sampler_kwargs.train_batch_size,
+            gen_batch_size=1,
+            max_inflight_gen_batches=sampler_kwargs.max_inflight_gen_batches,
+            **kwargs,
+        )
+        self.round_size: int = sampler_kwargs.gen_batch_size
+        self.max_rounds: int = sampler_kwargs.max_rounds
+        self._order: dict[str, int] = {}
+        self._outcomes: dict[str, list[float]] = {}
+        self._filtered: set[str] = set()
+        self._trained: list[str] = []
+
+    def note_submitted(self, uids: list[str]) -> None:
+        """Remember prompts in dataset order; the trainer calls this as it submits them."""
+        for uid in uids:
+            self._order.setdefault(uid, len(self._order))
+
+    def _begin_step(self) -> None:
+        self._outcomes = {}
+        self._filtered = set()
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        # verl asks this for every snapshot, before it evicts anything: no group escapes here.
+        self._observe_outcomes(partition_id)
+        filtered, counts = super()._dapo_filtered_keys(partition_id)
+        self._filtered |= filtered
+        return filtered, counts
+
+    def _observe_outcomes(self, partition_id: str) -> None:
+        """Read the filter metric of every response of groups finished since the last look."""
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return
+        new = self.finished_keys[partition_id] - self._outcomes.keys()
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in new]
+        if not keys:
+            return
+        data = tq.kv_batch_get(
+            keys=keys, partition_id=partition_id, select_fields=["extra_fields"]
+        )
+        for key, fields in zip(keys, data["extra_fields"], strict=True):
+            extra = getattr(fields, "data", fields)["reward_extra_info"]
+            value = float(extra[self.filter_groups_metric])
+            self._outcomes.setdefault(key.split("_")[0], []).append(value)
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        """Take groups in dataset order instead of verl's order of a set."""
+        ordered = sorted(sampleable_keys, key=lambda uid: self._order.get(uid, 0))
+        self._trained = ordered[:batch_size]
+        return (
+            self._trained,
+            dict(self.partitions[partition_id]),
+            dict(self.prompt_global_steps[partition_id]),
+        )
+
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict
+    ) -> KVBatchMeta:
+        """Order responses by prompt and sibling, not by who finished first."""
+        batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+        rank = {uid: position for position, uid in enumerate(selected_prompt_uids)}
+
+        def position(index: int) -> tuple[int, int, int]:
+            uid, sibling, turn = batch.keys[index].split("_")
+            return rank[uid], int(sibling), int(turn)
+
+        order = sorted(range(len(batch.keys)), key=position)
+        return KVBatchMeta(
+            partition_id=partition_id,
+            keys=[batch.keys[i] for i in order],
+            tags=[batch.tags[i] for i in order],
+        )
+
+    def _step_metrics(self, round_times_s: list[float], failed: int) -> dict[str, float]:
+        groups = len(self._outcomes)
+        surplus = groups - len(self._filtered) - len(self._trained) if groups else 0
+        values = {
+            "count": len(round_times_s),
+            "time_mean_s": float(np.mean(round_times_s)),
+            "time_max_s": max(round_times_s),
+            "generated_groups": groups + failed,
+            "filtered_groups": len(self._filtered),
+            "surplus_groups": max(0, surplus),
+            "failed_groups": failed,
+        }
+        if self._outcomes:
+            means = np.array([np.mean(values) for values in self._outcomes.values()])
+            values["accuracy_unfiltered"] = float(means.mean())
+            # Responses of a group share a prompt: groups are the independent samples.
+            spread = means.std(ddof=1) / np.sqrt(groups) if groups > 1 else 0.0
+            values["accuracy_unfiltered_stderr"] = float(spread)
+        self._order.clear()
+        return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
+
+
+class RefillReplayBuffer(_ObservedReplayBuffer):
+    """verl's own prompt-level refill, observed."""
+
+    def sample(
+        self, global_steps: int, partition_id: str, batch_size: int
+    ) -> tuple[KVBatchMeta, dict]:
+        """Sample as verl does; see ``ReplayBuffer.sample``."""
+        if partition_id == "val":
+            return super().sample(global_steps, partition_id, batch_size)
+        self._begin_step()
+        started = time.monotonic()
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        metrics.update(self._step_metrics([time.monotonic() - started], failed=0))
+        return batch, metrics
+
+
+class RoundsReplayBuffer(_ObservedReplayBuffer):
+    """Dynamic sampling by rounds of ``gen_batch_size`` prompts; repeatable under a seed."""
+
+    def sample(
+        self, global_steps: int, partition_id: str, batch_size: int
+    ) -> tuple[KVBatchMeta, dict]:
+        """Return ``batch_size`` groups with signal, in dataset order.
+
+        Raises:
+            TooManyRoundsError: ``max_rounds`` rounds did not yield enough groups.
+        """
+        if partition_id == "val":
+            return super().sample(global_steps, partition_id, batch_size)
+        self._begin_step()
+        round_times_s: list[float] = []
+        while True:
+            round_times_s.append(self._wait_for_round(partition_id))
+            filtered, _counts = self._dapo_filtered_keys(partition_id)
+            failed = self.failure_keys[partition_id]
+            usable = self.finished_keys[partition_id] - filtered
+            if len(usable) >= batch_size:
+                break
+            if len(round_times_s) == self.max_rounds:
+                raise TooManyRoundsError(
+                    f"{self.max_rounds} rounds of {self.round_size} prompts gave {len(usable)} "
+                    f"groups whose {self.filter_groups_metric!r} differs between responses, but "
+                    f"train_batch_size={batch_size}: the data is too easy or too hard for the "
+                    "policy. Raise dynamic_sampling.max_rounds (0: no limit) or gen_batch_size."
+                )
+            self.refill_fn(self.round_size)
+        selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
+        metrics = self._step_metrics(round_times_s, failed=len(failed))
+        # The step's rest goes at once: dropped, failed and surplus groups alike.
+        leftover = (self.finished_keys[partition_id] | failed) - set(selected)
+        self._clear_groups(partition_id, leftover)
+        return self._materialize_batch(partition_id, selected, snapshot), metrics
+
+    def _wait_for_round(self, partition_id: str) -> float:
+        """Wait until nothing is in flight; returns the seconds that took."""
+        started = last_debug_time = time.monotonic()
+        while True:
+            self._sync_metadata_from_transfer_queue()
+            if not self.pending_keys[partition_id] and not self.running_keys[partition_id]:
+                return time.monotonic() - started
+            last_debug_time = self._wait_for_next_poll(partition_id, last_debug_time)

@@ -1,0 +1,186 @@
+"""verl's vLLM server with the drafter checked, bound and recorded.
+
+The server is used for the baseline too: what differs between two sides of a comparison is the
+engine's ``speculative_config``, nothing in the way they are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from sam_rollout.identity import RequestIdentity, group_of
+from sam_rollout.integrations.verl.plugin import ROLLOUT_NAME
+from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
+from sam_rollout.integrations.vllm.startup_check import check_drafters
+from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from sam_rollout.config import SamConfig
+from sam_rollout.telemetry.records import (
+    RequestRecord,
+    TraceRecord,
+    requests_table,
+    traces_table,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ReplicaRecords:
+    """What one replica recorded since the last drain."""
+
+    replica: int
+    engine_steps: pa.Table
+    requests: pa.Table
+    traces: pa.Table | None
+    drafter_counters: dict[str, float]
+
+
+@dataclass
+class _FinishedRequest:
+    request_id: str
+    identity: RequestIdentity | None
+    prompt_ids: list[int]
+    response_ids: list[int]
+    start_s: float
+    end_s: float
+    finish_reason: str
+
+
+class SamHttpServer(vLLMHttpServer):
+    """vLLM server of one rollout replica."""
+
+    def _get_worker_extension_cls(self) -> str:
+        return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
+
+    def _our_settings(self) -> dict[str, Any]:
+        engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]
+        return engine_kwargs["additional_config"][ADDITIONAL_CONFIG_KEY]
+
+    async def run_server(self, args: argparse.Namespace) -> None:
+        """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
+        await super().run_server(args)
+        settings = self._our_settings()
+        self._record_traces: bool = settings["telemetry"]["record_traces"]
+        reports = await self.engine.collective_rpc("sam_bind")
+        logger.warning(check_drafters(reports, SamConfig.from_mapping(settings["sam"])))
+        self._finished: list[_FinishedRequest] = []
+        self._recorder = EngineStepRecorder()
+        if self.engine.logger_manager is None:
+            raise RuntimeError(
+                "rollout.disable_log_stats=True leaves no per-step statistics to record: "
+                "set actor_rollout_ref.rollout.disable_log_stats=False"
+            )
+        self.engine.logger_manager.stat_loggers.append(self._recorder)
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        **kwargs: Any,
+    ) -> TokenOutput:
+        """Generate one response and note who it was and how long it took."""
+        identity = RequestIdentity.from_extra_args(sampling_params.get("extra_args"))
+        start_s = time.time()
+        self._recorder.work_arrived()
+        output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        self._finished.append(
+            _FinishedRequest(
+                request_id=request_id,
+                identity=identity,
+                prompt_ids=list(prompt_ids),
+                response_ids=list(output.token_ids),
+                start_s=start_s,
+                end_s=time.time(),
+                finish_reason=str(output.stop_reason),
+            )
+        )
+        return output
+
+    async def drain_records(self, step: int, split: str) -> ReplicaRecords:
+        """Hand over everything recorded since the last call.
+
+        Args:
+            step: Training step the records are filed under.
+            split: ``"train"`` or ``"val"``.
+        """
+        drained = [part for part in await self.engine.collective_rpc("sam_drain") if part]
+        # One rank's drafts are used; the others have nothing to tell.
+        drafter = max(drained, key=lambda part: len(part["steps"]["time_s"]), default=None)
+        engine_steps = self._recorder.drain(
+            step=step,
+            split=split,
+            replica=self.replica_rank,
+            drafter_steps=drafter["steps"] if drafter else None,
+        )
+        finished, self._finished = self._finished, []
+        return ReplicaRecords(
+            replica=self.replica_rank,
+            engine_steps=engine_steps.to_table(),
+            requests=self._request_table(finished, drafter, step, split),
+            traces=self._trace_table(finished, step, split) if self._record_traces else None,
+            drafter_counters=drafter["counters"] if drafter else {},
+        )
+
+    def _request_table(
+        self, finished: list[_FinishedRequest], drafter: dict | None, step: int, split: str
+    ) -> pa.Table:
+        # vLLM appends "-" and eight random characters to the id it was given.
+        totals = drafter["requests"] if drafter else {}
+        by_given_id = {rid.rpartition("-")[0] or rid: counts for rid, counts in totals.items()}
+        return requests_table(
+            RequestRecord(
+                step=step,
+                split=split,
+                replica=self.replica_rank,
+                group=request.identity.group if request.identity else group_of(request.prompt_ids),
+                sibling=request.identity.sibling if request.identity else 0,
+                prompt_tokens=len(request.prompt_ids),
+                response_tokens=len(request.response_ids),
+                verify_steps=counts[0],
+                drafted_tokens=counts[1],
+                accepted_tokens=counts[2],
+                start_s=request.start_s,
+                end_s=request.end_s,
+                finish_reason=request.finish_reason,
+            )
+            for request in finished
+            for counts in [by_given_id.get(request.request_id, (0, 0, 0))]
+        )
+
+    def _trace_table(self, finished: list[_FinishedRequest], step: int, split: str) -> pa.Table:
+        return traces_table(
+            TraceRecord(
+                group=request.identity.group if request.identity else group_of(request.prompt_ids),
+                sibling=request.identity.sibling if request.identity else 0,
+                step=step,
+                split=split,
+                replica=self.replica_rank,
+                prompt_ids=request.prompt_ids,
+                response_ids=request.response_ids,
+                start_s=request.start_s,
+                end_s=request.end_s,
+            )
+            for request in finished
+        )
+
+
+class SamReplica(vLLMReplica):
+    """A rollout replica whose server is ours."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(SamHttpServer)
+
+    def _get_server_name_prefix(self) -> str:
+        # The training side's adapter looks the server up by "<rollout name>_server_...".
+        return f"{ROLLOUT_NAME}_"

@@ -1,0 +1,111 @@
+"""verl's synchronous trainer with rollout telemetry and DAPO's generation rounds.
+
+The hooks used are verl's own (``on_sample_end``, ``prepare_step``, ``_validate`` ...); nothing of
+the algorithm is touched. The trainer is the only writer of the run folder: replicas on other nodes
+hand their records over, so no shared file system is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from numbers import Real
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from sam_rollout.config import RolloutTelemetryConfig
+from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.integrations.verl.run_info import collect_run_info
+from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
+from sam_rollout.integrations.verl.server import ReplicaRecords
+from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.records import RunFolder
+
+logger = logging.getLogger(__name__)
+
+TRAINER_NAME = "sam_sync"
+
+
+@register_trainer(TRAINER_NAME)
+class SamTrainerSync(PPOTrainerSync):
+    """Synchronous PPO/DAPO trainer that records what its rollouts did."""
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            # verl compares this string in a dozen places to know that it is synchronous.
+            config.trainer.v1.trainer_mode = "sync"
+        super().__init__(config)
+        self._telemetry = RolloutTelemetryConfig.from_mapping(
+            OmegaConf.to_container(config.rollout_telemetry, resolve=True)
+        )
+        self._run_folder = RunFolder(config.run_dir)
+        self._run_folder.write_start(collect_run_info(config))
+
+    def on_init_end(self) -> None:
+        """Sync weights, then drop what engine start-up recorded."""
+        super().on_init_end()
+        self._drain(TRAIN_SPLIT)
+
+    def prepare_step(self) -> dict:
+        """Submit the step's first prompts: a round, or verl's one training batch."""
+        if isinstance(self.replay_buffer, RoundsReplayBuffer):
+            self._add_prompts_to_generate(self.replay_buffer.round_size)
+            return {}
+        return super().prepare_step()
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self.replay_buffer.note_submitted(list(batch["uid"]))
+        return super()._submit_batch_to_rollout(batch)
+
+    def on_sample_end(self) -> None:
+        """Collect the rollout's records before the replicas go to sleep."""
+        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        super().on_sample_end()
+
+    def _validate(self) -> dict[str, float]:
+        """Validate as verl does; its traffic is filed under its own split."""
+        metrics = super()._validate()
+        metrics.update(self._drain(VAL_SPLIT))
+        if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
+            # verl logs this one outside the training loop.
+            self._run_folder.append_train_step(self.global_steps, metrics)
+        return metrics
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        self._write_step(metrics)
+
+    def _write_step(self, metrics: dict[str, Any]) -> None:
+        # Some of verl's entries are tables or text for its own loggers.
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
+        self._run_folder.append_train_step(self.global_steps, numbers)
+
+    def _drain(self, split: str) -> dict[str, float]:
+        """Move records from replicas to the run folder; returns the step's aggregates."""
+        step = max(self.global_steps, 0)
+        servers = [s for r in self.llm_server_manager.get_replicas() for s in r.servers[:1]]
+        replicas: list[ReplicaRecords] = ray.get(
+            [server.drain_records.remote(step, split) for server in servers]
+        )
+        tables = [records.engine_steps for records in replicas]
+        if not any(table.num_rows for table in tables):
+            return {}
+        for records in replicas:
+            self._run_folder.write_engine_steps(records.replica, records.engine_steps)
+            self._run_folder.write_requests(records.replica, records.requests)
+            if records.traces is not None:
+                self._run_folder.write_traces(records.replica, records.traces)
+        return aggregate(
+            tables,
+            [records.requests for records in replicas],
+            tail_threshold=self._telemetry.tail_threshold,
+            drafter_counters={records.replica: records.drafter_counters for records in replicas},
+            split=split,
+        )

@@ -1,0 +1,11 @@
+"""verl's colocated vLLM worker (weight sync) together with ours (drafter)."""
+
+from __future__ import annotations
+
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
+
+class SamColocateWorkerExtension(vLLMColocateWorkerExtension, SamWorkerExtension):
+    """The class verl's engines are started with."""

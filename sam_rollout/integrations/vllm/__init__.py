@@ -1,0 +1,1 @@
+"""Drafting inside vLLM: proposer, worker extension, step recorder, plugin, workarounds."""

