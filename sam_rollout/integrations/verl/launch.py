@@ -121,14 +121,14 @@ def export_environment(config: DictConfig) -> None:
         "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
         "WANDB_DIR": str(run_dir),
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
-        **{name: str(value) for name, value in (_plain(config.get("environment")) or {}).items()},
+        **{name: str(value) for name, value in config.get("environment", {}).items()},
     }
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     with open_dict(config):
         config.run_dir = str(run_dir)
         runtime_env = config.ray_kwargs.ray_init.runtime_env
-        given = _plain(runtime_env.get("env_vars")) or {}
+        given = runtime_env.get("env_vars", {})
         runtime_env.env_vars = {**{name: os.environ[name] for name in variables}, **given}
 
 

@@ -33,10 +33,17 @@ def _host() -> dict[str, Any]:
     }
 
 
+def _label(sam: DictConfig) -> str:
+    if not sam.enabled:
+        return "sam=off"
+    never_opens = sam.gate.kind == "threshold" and sam.gate.threshold == 0
+    return "sam=matched" if never_opens else "sam=on"
+
+
 def collect_run_info(config: DictConfig) -> RunInfo:
     """Describe the run that ``config`` (fully composed) starts."""
     return RunInfo(
-        label="sam=on" if config.sam.enabled else "sam=off",
+        label=_label(config.sam),
         config=OmegaConf.to_container(config, resolve=True),
         versions=_versions(),
         seeds={"rollout": config.actor_rollout_ref.rollout.seed, "data": config.data.seed},

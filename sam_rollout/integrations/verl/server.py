@@ -71,7 +71,8 @@ class SamHttpServer(vLLMHttpServer):
         settings = self._our_settings()
         self._record_traces: bool = settings["telemetry"]["record_traces"]
         reports = await self.engine.collective_rpc("sam_bind")
-        logger.warning(check_drafters(reports, SamConfig.from_mapping(settings["sam"])))
+        # Printed, not logged: the proof belongs in every log, whatever its level.
+        print(check_drafters(reports, SamConfig.from_mapping(settings["sam"])), flush=True)
         self._finished: list[_FinishedRequest] = []
         self._recorder = EngineStepRecorder()
         if self.engine.logger_manager is None:

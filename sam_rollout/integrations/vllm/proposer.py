@@ -48,7 +48,7 @@ class SamProposer:
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
         self.max_model_len = vllm_config.model_config.max_model_len
         self.gate = make_gate(self.config.gate)
-        self.drafter = SamDrafter(self.config, self.max_rows, self.max_model_len)
+        self.drafter: SamDrafter | None = SamDrafter(self.config, self.max_rows, self.max_model_len)
         self.ledger = RequestLedger(self.max_rows)
         self.failures = 0
         self._runner: Any = None
@@ -83,7 +83,7 @@ class SamProposer:
     ) -> list[list[int]]:
         """Return up to k draft tokens for each row; an empty list where there is no draft."""
         rows = len(sampled_token_ids)
-        if not self._drafts_are_used or self.failures:
+        if not self._drafts_are_used or self.drafter is None:
             return [[]] * rows
         if self._runner is None:
             raise RuntimeError(
@@ -95,6 +95,7 @@ class SamProposer:
             return self._propose(sampled_token_ids, num_tokens_no_spec[:rows], token_ids_cpu)
         except Exception:
             self.failures += 1
+            self.drafter = None  # whatever state it is in, nobody will trust it again
             logger.warning(
                 "The drafter failed and is switched off; the rollout continues without drafts.",
                 exc_info=True,
@@ -155,10 +156,11 @@ class SamProposer:
             a host), ``drafter_us``, ``gate_open``; ``requests``: per request id
             ``(verify_steps, drafted_tokens, accepted_tokens)``; ``counters``: the drafter's.
         """
+        counters = asdict(self.drafter.snapshot()) if self.drafter else {}
         return {
             "steps": self._steps.drain(),
             "requests": self.ledger.drain(),
-            "counters": {**asdict(self.drafter.snapshot()), "failures": self.failures},
+            "counters": {**counters, "failures": self.failures},
         }
 
 

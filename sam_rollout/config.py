@@ -1,0 +1,265 @@
+"""The one home of every choice about speculation and its telemetry.
+
+The same frozen object is built from the Hydra groups `sam` and `rollout_telemetry`, travels to the
+engine as plain JSON, and configures simulator and benchmarks. It is validated when it is made, so
+that a wrong value stops a run before a model is loaded, and under the name its user typed.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+# More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
+# the verify batch of every step grows with them.
+MAX_DRAFT_TOKENS = 32
+
+
+class ConfigError(ValueError):
+    """A configured value that cannot be run with.
+
+    Attributes:
+        field: full path of the field, such as `sam.gate.threshold`.
+        value: what it was set to.
+        allowed: what it may be, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(field, value, allowed)  # all three, so that it survives pickling
+        self.field, self.value, self.allowed = field, value, allowed
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value!r}: {self.allowed}"
+
+
+def _setting(default: Any, **limits: Any) -> Any:
+    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings)."""
+    return dataclasses.field(default=default, metadata=limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """What all sections share: checks on construction, and the way from and to plain mappings."""
+
+    PATH: ClassVar[str]
+    NOT_YET: ClassVar[tuple[str, ...]] = ()  # keys the design names and this version lacks
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            allowed = _violation(value, field.type, field.metadata)
+            if allowed:
+                raise ConfigError(f"{self.PATH}.{field.name}", value, allowed)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
+        """Build the section from a plain mapping; absent keys take their defaults.
+
+        Args:
+            mapping: a dict, or what OmegaConf.to_container makes of a config group.
+            path: what errors call this section; by default the name of its Hydra group.
+
+        Raises:
+            ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
+                out of range.
+        """
+        path = cls.PATH if path is None else path
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(path, mapping, "must be a mapping")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values = {}
+        for key, value in mapping.items():
+            if key not in fields:
+                raise ConfigError(f"{path}.{key}", value, cls._why_unknown(str(key), list(fields)))
+            kind = fields[key].type
+            if isinstance(kind, type) and issubclass(kind, _Section):
+                value = kind.from_mapping(value, f"{path}.{key}")
+            values[key] = value
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            field = path + error.field.removeprefix(cls.PATH)
+            raise ConfigError(field, error.value, error.allowed) from None
+
+    @classmethod
+    def _why_unknown(cls, key: str, known: list[str]) -> str:
+        listed = ", ".join(known)
+        if key in cls.NOT_YET:
+            return f"not available in this version; available: {listed}"
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"unknown key; {hint}known keys: {listed}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""
+        return dataclasses.asdict(self)
+
+
+def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
+    """What a value should have been; empty if it is right."""
+    if type(value) is not kind:
+        return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
+    if "choices" in limits and value not in limits["choices"]:
+        return "must be one of " + ", ".join(map(repr, limits["choices"]))
+    minimum, maximum = limits.get("minimum"), limits.get("maximum")
+    below = minimum is not None and value < minimum
+    above = maximum is not None and value > maximum
+    if not below and not above:
+        return ""
+    return f"must be at least {minimum}" if maximum is None else f"must be {minimum}..{maximum}"
+
+
+_KIND_NAMES = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GateConfig(_Section):
+    """When to draft at all.
+
+    `threshold`: at most so many running requests (the article's long-tail condition, section 3.2:
+    8 of 128 for Qwen3-32B). 0 never drafts.
+    """
+
+    PATH: ClassVar[str] = "sam.gate"
+
+    kind: str = _setting("threshold", choices=("threshold",))
+    threshold: int = _setting(8, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSourceConfig(_Section):
+    """Drafts from the request's own text.
+
+    `max_bytes`: memory of all live automata of one engine worker, about 60 bytes per token.
+    """
+
+    PATH: ClassVar[str] = "sam.sources.own"
+
+    enabled: bool = True
+    max_bytes: int = _setting(4 << 30, minimum=1 << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcesConfig(_Section):
+    """Where drafts may come from."""
+
+    PATH: ClassVar[str] = "sam.sources"
+    NOT_YET: ClassVar[tuple[str, ...]] = ("siblings", "history", "corpus")
+
+    own: OwnSourceConfig = OwnSourceConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class SamConfig(_Section):
+    """Speculation as a whole; the Hydra group `sam`.
+
+    `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
+    article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many.
+    """
+
+    PATH: ClassVar[str] = "sam"
+
+    enabled: bool = True
+    max_draft_tokens: int = _setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
+    draft_policy: str = _setting("fixed", choices=("fixed",))
+    gate: GateConfig = GateConfig()
+    sources: SourcesConfig = SourcesConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enabled and not self.sources.own.enabled:
+            raise ConfigError(
+                f"{self.PATH}.sources",
+                self.sources.to_mapping(),
+                "with sam.enabled = true at least one source must be enabled",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutTelemetryConfig(_Section):
+    """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
+
+    `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
+    own, not the gate's, so that runs with and without speculation measure the same stretch.
+    `record_traces`: whether token ids are kept for replay.
+    """
+
+    PATH: ClassVar[str] = "rollout_telemetry"
+
+    tail_threshold: int = _setting(8, minimum=0)
+    record_traces: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicSamplingConfig(_Section):
+    """How DAPO replaces prompts without signal; the Hydra group `dynamic_sampling`.
+
+    `rounds`: whole rounds of `gen_batch_size` prompts, at most `max_rounds` a step (0: no limit).
+    `refill`: verl's own, every dropped prompt replaced at once. `none`: nothing is dropped.
+    `poll_interval_s`: how often finished responses are looked for, seconds.
+    """
+
+    PATH: ClassVar[str] = "dynamic_sampling"
+
+    kind: str = _setting("rounds", choices=("rounds", "refill", "none"))
+    gen_batch_size: int = _setting(1, minimum=1)
+    max_rounds: int = _setting(0, minimum=0)
+    poll_interval_s: float = _setting(0.1, minimum=0.01)
+
+
+def check_engine_limits(
+    config: SamConfig,
+    *,
+    max_model_len: int,
+    max_prompt: int,
+    max_response: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> list[str]:
+    """Check what only shows once draft tokens meet the engine's limits.
+
+    Args:
+        config: nothing is checked when it is not enabled.
+        max_model_len: longest text the engine holds, in tokens.
+        max_prompt, max_response: longest prompt and response of the task, in tokens.
+        max_num_seqs: most requests running at once.
+        max_num_batched_tokens: most tokens scored in one engine step.
+
+    Returns:
+        Notes on settings that run but not as fast as they could.
+
+    Raises:
+        ConfigError: the engine would drop drafts silently.
+    """
+    if not config.enabled:
+        return []
+    k = config.max_draft_tokens
+    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for every row of a step
+    # when one row's scored text, k drafts counted, comes within k tokens of max_model_len. The
+    # longest text is scored before its last token is known.
+    needed = max_prompt + max_response - 1 + 2 * k
+    if needed > max_model_len:
+        raise ConfigError(
+            "max_model_len",
+            max_model_len,
+            f"must be at least {needed} = max_prompt {max_prompt} + max_response {max_response} "
+            f"- 1 + 2 * sam.max_draft_tokens {k}, or one long response stops drafts for all",
+        )
+    if k + 1 > max_num_batched_tokens:
+        raise ConfigError(
+            "sam.max_draft_tokens",
+            k,
+            f"must be less than max_num_batched_tokens = {max_num_batched_tokens}",
+        )
+    drafting = min(max_num_seqs, config.gate.threshold)
+    if drafting * (k + 1) > max_num_batched_tokens:
+        return [
+            f"{drafting} requests may draft at once, {k} draft tokens and one more each; beyond "
+            f"max_num_batched_tokens = {max_num_batched_tokens} the engine cuts drafts short"
+        ]
+    return []

@@ -1,0 +1,223 @@
+"""From engine steps to the metrics of one training step, as pure functions.
+
+The same functions serve the trainer while it runs and a reader of the run folder afterwards.
+
+Two choices keep the figures additive. "Slowest" means one replica, the one with the largest busy
+time, for every metric of a training step, so that head and tail add up to the rollout. The head is
+every engine step outside the tail, steps that schedule nothing included.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
+from sam_rollout.telemetry.schema import metric_name
+
+# Counter a drafter may report -> metric.
+DRAFTER_COUNTERS = {
+    "failures": "draft/failures",
+    "live_requests": "draft/live_requests",
+    "bytes": "draft/bytes",
+    "catch_up_tokens": "draft/catch_up_tokens",
+    "drafted_tokens": "draft/proposed_tokens",
+    "steps": "draft/drafter_steps",
+    "rebuilds": "draft/rebuilds",
+    "evictions": "draft/evictions",
+}
+
+
+def aggregate(
+    engine_steps: Iterable[pa.Table],
+    requests: Iterable[pa.Table],
+    *,
+    tail_threshold: int,
+    drafter_counters: Mapping[int, Mapping[str, float]] | None = None,
+    split: str = "train",
+) -> dict[str, float]:
+    """Metrics of one training step, by full name, all of them finite.
+
+    `engine_steps` and `requests` are the tables of all replicas for that training step; rows of
+    another split are left out. `drafter_counters` maps replica -> counter -> value as it stands,
+    not per step; metrics of counters nobody reports are omitted. Where nothing happened metrics are
+    0, but for draft/acceptance_length, which is then 1: a step without drafts gives one token.
+
+    Raises ValueError for a counter that is not in `DRAFTER_COUNTERS`.
+    """
+    steps = _Steps.of(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split)
+    finished = _of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split)
+    tail = tail_mask(steps.scheduled, steps.waiting, tail_threshold)
+    values = {
+        **_engine(steps),
+        **_phase("tail", steps, tail),
+        **_phase("head", steps, ~tail),
+        "tail/share": _ratio(steps.duration_s[tail].sum(), steps.duration_s.sum()),
+        "tail/index": _tail_index(finished),
+        **_draft(steps),
+        **_gate(steps),
+        **_counters(drafter_counters or {}),
+    }
+    return {metric_name(split, name): float(value) for name, value in values.items()}
+
+
+def tail_mask(scheduled: np.ndarray, waiting: np.ndarray, tail_threshold: int) -> np.ndarray:
+    """Which engine steps belong to the long tail, bool [steps].
+
+    Some request, at most `tail_threshold` of them, and nothing waiting: a short batch with a queue
+    behind it is a start or a preemption, not a tail.
+    """
+    return (scheduled > 0) & (scheduled <= tail_threshold) & (waiting == 0)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Columns of the engine steps, numpy [steps], ordered by replica, then time."""
+
+    replica: np.ndarray
+    duration_s: np.ndarray
+    scheduled: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    preempted: np.ndarray
+    prompt_tokens: np.ndarray
+    generation_tokens: np.ndarray
+    draft_requests: np.ndarray
+    draft_tokens: np.ndarray
+    accepted_tokens: np.ndarray
+    drafter_us: np.ndarray
+    has_drafter: np.ndarray
+    gate_open: np.ndarray  # False where there is no drafter
+    accepted_per_position: np.ndarray  # [positions], summed over the steps
+    slowest: np.ndarray  # bool [steps]: of the replica with the largest busy time
+
+    @classmethod
+    def of(cls, table: pa.Table, split: str) -> "_Steps":
+        table = _of_split(table, split).sort_by([("replica", "ascending"), ("time_s", "ascending")])
+        derived = {
+            "has_drafter": _numpy(pc.is_valid(table["gate_open"])),
+            "gate_open": _numpy(pc.fill_null(table["gate_open"], False)),
+            "accepted_per_position": _position_sums(table["accepted_per_position"]),
+            "slowest": _slowest(_numpy(table["replica"]), _numpy(table["duration_s"])),
+        }
+        plain = [name for name in cls.__dataclass_fields__ if name not in derived]
+        return cls(**{name: _numpy(table[name]) for name in plain}, **derived)
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table.filter(pc.equal(table["split"], split))
+
+
+def _numpy(column: pa.ChunkedArray) -> np.ndarray:
+    return column.to_numpy()
+
+
+def _position_sums(lists: pa.ChunkedArray) -> np.ndarray:
+    """Sum of list<i32> [steps] by index within the list, float [longest list]."""
+    lengths = _numpy(pc.list_value_length(lists)).astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+    return np.bincount(position, weights=_numpy(pc.list_flatten(lists)))
+
+
+def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
+    """Mask of the replica with the largest busy time (the lowest number if several), [steps]."""
+    if not len(replica):
+        return np.zeros(0, dtype=bool)
+    numbers, index = np.unique(replica, return_inverse=True)
+    busy_s = np.bincount(index, weights=duration_s)  # [replicas]
+    return replica == numbers[busy_s.argmax()]
+
+
+def _ratio(numerator: float, denominator: float, empty: float = 0.0) -> float:
+    return numerator / denominator if denominator else empty
+
+
+def _engine(steps: _Steps) -> dict[str, float]:
+    rollout_s = steps.duration_s[steps.slowest].sum()
+    rollout_sum_s = steps.duration_s.sum()
+    tokens = steps.generation_tokens.sum()
+    return {
+        "engine/rollout_s": rollout_s,
+        "engine/rollout_sum_s": rollout_sum_s,
+        "engine/steps": len(steps.replica),
+        "engine/generation_tokens": tokens,
+        "engine/prompt_tokens": steps.prompt_tokens.sum(),
+        "engine/tokens_per_s": _ratio(tokens, rollout_s),
+        "engine/mean_running": _ratio((steps.running * steps.duration_s).sum(), rollout_sum_s),
+        "engine/max_running": steps.running.max(initial=0),
+        "engine/preempted": steps.preempted.sum(),
+        "engine/replicas": len(np.unique(steps.replica)),
+    }
+
+
+def _phase(phase: str, steps: _Steps, mask: np.ndarray) -> dict[str, float]:
+    """Time and tokens of the engine steps in `mask`, bool [steps]."""
+    time_sum_s = steps.duration_s[mask].sum()
+    tokens = steps.generation_tokens[mask].sum()
+    return {
+        f"{phase}/time_s": steps.duration_s[mask & steps.slowest].sum(),
+        f"{phase}/time_sum_s": time_sum_s,
+        f"{phase}/tokens": tokens,
+        f"{phase}/time_per_token_ms": _ratio(1e3 * time_sum_s, tokens),
+        f"{phase}/steps": mask.sum(),
+    }
+
+
+def _tail_index(requests: pa.Table) -> float:
+    times_s = _numpy(requests["end_s"]) - _numpy(requests["start_s"])
+    return _ratio(times_s.max(initial=0.0), times_s.sum() / max(len(times_s), 1))
+
+
+def _draft(steps: _Steps) -> dict[str, float]:
+    requests = steps.draft_requests.sum()
+    drafted = steps.draft_tokens.sum()
+    accepted = steps.accepted_tokens.sum()
+    closed = steps.has_drafter & ~steps.gate_open
+    positions = {
+        f"draft/accepted_position_{position}": _ratio(count, requests)
+        for position, count in enumerate(steps.accepted_per_position, start=1)
+    }
+    return {
+        "draft/acceptance_length": 1 + _ratio(accepted, requests),
+        "draft/acceptance_rate": _ratio(accepted, drafted),
+        "draft/drafted_tokens": drafted,
+        "draft/accepted_tokens": accepted,
+        "draft/time_us_per_step": _ratio(
+            steps.drafter_us[steps.has_drafter].sum(dtype=float), steps.has_drafter.sum()
+        ),
+        "draft/time_s": 1e-6 * steps.drafter_us[steps.slowest].sum(dtype=float),
+        "draft/catch_up_us_per_step": _ratio(
+            steps.drafter_us[closed].sum(dtype=float), closed.sum()
+        ),
+        **positions,
+    }
+
+
+def _gate(steps: _Steps) -> dict[str, float]:
+    known = steps.has_drafter
+    gate_open, replica = steps.gate_open[known], steps.replica[known]
+    changed = (gate_open[1:] != gate_open[:-1]) & (replica[1:] == replica[:-1])
+    return {
+        "gate/open_share": _ratio(gate_open.sum(), known.sum()),
+        "gate/open_time_share": _ratio(
+            steps.duration_s[steps.gate_open].sum(), steps.duration_s[known].sum()
+        ),
+        "gate/transitions": changed.sum(),
+    }
+
+
+def _counters(drafter_counters: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for replica, counters in drafter_counters.items():
+        for counter, value in counters.items():
+            if counter not in DRAFTER_COUNTERS:
+                raise ValueError(
+                    f"replica {replica} reports the drafter counter {counter!r}; declared are "
+                    f"{', '.join(DRAFTER_COUNTERS)}"
+                )
+            name = DRAFTER_COUNTERS[counter]
+            totals[name] = totals.get(name, 0.0) + value
+    return totals

@@ -1,0 +1,105 @@
+"""Shows where a training run stands, one line per event, until the run's process ends.
+
+verl's log of a run is thousands of lines long; what a waiting person wants to know is which part of
+the start-up is under way and what every training step brought. Usage:
+
+    python scripts/lib/follow_run.py RUN_DIR --pid PID
+
+The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+
+import psutil
+
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
+
+# What in the log announces the next part of the start-up.
+MILESTONES = {
+    "starting Ray": "ray init kwargs",
+    "loading the trainer": "train and validate dataloader initialized",
+    "starting the vLLM engine": "reward loop manager initialized",
+    "engine is up: {match}": r"sam_rollout: (?:no )?drafter.*",
+    "training": "ready to fit",
+}
+# Column, metric and format of the line per training step.
+COLUMNS = (
+    ("reward", "critic/score/mean", "{:+.2f}"),
+    ("accuracy", "sam/rounds/accuracy_unfiltered", "{:.2f}"),
+    ("response", "response_length/mean", "{:.0f} tokens"),
+    ("rollout", "sam/engine/rollout_s", "{:.1f} s"),
+    ("long tail", "sam/tail/time_s", "{:.1f} s"),
+    ("acceptance", "sam/draft/acceptance_length", "{:.2f}"),
+    ("step", "timing_s/step", "{:.1f} s"),
+)
+POLL_S = 1.0
+TAIL_LINES = 25
+
+
+class Follower:
+    """Prints each milestone and each training step once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._log = run_dir / "log.txt"
+        self._folder = RunFolder(run_dir)
+        self._started = time.monotonic()
+        self._to_come = dict(MILESTONES)
+        self._shown: set[int] = set()
+
+    def poll(self) -> None:
+        """Print what is new."""
+        text = self._log.read_text(errors="replace")
+        for message, pattern in list(self._to_come.items()):
+            if match := re.search(pattern, text):
+                del self._to_come[message]
+                self._say(message.format(match=match[0]))
+        try:
+            steps = self._folder.read_train_steps()
+        except RunFolderError:
+            return  # no step has ended yet
+        for step in sorted(steps.keys() - self._shown):
+            self._shown.add(step)
+            self._say(f"step {step}{self._of_total()}  {self._describe(steps[step])}")
+
+    def report_failure(self) -> None:
+        """Print the end of the log of a run that failed."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        print(f"    the run failed; the last lines of {self._log}:", flush=True)
+        print("\n".join(lines[-TAIL_LINES:]), flush=True)
+
+    def _say(self, message: str) -> None:
+        print(f"    {time.monotonic() - self._started:4.0f} s  {message}", flush=True)
+
+    def _of_total(self) -> str:
+        trainer = self._folder.read_starts()[-1].config["trainer"]
+        return f"/{trainer['total_training_steps']}"
+
+    @staticmethod
+    def _describe(metrics: dict[str, float]) -> str:
+        parts = [f"{name} {form.format(metrics[key])}" for name, key, form in COLUMNS
+                 if key in metrics]
+        return "  ".join(parts)
+
+
+def main() -> None:
+    """Follow the run named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--pid", type=int, required=True, help="process of the run")
+    arguments = parser.parse_args()
+    follower = Follower(arguments.run_dir)
+    while psutil.pid_exists(arguments.pid):
+        if psutil.Process(arguments.pid).status() == psutil.STATUS_ZOMBIE:
+            break  # ended; the shell has not asked for its exit code yet
+        follower.poll()
+        time.sleep(POLL_S)
+    follower.poll()
+
+
+if __name__ == "__main__":
+    main()

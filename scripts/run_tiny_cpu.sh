@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Two real DAPO runs of the tiny Qwen3 on this machine's CPU, without and with SAM, and what the
+# difference is. From a bare clone it installs and prepares what is missing; later calls start at once.
+#
+#   bash scripts/run_tiny_cpu.sh                                    # about 10 minutes on two cores
+#   bash scripts/run_tiny_cpu.sh trainer.total_training_steps=10    # any Hydra override, for both runs
+#
+# Results: outputs/tiny_cpu/<time>/{off,on} (run folders), comparison.png, comparison.json.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+EXPERIMENT=tiny_cpu
+DATA_DIR=data/synthetic
+OUTPUT_DIR=${OUTPUT_DIR:-outputs/tiny_cpu/$(date +%Y%m%d-%H%M%S)}
+# A run that hangs (a dead engine during weight sync, say) must not hang forever.
+TIMEOUT_S=${TIMEOUT_S:-3600}
+
+# Nothing on the CPU profile needs a network, a tracker's account or telemetry.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
+export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
+
+bash scripts/install.sh cpu
+PYTHON=.venv/bin/python
+
+echo "==> data"
+"$PYTHON" -m recipes.dapo_qwen3.prepare_data synthetic --output-dir "$DATA_DIR"
+
+train() {  # train <off|on> [overrides...]
+    local side=$1
+    shift
+    local run_dir=$OUTPUT_DIR/$side
+    echo "==> DAPO with sam=$side (log: $run_dir/log.txt)"
+    mkdir -p "$run_dir"
+    timeout --kill-after=30 "$TIMEOUT_S" \
+        "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
+        "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
+    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid $!
+    wait $!
+}
+
+train off "$@"
+train on "$@"
+
+echo "==> comparison"
+.venv/bin/sam-rollout compare "$OUTPUT_DIR/off" --with "$OUTPUT_DIR/on" \
+    --picture "$OUTPUT_DIR/comparison.png" --json "$OUTPUT_DIR/comparison.json"

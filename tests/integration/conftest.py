@@ -1,0 +1,77 @@
+"""Starts vLLM engines on the tiny model; each ends with its test module."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL = str(REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3")
+
+# Before vLLM is imported, here and in the processes it starts.
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    PYTHONPATH=os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+)
+
+
+@pytest.fixture(scope="module")
+def make_engine() -> Iterator[Callable[..., Any]]:
+    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``."""
+    from vllm import LLM
+
+    from sam_rollout.integrations.vllm.settings import engine_arguments
+    from tests.integration.engines import EXTENSION
+
+    engines: list[LLM] = []
+
+    def make(config: Any, **overrides: Any) -> LLM:
+        arguments = {
+            "model": MODEL,
+            "dtype": "float32",
+            "max_model_len": 1280,
+            "max_num_seqs": 32,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": EXTENSION,
+            **engine_arguments(config),
+            **overrides,
+        }
+        engine = LLM(**arguments)
+        engine.collective_rpc("sam_bind")
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.llm_engine.engine_core.shutdown()
+    engines.clear()
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Token ids of 24 prompts of the synthetic task."""
+    from transformers import AutoTokenizer
+
+    from recipes.dapo_qwen3.synthetic_math import draw_problems
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=7, count=24)
+    ]

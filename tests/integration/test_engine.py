@@ -1,0 +1,179 @@
+"""Our drafter inside a real vLLM engine: what is generated stays the same, in fewer steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
+from tests.integration.conftest import MODEL
+
+GATE = 8
+ON = SamConfig(enabled=True, max_draft_tokens=3, gate=GateConfig(threshold=GATE))
+OFF = SamConfig(enabled=False)
+MAX_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def with_sam(make_engine) -> Any:
+    return make_engine(ON)
+
+
+@pytest.fixture(scope="module")
+def without_sam(make_engine) -> Any:
+    return make_engine(OFF)
+
+
+@pytest.fixture(scope="module")
+def small_engine(make_engine) -> Any:
+    """Room for few tokens: requests are preempted and prompts come in chunks."""
+    return make_engine(
+        ON, max_num_seqs=8, max_num_batched_tokens=48, num_gpu_blocks_override=14, block_size=128
+    )
+
+
+def _generate(engine: Any, prompts: list[list[int]], **sampling: Any) -> list[Any]:
+    from vllm import SamplingParams, TokensPrompt
+
+    arguments = {"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling}
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
+        SamplingParams(**arguments),
+        use_tqdm=False,
+    )
+    return [output.outputs[0] for output in outputs]
+
+
+def _drain(engine: Any) -> dict[str, Any]:
+    return engine.collective_rpc("sam_drain")[0]
+
+
+def _same_until_a_tie(left: Any, right: Any) -> bool:
+    """Equal tokens, up to a first difference between two tokens of nearly equal probability."""
+    for position, (a, b) in enumerate(zip(left.token_ids, right.token_ids, strict=False)):
+        if a != b:
+            other = right.logprobs[position][b].logprob
+            return abs(left.logprobs[position][a].logprob - other) < 1e-3
+    return len(left.token_ids) == len(right.token_ids)
+
+
+def test_greedy_text_is_the_same_in_fewer_steps(with_sam, without_sam, prompts):
+    batch = prompts[:GATE]
+    _drain(with_sam)
+    ours = _generate(with_sam, batch, temperature=0.0)
+    drained = _drain(with_sam)
+    reference = _generate(without_sam, batch, temperature=0.0)
+    assert all(map(_same_until_a_tie, ours, reference))
+    longest = max(len(output.token_ids) for output in ours)
+    assert len(drained["steps"]["gate_open"]) < 0.8 * longest
+    assert all(drained["steps"]["gate_open"])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9}],
+    ids=["T=1", "top-p", "top-k", "T=0.6 top-k top-p"],
+)
+def test_logprobs_of_sampled_tokens_agree_with_hugging_face(with_sam, prompts, sampling):
+    import torch
+    from transformers import AutoModelForCausalLM
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    batch = prompts[:6]
+    differences, total = [], 0
+    for prompt, output in zip(batch, _generate(with_sam, batch, seed=None, **sampling), strict=True):
+        tokens = list(output.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        logits = logits.float() / sampling.get("temperature", 1.0)
+        k = torch.full((len(tokens),), sampling["top_k"]) if "top_k" in sampling else None
+        p = torch.full((len(tokens),), sampling["top_p"]) if "top_p" in sampling else None
+        reference = apply_top_k_top_p_pytorch(logits, k, p).log_softmax(-1)
+        for position, token in enumerate(tokens):
+            ours = output.logprobs[position][token].logprob
+            theirs = reference[position, token].item()
+            # A token right at the top-p cut may fall on either side of it.
+            if math.isfinite(theirs):
+                differences.append(abs(ours - theirs))
+        total += len(tokens)
+    assert len(differences) > 0.99 * total
+    differences.sort()
+    assert differences[len(differences) // 2] < 1e-4
+    assert differences[int(0.99 * len(differences))] < 1e-2
+
+
+def test_gate_opens_for_the_tail_only(with_sam, prompts):
+    _drain(with_sam)
+    _generate(with_sam, prompts, temperature=1.0)
+    drained = _drain(with_sam)
+    gate = drained["steps"]["gate_open"]
+    assert not gate[2], "24 requests run: closed"
+    assert gate[-1], "the last request runs alone: open"
+    assert 0 < sum(gate) < len(gate)
+
+
+def test_acceptance_per_request_adds_up(with_sam, prompts):
+    _drain(with_sam)
+    outputs = _generate(with_sam, prompts[:GATE], temperature=1.0)
+    requests = _drain(with_sam)["requests"]
+    verified, drafted, accepted = (sum(column) for column in zip(*requests.values(), strict=True))
+    assert 0 < accepted < drafted <= 3 * verified
+    tokens = sum(len(output.token_ids) for output in outputs)
+    # Every token came from the prefill (one each), a draft, a bonus, or a step without a draft.
+    assert accepted + verified + len(outputs) <= tokens + 3 * len(outputs)
+    assert accepted + verified > 0.5 * tokens
+
+
+def test_state_is_freed_when_requests_end(with_sam, prompts):
+    _generate(with_sam, prompts, temperature=1.0, max_tokens=40)
+    _generate(with_sam, prompts[:1], temperature=1.0, max_tokens=5)
+    # What ends with the very last step is freed with the next one.
+    assert _drain(with_sam)["counters"]["live_requests"] <= 1
+
+
+def test_aborted_requests_are_freed(with_sam, prompts):
+    from vllm import SamplingParams, TokensPrompt
+
+    core = with_sam.llm_engine
+    for number, prompt in enumerate(prompts[:4]):
+        core.add_request(
+            f"abort-{number}", TokensPrompt(prompt_token_ids=prompt), SamplingParams(max_tokens=300)
+        )
+    for _ in range(10):
+        core.step()
+    core.abort_request([f"abort-{number}" for number in range(4)])
+    while core.has_unfinished_requests():
+        core.step()
+    _generate(with_sam, prompts[:1], temperature=0.0, max_tokens=3)
+    assert _drain(with_sam)["counters"]["live_requests"] <= 1
+
+
+def test_preempted_and_chunked_requests_keep_their_text(small_engine, without_sam, prompts):
+    batch = prompts[:8]
+    ours = _generate(small_engine, batch, temperature=0.0)
+    reference = _generate(without_sam, batch, temperature=0.0)
+    assert all(map(_same_until_a_tie, ours, reference))
+    preempted = small_engine.collective_rpc("sam_drain")[0]
+    assert preempted["counters"]["failures"] == 0
+
+
+def test_startup_check_names_what_runs(with_sam, without_sam):
+    assert "SamProposer" in check_drafters(with_sam.collective_rpc("sam_bind"), ON)
+    assert "no drafter" in check_drafters(without_sam.collective_rpc("sam_bind"), OFF)
+    with pytest.raises(WrongDrafterError, match="SamProposer"):
+        check_drafters(without_sam.collective_rpc("sam_bind"), ON)
+
+
+def test_a_broken_drafter_does_not_end_the_rollout(with_sam, without_sam, prompts):
+    """Last: the engine drafts no more afterwards."""
+    with_sam.collective_rpc("break_drafter", args=(20,))
+    ours = _generate(with_sam, prompts[:4], temperature=0.0)
+    reference = _generate(without_sam, prompts[:4], temperature=0.0)
+    assert all(map(_same_until_a_tie, ours, reference))
+    drained = _drain(with_sam)
+    assert drained["counters"]["failures"] == 1
+    assert len(drained["steps"]["gate_open"]) == 20

@@ -1,0 +1,81 @@
+"""The whole engine at T = 1 under drafts that are nearly always wrong: samples must not change.
+
+Thousands of short responses to one prompt; the distribution of the second and third token, given
+what came before, is compared with Hugging Face's on the same prefix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from sam_rollout.config import GateConfig, SamConfig
+from tests.integration.conftest import MODEL
+from tests.integration.engines import FORCED_DRAFTS, FORCED_PROPOSER
+
+RESPONSES = 3000
+MIN_EXPECTED = 5.0  # per cell of the chi-square test; rarer tokens share one
+ALPHA = 1e-4
+
+
+@pytest.fixture(scope="module")
+def responses(make_engine, prompts) -> tuple[list[int], list[list[int]]]:
+    from vllm import SamplingParams, TokensPrompt
+
+    k = len(FORCED_DRAFTS)
+    config = SamConfig(max_draft_tokens=k, gate=GateConfig(threshold=10_000))
+    engine = make_engine(
+        config,
+        max_num_seqs=256,
+        speculative_config={
+            "method": "custom_class",
+            "model": FORCED_PROPOSER,
+            "num_speculative_tokens": k,
+        },
+    )
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=prompts[0])] * RESPONSES,
+        SamplingParams(max_tokens=5, temperature=1.0, ignore_eos=True),
+        use_tqdm=False,
+    )
+    return prompts[0], [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _pvalue(observed: Counter, probabilities: np.ndarray, draws: int) -> float:
+    """Chi-square p-value; cells with few expected draws are merged into one."""
+    expected = probabilities * draws
+    common = np.flatnonzero(expected >= MIN_EXPECTED)
+    counts = [observed[token] for token in common]
+    counts.append(draws - sum(counts))
+    means = [*expected[common], draws - expected[common].sum()]
+    if means[-1] < 1e-6 * draws:
+        assert counts[-1] == 0
+        counts, means = counts[:-1], means[:-1]
+    if len(counts) < 2:
+        return 1.0
+    return chisquare(counts, np.array(means) * sum(counts) / sum(means)).pvalue
+
+
+@pytest.mark.parametrize("position", [1, 2, 3, 4])
+def test_tokens_after_rejected_drafts_follow_the_model(responses, position):
+    from transformers import AutoModelForCausalLM
+
+    prompt, texts = responses
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    by_prefix: dict[tuple[int, ...], Counter] = defaultdict(Counter)
+    for text in texts:
+        by_prefix[tuple(text[:position])][text[position]] += 1
+    tested = 0
+    for prefix, observed in by_prefix.items():
+        draws = observed.total()
+        if draws < 100:
+            continue
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *prefix]])).logits[0, -1].double()
+        assert _pvalue(observed, logits.softmax(-1).numpy(), draws) > ALPHA, prefix
+        tested += 1
+    assert tested

@@ -1,0 +1,95 @@
+"""Pictures and tables: what is drawn and said, not how it looks."""
+
+import io
+import struct
+
+import pytest
+from rich.console import Console
+
+from sam_rollout.report import plots
+from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.learning import TRAINING, learning
+from sam_rollout.report.plots import plot_comparison, plot_learning
+from sam_rollout.report.tables import print_comparison, print_learning
+
+
+def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
+    return {
+        step: {
+            "sam/engine/rollout_s": (8 + step) / speed, "sam/engine/generation_tokens": 100.0,
+            "sam/head/time_s": 4.0, "sam/tail/time_s": (4 + step) / speed,
+            "sam/tail/time_sum_s": (4 + step) / speed, "sam/tail/tokens": 50.0,
+            "sam/tail/time_per_token_ms": 20 * (4 + step) / speed,
+            "sam/draft/acceptance_length": speed, "timing_s/step": (10 + step) / speed,
+            "critic/rewards/mean": 0.1 * step, "response_length/mean": 50.0 + step,
+            TRAINING: 0.01 * step + 0.001 * (step % 3),
+        }
+        for step in range(1, count + 1)
+    }
+
+
+def png_width(path) -> int:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    return struct.unpack(">I", content[16:20])[0]
+
+
+def test_comparison_picture_draws_both_runs(make_run, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: seen.append(figure))
+    base = make_run("off", full_steps(50, 1.0))
+    sam = make_run("on", full_steps(50, 1.25), sam=True)
+    plot_comparison(compare_folders(base, sam), tmp_path / "out.png")
+    bars, *lines = seen[0].axes
+    assert [len(axis.lines) for axis in lines] == [2] * 5
+    sam_line = lines[1].lines[1]  # whole step
+    assert sam_line.get_ydata()[0] == pytest.approx(11 / 1.25)
+    # 50 steps share 17 bars a side, each in two parts; the first is the mean of steps 1 to 3.
+    assert len(bars.patches) == 4 * 17
+    _, tail_of_base = bars.patches[0], bars.patches[17]
+    assert tail_of_base.get_y() == pytest.approx(4.0)
+    assert tail_of_base.get_height() == pytest.approx(6.0)
+    assert lines[1].get_title(loc="left") == "Whole step: 1.25x as fast"
+    assert [text.get_text() for text in seen[0].legends[0].texts] == ["sam=off", "sam=on"]
+
+
+def test_picture_files_are_about_as_wide_as_a_readme(make_run, tmp_path):
+    base = make_run("off", {1: {"timing_s/gen": 2.0}})  # panels without data must not fail
+    sam = make_run("on", {1: {"timing_s/gen": 1.0}}, sam=True)
+    plot_comparison(compare_folders(base, sam), tmp_path / "compare.png")
+    plot_learning(learning(make_run("run", full_steps(6, 1.0))), tmp_path / "learning.png")
+    assert png_width(tmp_path / "compare.png") == 1200
+    assert png_width(tmp_path / "learning.png") == 1200
+
+
+def printed(function, content) -> str:
+    buffer = io.StringIO()
+    function(content, Console(file=buffer, width=140))
+    return buffer.getvalue()
+
+
+def test_table_names_both_forms_and_the_warm_up(make_run):
+    base = make_run("off", full_steps(4, 1.0))
+    sam = make_run("on", full_steps(4, 1.25), sam=True)
+    text = printed(print_comparison, compare_folders(base, sam))
+    (row,) = [line for line in text.splitlines() if "rollout" in line and "%" in line]
+    assert row.split()[1] == "+25.00%"
+    assert "+20.00%" in row
+    assert "speed-up - 1 = BASE / SAM - 1" in text and "time saved = 1 - SAM / BASE" in text
+    assert "none skipped, so a warm-up in the first one counts" in text
+    assert "Fair: the runs differ in the sam group only." in text
+    skipped = printed(print_comparison, compare_folders(base, sam, skip_first=2))
+    assert "skipped at the start: 1, 2" in skipped
+
+
+def test_table_gives_the_reasons_of_unfairness(make_run):
+    base = make_run("off", full_steps(2, 1.0))
+    sam = make_run("on", full_steps(2, 1.25), sam=True, seeds={"rollout": 9})
+    text = printed(print_comparison, compare_folders(base, sam))
+    assert "UNFAIR" in text and "seeds rollout: 1 in BASE, 9 in SAM" in text
+
+
+def test_learning_table(make_run):
+    text = printed(print_learning, learning(make_run("run", full_steps(12, 1.0))))
+    assert "training accuracy, before filtering" in text
+    assert "5 + 5 of 12" in text and "+7.0" in text

@@ -1,0 +1,44 @@
+"""The names of metrics, and the page made of them."""
+
+from pathlib import Path
+
+import pytest
+
+from sam_rollout.telemetry.docs import render
+from sam_rollout.telemetry.schema import GROUPS, METRICS, declared, metric_name
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def test_page_is_what_the_declarations_render():
+    assert PAGE.read_text(encoding="utf-8") == render(), "run sam-rollout metrics-docs"
+
+
+def test_page_shows_every_metric_once():
+    page = render()
+    for metric in METRICS:
+        assert page.count(f"| `{metric.name}` |") == 1
+
+
+def test_names_are_unique_and_in_a_known_group():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert {metric.group for metric in METRICS} == set(GROUPS)
+
+
+def test_time_suffix_agrees_with_unit():
+    for metric in METRICS:
+        for suffix, unit in (("_s", "s"), ("_ms", "ms"), ("_us_per_step", "us")):
+            if metric.name.endswith(suffix) and not metric.name.endswith("tokens_per_s"):
+                assert metric.unit == unit, metric.name
+
+
+def test_validation_and_positions_resolve_to_their_declaration():
+    assert declared("sam_val/tail/time_s").name == "sam/tail/time_s"
+    assert declared("sam/draft/accepted_position_12").unit == "1"
+    assert metric_name("val", "gate/open_share") == "sam_val/gate/open_share"
+
+
+@pytest.mark.parametrize("name", ["sam/tail/time", "sam/draft/accepted_position_0", "timing_s/gen"])
+def test_undeclared_names_are_refused(name):
+    with pytest.raises(KeyError, match="not declared"):
+        declared(name)

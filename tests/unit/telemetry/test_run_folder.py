@@ -1,0 +1,172 @@
+"""What a crash or a resumed run leaves behind must stay readable."""
+
+import math
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from sam_rollout.telemetry.records import (
+    ENGINE_STEPS,
+    SCHEMA_VERSION,
+    EngineSteps,
+    RequestRecord,
+    RunFolder,
+    RunFolderError,
+    RunInfo,
+    TraceRecord,
+    requests_table,
+    traces_table,
+)
+
+INFO = RunInfo(
+    label="sam=on", config={"sam": {"enabled": True}}, versions={"vllm": "0.28.0"},
+    seeds={"rollout": 1}, host={"cpus": 2}, started_at="1970-01-01T00:00:00+00:00",
+)
+
+
+def engine_steps(*rows: tuple[int, float]) -> pa.Table:
+    steps = EngineSteps()
+    for step, time_s in rows:
+        steps.append(step, "train", 0, time_s, 0.5, scheduled=1, running=1, waiting=0)
+    return steps.to_table()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.write_start(INFO)
+    return folder
+
+
+def test_engine_steps_keep_values_and_types():
+    steps = EngineSteps()
+    positions = [2, 1]
+    steps.append(7, "val", 1, 12.5, 0.25, 3, 4, 5, 1, 10, 6, 2, 6, 3, positions, True, 80.0)
+    positions[0] = 99  # the engine may reuse its list
+    steps.append(7, "val", 1, 13.0, 0.5, 1, 1, 0)
+    assert len(steps) == 2
+    table = steps.drain()
+    assert len(steps) == 0
+    assert table.schema == ENGINE_STEPS
+    first, second = table.to_pylist()
+    assert first == {
+        "step": 7, "split": "val", "replica": 1, "time_s": 12.5, "duration_s": 0.25,
+        "scheduled": 3, "running": 4, "waiting": 5, "preempted": 1, "prompt_tokens": 10,
+        "generation_tokens": 6, "draft_requests": 2, "draft_tokens": 6, "accepted_tokens": 3,
+        "accepted_per_position": [2, 1], "gate_open": True, "drafter_us": 80.0,
+    }
+    assert second["gate_open"] is None
+    assert second["accepted_per_position"] == []
+
+
+def test_tables_survive_the_disk(folder):
+    request = RequestRecord(1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop")
+    trace = TraceRecord("abc", 2, 1, "train", 0, [1, 2], [3, 4, 5], 1.0, 3.5)
+    folder.write_requests(0, requests_table([request]))
+    folder.write_traces(0, traces_table([trace]))
+    (row,) = folder.read("requests").to_pylist()
+    assert RequestRecord(**row) == request
+    (row,) = folder.read("traces").to_pylist()
+    assert TraceRecord(**row) == trace
+    assert folder.read("engine_steps").num_rows == 0
+
+
+def test_numbers_go_on_and_nothing_is_overwritten(folder):
+    paths = [folder.write_engine_steps(3, engine_steps((step, 1.0))) for step in (1, 2)]
+    folder.write_engine_steps(13, engine_steps((1, 1.0)))  # another replica, other numbers
+    (folder.root / "engine_steps" / "3-041.parquet").write_bytes(paths[0].read_bytes())
+    resumed = RunFolder(folder.path).write_engine_steps(3, engine_steps((3, 2.0)))
+    assert [path.name for path in paths] == ["3-000.parquet", "3-001.parquet"]
+    assert resumed.name == "3-042.parquet"
+    assert sorted(folder.read("engine_steps")["step"].to_pylist()) == [1, 1, 1, 2, 3]
+
+
+def test_failed_write_leaves_no_file(folder):
+    with pytest.raises((ValueError, KeyError)):
+        folder.write_requests(0, engine_steps((1, 1.0)))
+    assert list((folder.root / "requests").iterdir()) == []
+
+
+def test_half_written_files_are_not_read(folder):
+    path = folder.write_engine_steps(0, engine_steps((1, 1.0)))
+    path.with_name(".0-001.parquet.99.tmp").write_bytes(b"PAR1 and no more")
+    assert folder.read("engine_steps").num_rows == 1
+
+
+def test_steps_gone_through_twice_count_once(folder):
+    folder.write_engine_steps(0, engine_steps((1, 10.0), (2, 20.0), (3, 30.0)))
+    later = replace(INFO, started_at="1970-01-01T00:01:40+00:00")
+    assert folder.write_start(later).name == "run-000.json"
+    folder.write_engine_steps(0, engine_steps((2, 120.0), (3, 130.0)))
+    table = folder.read("engine_steps")
+    assert table["time_s"].to_pylist() == [10.0, 120.0, 130.0]
+    assert folder.read_starts() == [INFO, later]
+
+
+def test_validation_at_a_resumed_step_keeps_its_training_rows(folder):
+    folder.write_engine_steps(0, engine_steps((1, 10.0), (2, 20.0)))
+    folder.write_start(replace(INFO, started_at="1970-01-01T00:01:40+00:00"))
+    validation = EngineSteps()
+    validation.append(1, "val", 0, 110.0, 0.5, scheduled=1, running=1, waiting=0)
+    folder.write_engine_steps(0, validation.to_table())
+    folder.write_engine_steps(0, engine_steps((2, 120.0)))
+    assert folder.read("engine_steps")["time_s"].to_pylist() == [10.0, 110.0, 120.0]
+
+
+def test_train_steps_round_trip_and_the_later_entry_wins(folder):
+    folder.append_train_step(2, {"a": 1.0, "c": 5.0})
+    folder.append_train_step(1, {"a": 3, "b": math.inf})
+    folder.append_train_step(2, {"a": 2.0})
+    steps = folder.read_train_steps()
+    assert list(steps) == [1, 2]
+    assert steps[2] == {"a": 2.0, "c": 5.0}
+    assert steps[1]["a"] == 3.0
+    assert math.isnan(steps[1]["b"])
+
+
+def test_torn_last_line_is_ignored_and_does_not_spoil_the_next_entry(folder):
+    folder.append_train_step(1, {"a": 1.0})
+    with open(folder.train_steps_path, "a") as file:
+        file.write('{"step": 2, "metrics": {"a"')
+    assert folder.read_train_steps() == {1: {"a": 1.0}}
+    folder.append_train_step(2, {"a": 2.0})
+    assert folder.read_train_steps() == {1: {"a": 1.0}, 2: {"a": 2.0}}
+
+
+def test_broken_whole_line_is_an_error_with_its_number(folder):
+    folder.append_train_step(1, {"a": 1.0})
+    with open(folder.train_steps_path, "a") as file:
+        file.write('{"step": 2}\n')
+    folder.append_train_step(3, {"a": 1.0})
+    with pytest.raises(RunFolderError, match=r"train_steps\.jsonl, line 2: expected"):
+        folder.read_train_steps()
+
+
+def test_metric_that_is_no_number_is_named(folder):
+    with pytest.raises(TypeError, match="metric 'reward' = 'high' is not a number"):
+        folder.append_train_step(1, {"reward": "high"})
+
+
+def test_missing_things_are_named(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"no folder .*run: expected a run folder"):
+        folder.read_starts()
+    folder.path.mkdir()
+    with pytest.raises(RunFolderError, match=r"no file .*run\.json: expected"):
+        folder.read_starts()
+    with pytest.raises(RunFolderError, match=r"no file .*train_steps\.jsonl: expected"):
+        folder.read_train_steps()
+
+
+def test_newer_run_is_refused(folder):
+    path = folder.root / "run.json"
+    found = f'"schema_version": {SCHEMA_VERSION}'
+    path.write_text(path.read_text().replace(found, '"schema_version": 99'))
+    with pytest.raises(RunFolderError, match="schema_version is 99"):
+        folder.read_starts()
+
+
+def test_start_without_offset_is_refused():
+    with pytest.raises(ValueError, match="no UTC offset"):
+        replace(INFO, started_at="2026-07-01T00:00:00")

@@ -1,0 +1,104 @@
+"""The command line: exit codes, error texts, files written."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sam_rollout import __version__
+from sam_rollout.cli import app
+from sam_rollout.telemetry.docs import render
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+
+
+def run_cli(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def make_run(path, sam: bool, time_s: float):
+    folder = RunFolder(path)
+    folder.write_start(RunInfo(
+        f"sam={'on' if sam else 'off'}", {"sam": {"enabled": sam}}, {}, {}, {},
+        "2026-07-01T00:00:00+00:00",
+    ))
+    for step in range(1, 7):
+        accuracy = 0.1 * step + 0.01 * (step % 2)
+        metrics = {"timing_s/gen": time_s, "sam/rounds/accuracy_unfiltered": accuracy}
+        folder.append_train_step(step, metrics)
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return make_run(tmp_path / "off", False, 4159.06), make_run(tmp_path / "on", True, 3793.29)
+
+
+def test_compare_prints_and_writes(pair, tmp_path):
+    base, sam = pair
+    picture, figures = tmp_path / "out.png", tmp_path / "out.json"
+    result = run_cli("compare", base, "--with", sam, "--picture", picture, "--json", figures,
+                     "--skip-first", 2)
+    assert result.exit_code == 0, result.output
+    assert "+9.64%" in result.output and "+8.79%" in result.output
+    assert "skipped at the start: 1, 2" in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(figures.read_text())["steps"] == [3, 4, 5, 6]
+
+
+def test_learning_prints_and_writes(pair, tmp_path):
+    result = run_cli("learning", pair[1], "--picture", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    assert "3 + 3 of 6" in result.output
+    assert (tmp_path / "out.png").exists()
+
+
+def one_line_error(result) -> str:
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_missing_folder_is_named(pair, tmp_path):
+    line = one_line_error(run_cli("compare", pair[0], "--with", tmp_path / "nowhere"))
+    assert line == (
+        f"sam-rollout: no folder {tmp_path / 'nowhere'}: expected a run folder with sam/run.json "
+        "and sam/train_steps.jsonl"
+    )
+
+
+def test_missing_and_empty_files_are_named(pair):
+    steps = pair[0] / "sam" / "train_steps.jsonl"
+    steps.write_text("")
+    line = one_line_error(run_cli("learning", pair[0]))
+    assert line == f"sam-rollout: {steps}: expected at least one training step"
+    steps.unlink()
+    line = one_line_error(run_cli("learning", pair[0]))
+    assert line == f"sam-rollout: no file {steps}: expected there one JSON line a training step"
+    (pair[0] / "sam" / "run.json").unlink()
+    assert "run.json: expected there what the run was" in one_line_error(
+        run_cli("learning", pair[0])
+    )
+
+
+def test_picture_into_a_missing_folder_is_one_line(pair, tmp_path):
+    result = run_cli("learning", pair[1], "--picture", tmp_path / "missing" / "out.png")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert str(tmp_path / "missing" / "out.png") in line
+
+
+def test_metrics_docs_writes_and_checks(tmp_path):
+    page = tmp_path / "metrics.md"
+    assert run_cli("metrics-docs", "--path", page).exit_code == 0
+    assert page.read_text() == render()
+    assert run_cli("metrics-docs", "--check", "--path", page).exit_code == 0
+    page.write_text(render() + "more")
+    result = run_cli("metrics-docs", "--check", "--path", page)
+    assert result.exit_code == 1
+    assert "out of date" in result.stderr
+    assert page.read_text().endswith("more")
+
+
+def test_version():
+    assert run_cli("version").stdout.strip() == __version__
