@@ -49,7 +49,7 @@ def aggregate(
     """
     steps = _Steps.of(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split)
     finished = _of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split)
-    tail = tail_mask(steps.scheduled, steps.waiting, tail_threshold)
+    tail = tail_mask(steps.scheduled, steps.waiting, steps.prompt_tokens, tail_threshold)
     values = {
         **_engine(steps),
         **_phase("tail", steps, tail),
@@ -63,13 +63,16 @@ def aggregate(
     return {metric_name(split, name): float(value) for name, value in values.items()}
 
 
-def tail_mask(scheduled: np.ndarray, waiting: np.ndarray, tail_threshold: int) -> np.ndarray:
+def tail_mask(
+    scheduled: np.ndarray, waiting: np.ndarray, prompt_tokens: np.ndarray, tail_threshold: int
+) -> np.ndarray:
     """Which engine steps belong to the long tail, bool [steps].
 
-    Some request, at most `tail_threshold` of them, and nothing waiting: a short batch with a queue
-    behind it is a start or a preemption, not a tail.
+    Some request, at most `tail_threshold` of them, nothing waiting and no prompt computed: a short
+    batch that requests are still joining is the start of a round or a preemption, not a tail.
     """
-    return (scheduled > 0) & (scheduled <= tail_threshold) & (waiting == 0)
+    settled = (waiting == 0) & (prompt_tokens == 0)
+    return (scheduled > 0) & (scheduled <= tail_threshold) & settled
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric
 
 GROUPS = {
     "engine": "The rollout as a whole, whichever way tokens were made.",
-    "tail": "The long tail: engine steps with 0 < scheduled requests <= tail_threshold and nothing "
-    "waiting. The same rule holds with and without a drafter.",
+    "tail": "The long tail: engine steps with 0 < scheduled requests <= tail_threshold, nothing "
+    "waiting and no prompt computed. The same rule holds with and without a drafter.",
     "head": "Every engine step outside the long tail. head + tail = the whole rollout.",
     "draft": "Drafting and what verification kept of it.",
     "gate": "Whether the gate let the drafter draft. All zero where there is no drafter.",

@@ -81,8 +81,9 @@ class Follower:
 
     @staticmethod
     def _describe(metrics: dict[str, float]) -> str:
-        parts = [f"{name} {form.format(metrics[key])}" for name, key, form in COLUMNS
-                 if key in metrics]
+        parts = [
+            f"{name} {form.format(metrics[key])}" for name, key, form in COLUMNS if key in metrics
+        ]
         return "  ".join(parts)
 
 

@@ -85,7 +85,8 @@ def test_logprobs_of_sampled_tokens_agree_with_hugging_face(with_sam, prompts, s
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     batch = prompts[:6]
     differences, total = [], 0
-    for prompt, output in zip(batch, _generate(with_sam, batch, seed=None, **sampling), strict=True):
+    outputs = _generate(with_sam, batch, **sampling)
+    for prompt, output in zip(batch, outputs, strict=True):
         tokens = list(output.token_ids)
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]

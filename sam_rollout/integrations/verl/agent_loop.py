@@ -1,8 +1,8 @@
 """Gives every generation request of verl its identity.
 
-verl's agent-loop worker knows step, split and session (sibling) number; the prompt's token ids exist
-only where the agent loop calls the LLM client. The worker therefore notes the former in a context
-variable, one per response's task, and a thin client adds the latter and sends both along.
+verl's agent-loop worker knows step, split and session (sibling) number; the prompt's token ids
+exist only where the agent loop calls the LLM client. The worker therefore notes the former in a
+context variable, one per response's task, and a thin client adds the latter and sends both along.
 """
 
 from __future__ import annotations

@@ -48,7 +48,12 @@ def check(config: DictConfig) -> None:
     RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
     _check_verl(config)
     rollout = config.actor_rollout_ref.rollout
-    check_engine_limits(
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        if not isinstance(rollout[name], int):
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.{name}", rollout[name], "must be set to an integer"
+            )
+    notes = check_engine_limits(
         sam,
         max_model_len=rollout.max_model_len,
         max_prompt=config.data.max_prompt_length,
@@ -56,6 +61,8 @@ def check(config: DictConfig) -> None:
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
     )
+    for note in notes:
+        print(f"Note: {note}", flush=True)
     sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
     if sampling.kind == "none" and sampling.gen_batch_size != config.data.train_batch_size:
         raise ConfigError(
@@ -177,6 +184,12 @@ def launch(config: DictConfig) -> None:
             import sam_rollout.integrations.verl.trainer  # noqa: F401 - registers itself
 
             super().run(config)
+
+        def init_agent_loop_manager(self) -> None:
+            super().init_agent_loop_manager()
+            # Their imports take half a minute; without this the first step would be charged.
+            workers = self.agent_loop_manager.agent_loop_workers
+            ray.get([worker.__ray_ready__.remote() for worker in workers])
 
     translate(config)
     auto_set_device(config)

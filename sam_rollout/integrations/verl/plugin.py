@@ -24,7 +24,7 @@ def _load_replica() -> type:
 
 
 RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
-# verl 0.9.1 has no public way to register the training side's adapter; verl's own serves us as it is.
+# verl 0.9.1 has no public way to register the training side's adapter; its own serves as it is.
 _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = _ROLLOUT_REGISTRY["vllm", "async"]
 
 if os.environ.get(PLATFORM_ENV) == "cpu":

@@ -12,7 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.telemetry.records import RunInfo
 
-_PACKAGES = ("sam-rollout", "verl", "vllm", "vllm-ascend", "torch", "torch-npu", "transformers", "ray")
+_PACKAGES = (
+    "sam-rollout",
+    "verl",
+    "vllm",
+    "vllm-ascend",
+    "torch",
+    "torch-npu",
+    "transformers",
+    "ray",
+)
 
 
 def _versions() -> dict[str, str]:

@@ -79,9 +79,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in new]
         if not keys:
             return
-        data = tq.kv_batch_get(
-            keys=keys, partition_id=partition_id, select_fields=["extra_fields"]
-        )
+        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
         for key, fields in zip(keys, data["extra_fields"], strict=True):
             extra = getattr(fields, "data", fields)["reward_extra_info"]
             value = float(extra[self.filter_groups_metric])

@@ -7,7 +7,6 @@ engine's ``speculative_config``, nothing in the way they are measured.
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +15,14 @@ import pyarrow as pa
 import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm import SamplingParams, TokensPrompt
 
+from sam_rollout.config import SamConfig
 from sam_rollout.identity import RequestIdentity, group_of
 from sam_rollout.integrations.verl.plugin import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
-from sam_rollout.config import SamConfig
 from sam_rollout.telemetry.records import (
     RequestRecord,
     TraceRecord,
@@ -30,7 +30,7 @@ from sam_rollout.telemetry.records import (
     traces_table,
 )
 
-logger = logging.getLogger(__name__)
+WARM_UP_TOKENS = 16
 
 
 @dataclass
@@ -73,14 +73,26 @@ class SamHttpServer(vLLMHttpServer):
         reports = await self.engine.collective_rpc("sam_bind")
         # Printed, not logged: the proof belongs in every log, whatever its level.
         print(check_drafters(reports, SamConfig.from_mapping(settings["sam"])), flush=True)
+        await self._warm_up()
         self._finished: list[_FinishedRequest] = []
         self._recorder = EngineStepRecorder()
+        await self.engine.collective_rpc("sam_drain")  # the warm-up is nobody's rollout
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
                 "set actor_rollout_ref.rollout.disable_log_stats=False"
             )
         self.engine.logger_manager.stat_loggers.append(self._recorder)
+
+    async def _warm_up(self) -> None:
+        """Run one short request, so that lazy initialisation does not count as rollout time.
+
+        The periodic prompt makes a drafter draft, and so warms verification, too.
+        """
+        sampling = SamplingParams(temperature=1.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        prompt = TokensPrompt(prompt_token_ids=[1, 2, 3] * 5)
+        async for _ in self.engine.generate(prompt, sampling, request_id="sam-warm-up"):
+            pass
 
     async def generate(
         self,

@@ -80,7 +80,7 @@ def _expand(
     cu_num_tokens: torch.Tensor,  # [batch]
     replace_from: float,
     replace_to: float,
-    MAX_NUM_TOKENS: int | None = None,  # noqa: N803 - the kernel's own spelling
+    MAX_NUM_TOKENS: int | None = None,
 ) -> None:
     """Repeat each request's value for its draft tokens, as the Triton kernel does."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()

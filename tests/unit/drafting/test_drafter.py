@@ -1,0 +1,269 @@
+"""The drafter as an engine drives it: requests that come, go, move, pause and grow."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.automaton import AutomatonPool
+from sam_rollout.config import GateConfig, OwnSourceConfig, SamConfig, SourcesConfig
+from sam_rollout.drafting import SamDrafter
+
+
+def int32(*values):
+    return np.array(values, np.int32)
+
+
+def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
+    sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
+    return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
+
+
+def step(drafter, texts, *, eligible=None, gate_open=True, width=4096, **options):
+    """One engine step; `texts` maps request ids to their known tokens, in row order."""
+    token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
+    for row, text in enumerate(texts.values()):
+        token_ids[row, : len(text)] = text
+    batch = drafter.step(
+        list(texts),
+        token_ids,
+        np.array([len(text) for text in texts.values()], np.int32),
+        np.ones(len(texts), bool) if eligible is None else np.array(eligible),
+        gate_open=gate_open,
+        **options,
+    )
+    assert batch.counts.shape == (len(texts),)
+    return dict(zip(texts, batch.to_lists(), strict=True))
+
+
+def expected_draft(text, k):
+    """The draft of an automaton that reads the text in one go."""
+    pool = AutomatonPool()
+    tokens, counts = np.zeros((1, k), np.int32), int32(0)
+    row = np.array([*text, 0], np.int32)[None]
+    pool.extend_and_draft(
+        int32(pool.open()), int32(0), row, int32(len(text)), int32(k), tokens, counts
+    )
+    return tokens[0, : counts[0]].tolist()
+
+
+def test_any_schedule_drafts_as_if_the_text_were_read_at_once():
+    rng = np.random.default_rng(0)
+    drafter = make_drafter(max_rows=6)
+    running, waiting, drafted, born = {}, {}, 0, 0
+    for _ in range(1500):
+        event = rng.integers(0, 12)
+        if event == 0 and len(running) < 6:
+            # Ids are used again with other texts, as after an abort.
+            request_id = f"request-{rng.integers(0, 12)}"
+            if request_id not in running and request_id not in waiting:
+                running[request_id] = rng.integers(0, 4, rng.integers(0, 9)).tolist()
+                born += 1
+        elif event == 1 and running:
+            gone = str(rng.choice(list(running)))
+            del running[gone]
+            drafter.finish([gone])
+        elif event == 2 and running:
+            paused = str(rng.choice(list(running)))
+            waiting[paused] = running.pop(paused)
+        elif event == 3 and waiting and len(running) < 6:
+            back = str(rng.choice(list(waiting)))
+            running[back] = waiting.pop(back)
+        elif event == 4:
+            order = rng.permutation(list(running)).tolist()
+            running = {request_id: running[request_id] for request_id in order}
+        for text in running.values():
+            text += rng.integers(0, 3, rng.integers(0, 4)).tolist()
+        gate_open = bool(rng.integers(0, 2))
+        eligible = rng.random(len(running)) < 0.8
+        drafts = step(drafter, running, eligible=eligible, gate_open=gate_open)
+        for reading, (request_id, text) in zip(eligible, running.items(), strict=True):
+            expected = expected_draft(text, 3) if gate_open and reading else []
+            assert drafts[request_id] == expected
+            drafted += len(expected)
+    counters = drafter.snapshot()
+    assert counters.drafted_tokens == drafted > 1000
+    assert counters.steps == 1500
+    assert counters.rebuilds == 0 and counters.evictions == 0
+    # A request that was never eligible was opened all the same, one that waits is kept.
+    assert len(running) <= counters.live_requests <= len(running) + len(waiting)
+    assert born > 20
+
+
+def test_a_closed_gate_reads_but_does_not_draft():
+    drafter = make_drafter()
+    assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
+    assert drafter.snapshot().catch_up_tokens == 3
+    assert step(drafter, {"a": [1, 2, 1]}) == {"a": [2, 1, 2]}
+    assert drafter.snapshot().catch_up_tokens == 3
+    # Counts of an open step must not linger.
+    assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
+
+
+def test_rows_that_are_not_eligible_are_left_alone():
+    drafter = make_drafter()
+    texts = {"prefill": [1, 2, 1], "decode": [3, 4, 3]}
+    assert step(drafter, texts, eligible=[False, True]) == {"prefill": [], "decode": [4, 3, 4]}
+    assert drafter.snapshot().catch_up_tokens == 3
+    assert step(drafter, texts)["prefill"] == [2, 1, 2]
+
+
+@pytest.mark.parametrize("max_tokens", [2, int32(2, 2), np.array([2, 2], np.int64)])
+def test_max_tokens_for_all_rows(max_tokens):
+    texts = {"a": [1, 1, 1], "b": [2, 2, 2]}
+    assert step(make_drafter(), texts, max_tokens=max_tokens) == {"a": [1, 1], "b": [2, 2]}
+
+
+def test_max_tokens_per_row():
+    texts = {name: [1, 1, 1] for name in "abcd"}
+    drafts = step(make_drafter(k=3), texts, max_tokens=int32(0, -5, 1, 99))
+    assert [len(draft) for draft in drafts.values()] == [0, 0, 1, 3]
+
+
+def test_drafts_end_at_the_longest_text():
+    drafter = make_drafter(max_model_len=10)
+    lengths = {n: len(step(drafter, {f"r{n}": [1] * n}, width=10)[f"r{n}"]) for n in range(2, 11)}
+    assert lengths == {2: 3, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 1, 10: 0}
+
+
+def test_finish_frees_everything_and_may_be_repeated():
+    drafter = make_drafter()
+    step(drafter, {"a": [1] * 100, "b": [2] * 100})
+    assert drafter.snapshot().bytes > 0
+    drafter.finish(["a", "b", "never seen"])
+    drafter.finish(["a"])
+    counters = drafter.snapshot()
+    assert (counters.live_requests, counters.bytes, counters.evictions) == (0, 0, 0)
+
+
+def test_an_id_used_again_in_the_next_step_starts_afresh():
+    drafter = make_drafter()
+    step(drafter, {"a": [1, 2, 3, 1, 2]})
+    drafter.finish(["a"])
+    assert step(drafter, {"a": [1, 2, 9, 1, 2, 3, 1, 2, 4, 1]}) == {"a": [2, 4, 1]}
+    assert drafter.snapshot().rebuilds == 0
+
+
+def test_an_id_used_again_without_finish_is_noticed():
+    drafter = make_drafter()
+    step(drafter, {"a": [1, 2, 3, 1, 2]})
+    assert step(drafter, {"a": [5, 6, 7, 5, 6, 5]}) == {"a": [6, 5, 6]}
+    assert step(drafter, {"a": [5, 6]}) == {"a": []}
+    assert drafter.snapshot().rebuilds == 2
+
+
+def test_rows_may_be_swapped_under_the_same_ids():
+    drafter = make_drafter()
+    a, b = [1, 2, 1], [3, 4, 3]
+    step(drafter, {"a": a, "b": b})
+    assert step(drafter, {"b": b, "a": a}) == {"a": [2, 1, 2], "b": [4, 3, 4]}
+    assert step(drafter, {"b": b}) == {"b": [4, 3, 4]}
+    assert drafter.snapshot().rebuilds == 0
+
+
+def test_the_engines_list_of_ids_may_change_in_place():
+    drafter = make_drafter()
+    ids = ["a", "b"]
+    token_ids = np.array([[1, 2, 1], [3, 4, 3]], np.int32)
+    lengths, eligible = int32(3, 3), np.ones(2, bool)
+    drafter.step(ids, token_ids, lengths, eligible, gate_open=True)
+    ids.reverse()
+    drafter.step(ids, token_ids[::-1], lengths, eligible, gate_open=True)
+    assert drafter.snapshot().rebuilds == 0
+
+
+def test_a_preempted_request_keeps_its_automaton():
+    drafter = make_drafter()
+    step(drafter, {"a": [1, 2, 3, 1], "b": [9]})
+    for _ in range(20):
+        step(drafter, {"b": [9]})
+    assert step(drafter, {"a": [1, 2, 3, 1, 2]}) == {"a": [3, 1, 2]}
+    assert drafter.snapshot().catch_up_tokens == 4 + 1 + 1
+
+
+def test_the_longest_absent_is_evicted_first():
+    drafter = make_drafter(max_rows=2)  # at most 20 live
+    for i in range(20):
+        step(drafter, {f"r{i}": [i, i, i]})
+    assert drafter.snapshot().evictions == 0
+    step(drafter, {"r0": [0, 0, 0]})  # back: now r1 is the longest absent
+    step(drafter, {"new": [7, 7]})
+    counters = drafter.snapshot()
+    assert (counters.live_requests, counters.evictions) == (20, 1)
+    read = counters.catch_up_tokens
+    step(drafter, {"r0": [0, 0, 0]})
+    assert drafter.snapshot().catch_up_tokens == read
+    assert step(drafter, {"r1": [1, 1, 1]}) == {"r1": [1, 1, 1]}
+    assert drafter.snapshot().catch_up_tokens == read + 3
+
+
+LONG_TEXT = [1, 2, 3] * 6000  # 18000 tokens, over half a MiB
+
+
+def test_max_bytes_takes_from_absent_requests_first():
+    drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
+    step(drafter, {"absent": LONG_TEXT}, width=30_000)
+    for _ in range(3):
+        assert step(drafter, {"present": LONG_TEXT}, width=30_000)["present"]
+    counters = drafter.snapshot()
+    assert (counters.live_requests, counters.evictions) == (1, 1)
+    assert counters.bytes <= 1 << 20
+
+
+def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
+    drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
+    texts = {"small": LONG_TEXT[:9000], "large": LONG_TEXT}
+    step(drafter, texts, width=30_000)
+    for _ in range(3):
+        drafts = step(drafter, texts, width=30_000)
+        assert drafts["small"] == [] and len(drafts["large"]) == 3
+    counters = drafter.snapshot()
+    assert counters.bytes <= 1 << 20
+    assert counters.evictions == 1  # not once per step
+    drafter.finish(["large"])
+    assert len(step(drafter, {"small": texts["small"]}, width=30_000)["small"]) == 3
+    assert drafter.snapshot().live_requests == 1
+
+
+def test_a_request_too_large_for_the_cap_never_comes_back():
+    drafter = make_drafter(max_model_len=60_000, max_bytes=1 << 20)
+    huge = LONG_TEXT * 3
+    for other in ({}, {"b": [1, 1]}, {}, {"c": [1, 1]}):
+        step(drafter, {"huge": huge, **other}, width=60_000)
+    counters = drafter.snapshot()
+    assert counters.evictions == 1
+    assert counters.catch_up_tokens == len(huge) + 2 + 2
+    drafter.finish(["huge"])
+    assert step(drafter, {"huge": [1, 1]}) == {"huge": [1, 1, 1]}
+
+
+def test_512_rows():
+    drafter = make_drafter(max_rows=512, max_model_len=200)
+    rng = np.random.default_rng(3)
+    texts = {f"r{i}": rng.integers(0, 9, 100 + i % 50).tolist() for i in range(512)}
+    drafts = step(drafter, texts, width=200)
+    for request_id in list(texts)[::61]:
+        assert drafts[request_id] == expected_draft(texts[request_id], 3)
+    assert drafter.snapshot().live_requests == 512
+
+
+def test_an_empty_batch_and_an_empty_prompt():
+    drafter = make_drafter()
+    assert step(drafter, {}) == {}
+    assert step(drafter, {"a": []}) == {"a": []}
+    assert step(drafter, {"a": [0, 0]}) == {"a": [0, 0, 0]}
+
+
+def test_misuse_is_refused():
+    drafter = make_drafter(max_rows=2)
+    one = np.ones((3, 4), np.int32)
+    with pytest.raises(ValueError, match="3 requests, more than max_rows = 2"):
+        drafter.step(list("abc"), one, int32(1, 1, 1), np.ones(3, bool), gate_open=True)
+    with pytest.raises(ValueError, match="a request id occurs twice"):
+        drafter.step(["a", "a"], one, int32(1, 1), np.ones(2, bool), gate_open=True)
+    with pytest.raises(ValueError, match=r"2 requests, but num_tokens\[1\]"):
+        drafter.step(["a", "b"], one, int32(1), np.ones(2, bool), gate_open=True)
+    with pytest.raises(TypeError, match="lengths must be int32"):
+        drafter.step(["a"], one, np.array([1]), np.ones(1, bool), gate_open=True)
+    with pytest.raises(ValueError, match=r"sam\.enabled is false"):
+        SamDrafter(SamConfig(enabled=False), 2, 10)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        SamDrafter(SamConfig(gate=GateConfig(threshold=0)), 0, 10)

