@@ -1,0 +1,163 @@
+"""The reward of the recipe: +1 for a right final answer, -1 for anything else, as in DAPO.
+
+Why it exists: verl calls a reward function for every response, from threads of an event loop
+(``reward.custom_reward_function.path=.../reward.py``, ``reward.reward_manager.name=dapo``). A slow
+or raising reward stalls or kills training, hence two stages: the last ``\\boxed{}`` of the response
+is compared with the ground truth as text, which settles nearly every response in microseconds;
+only for data sets whose answers may be written in several ways does a symbolic comparison
+(math-verify) follow, in a worker process that can be given up on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import re
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+#: Sources whose answers have exactly one way of being written.
+EXACT_SOURCES = frozenset({"synthetic_math"})
+#: Only so many characters at the end of a response are searched for the answer.
+TAIL_CHARACTERS = 1000
+#: Longer answers are not handed to the symbolic comparison.
+MAX_SYMBOLIC_CHARACTERS = 200
+#: Seconds after which a symbolic comparison counts as not equal.
+SYMBOLIC_TIMEOUT = 10.0
+
+_BOX = "\\boxed{"
+_SPACING = re.compile(r"\\[,;:!]|\\ |\\q?quad\b|~|\s+")
+_WRAPPED = re.compile(r"^\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}$")
+_THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_PLAIN_NUMBER = re.compile(r"^[+-]?(?:\d+(?:\.\d*)?|\.\d+)$")
+_REWRITES = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\left": "", "\\right": "", "{,}": ","}
+
+_pool: ProcessPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def last_boxed(text: str) -> str:
+    """Return the content of the last complete ``\\boxed{}`` near the end of ``text``, or ""."""
+    tail = text[-TAIL_CHARACTERS:]
+    start = tail.rfind(_BOX)
+    while start >= 0:
+        depth = 1
+        for position in range(start + len(_BOX), len(tail)):
+            depth += {"{": 1, "}": -1}.get(tail[position], 0)
+            if depth == 0:
+                return tail[start + len(_BOX) : position]
+        start = tail.rfind(_BOX, 0, start)
+    return ""
+
+
+def normalise(answer: str) -> str:
+    """Return ``answer`` without differences in writing that never matter; numbers in plain form."""
+    text = answer.strip().strip("$").rstrip(".")
+    for old, new in _REWRITES.items():
+        text = text.replace(old, new)
+    text = _SPACING.sub("", text)
+    wrapped = _WRAPPED.match(text)
+    text = wrapped.group(1) if wrapped else text
+    if _THOUSANDS.match(text):
+        text = text.replace(",", "")
+    return _plain_number(text) if _PLAIN_NUMBER.match(text) else text
+
+
+def _plain_number(text: str) -> str:
+    """Return a decimal number without plus sign, leading zeros or trailing zeros."""
+    try:
+        number = format(Decimal(text), "f")
+    except InvalidOperation:
+        return text
+    number = number.rstrip("0").rstrip(".") if "." in number else number
+    return "0" if number == "-0" else number
+
+
+def _verify_in_worker(truth: str, answer: str) -> bool:
+    """Compare two LaTeX answers symbolically (runs in a worker process)."""
+    from math_verify import parse, verify
+
+    # math-verify's own timeouts rest on SIGALRM: they fail outside a main thread and cannot stop a
+    # long computation inside C code. They are off (None); the caller waits for a limited time and
+    # then kills this process.
+    parsed = [parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
+    return bool(all(parsed)) and verify(*parsed, timeout_seconds=None)
+
+
+def _importable_worker() -> Callable[[str, str], bool]:
+    """Return ``_verify_in_worker`` under a name that a spawned process can import.
+
+    verl may load this file by its path, as a module that exists only in its own process.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in sys.path:
+        sys.path.append(root)
+    return importlib.import_module("recipes.dapo_qwen3.reward")._verify_in_worker
+
+
+def _submit(truth: str, answer: str) -> Future[bool]:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            # Spawned, because forking a process that runs threads can deadlock.
+            context = multiprocessing.get_context("spawn")
+            _pool = ProcessPoolExecutor(max_workers=2, mp_context=context)
+        return _pool.submit(_importable_worker(), truth, answer)
+
+
+def _discard_pool() -> None:
+    """End workers that are stuck or broken; the next comparison starts fresh ones."""
+    global _pool
+    with _pool_lock:
+        pool, _pool = _pool, None
+    if pool is not None:
+        workers = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+
+
+def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
+    """Say whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
+
+    May be called from any thread. Never raises.
+    """
+    if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
+        return False
+    try:
+        return bool(_submit(truth, answer).result(timeout=timeout))
+    except Exception:  # a reward must not raise, whatever the worker died of
+        _discard_pool()
+        return False
+
+
+def _is_right(data_source: str, prediction: str, truth: str) -> bool:
+    expected, given = normalise(truth), normalise(prediction)
+    if not given or expected == given:
+        return bool(given)
+    both_numbers = bool(_PLAIN_NUMBER.match(expected) and _PLAIN_NUMBER.match(given))
+    if both_numbers or data_source in EXACT_SOURCES:
+        return False
+    return symbolically_equal(expected, given)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Score one response, in the form verl's ``dapo`` reward manager expects.
+
+    Returns ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred`` (the
+    answer found, "" if none, logged). Unknown keyword arguments are ignored. Never raises.
+    """
+    prediction = last_boxed(str(solution_str or ""))
+    right = _is_right(str(data_source), prediction, str(ground_truth))
+    return {"score": 1.0 if right else -1.0, "acc": float(right), "pred": prediction}

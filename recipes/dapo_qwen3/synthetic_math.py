@@ -1,0 +1,378 @@
+"""A synthetic mathematics task that makes reinforcement learning and speculation worth watching.
+
+Why it exists: the recipe must be tried on a laptop, where no pretrained model fits. The tiny model
+therefore needs a task that a million parameters can learn, that a program can verify, and whose
+solutions look to a drafter like those of a reasoning model: worked out step by step, restating
+intermediate results, and varying in length by an order of magnitude, so that a long tail exists.
+
+A *problem* chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four
+families: signed totals, totals modulo a power of ten, products modulo a hundred, sums of products.
+A *demonstration* is one to four passes over the chain. Each step of a pass is worked either
+
+* in **columns** - digit by digit with carries; almost always right (``COLUMN_SLIP``), or
+* in the **head** - the result written down at once; often wrong (``HEAD_SLIP``), and a wrong
+  intermediate result is carried forward consistently, as a person would.
+
+The answer is that of the last pass. A model trained on this mixture by plain imitation is right
+about every second time, not for want of skill but because it imitates haste as well as care: at
+temperature 1 it begins each pass with a coin toss between the two. This is on purpose. It is the
+situation in which policy-gradient training shows an effect within a few steps, because careful
+work is already in the repertoire and only has to be preferred. Nothing else is engineered: the
+reward sees the final answer alone, and the model must really be able to add and multiply digits.
+
+Wording is drawn anew for every step (with a bias towards the wording used before, as in human
+text), so that a drafter gains from repetition without every step being one repeated phrase.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+DATA_SOURCE = "synthetic_math"
+FAMILIES = ("total", "modular_total", "modular_product", "sum_of_products")
+LABELS = "abcdefghijkl"
+PLACES = ("ones", "tens", "hundreds", "thousands", "ten-thousands")
+
+#: Chance that a step worked in columns ends in a wrong result.
+COLUMN_SLIP = 0.002
+#: Chance that a step done in the head ends in a wrong result.
+HEAD_SLIP = 0.30
+#: Chances of a pass being all columns, all in the head, or a mixture of both by step.
+PASS_KINDS = {"columns": 0.33, "head": 0.49, "mixed": 0.18}
+#: Chances of one to four passes over the chain.
+PASS_COUNTS = {1: 0.52, 2: 0.34, 3: 0.10, 4: 0.04}
+#: Chances of each number of operands: most chains are short, a few are very long.
+OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
+#: Demonstrations longer than this (characters) are drawn again, so that the response limit holds.
+MAX_CHARACTERS = 1750
+#: Chance of keeping the wording used before in the same response.
+KEEP_WORDING = 0.85
+
+_TASKS = {
+    "total": "the total of {x}",
+    "modular_total": "the total modulo {m} of {x}",
+    "modular_product": "the product modulo {m} of {x}",
+    "sum_of_products": "the total of the products {x}",
+}
+_QUESTIONS = ("Find {q}.", "Work out {q}.", "What is {q}?", "Give me {q}.")
+_ASK_FOR_BOX = " Put the answer in \\boxed{}."
+
+_WORDING: dict[str, tuple[str, ...]] = {
+    "opening": ("Okay, ", "Let me see, ", "So, ", "Right, ", "Well, "),
+    "task": ("the task is {q}, ", "we need {q}, ", "they want {q}, "),
+    "columns": ("column by column.", "digit by digit.", "with care, in columns."),
+    "head": ("in my head.", "quickly.", "at a glance."),
+    "mixed": ("step by step.", "one after the other.", "from left to right."),
+    "start": ("Start with {a}={x}.", "We have {a}={x}.", "{a} is {x}."),
+    "step": (
+        "Now {a}, that is to work out {e}",
+        "Then comes {a}, so we need {e}",
+        "Next in the list is {a}: {e}",
+        "Take {a} as well, which means {e}",
+    ),
+    "result": (
+        ". So we have {e}={r}.",
+        ", and together that gives {e}={r}.",
+        ", which makes {e}={r} in all.",
+        ". Read from the top: {e}={r}.",
+    ),
+    "keep": (
+        " Only the rest modulo {m} counts, {r}.",
+        " Modulo {m} that is {r}.",
+        " Taken modulo {m} this leaves {r}.",
+    ),
+    "running": (
+        " Added to the {x} from before, {e}",
+        " With the {x} we had so far, {e}",
+        " On top of {x} that is {e}",
+    ),
+    "again": (
+        "Let me check, ",
+        "Wait, once more, ",
+        "I want to be sure, again ",
+        "Let me go over it again, ",
+    ),
+    "agrees": ("Again {r}, as before.", "The same, {r}.", "It agrees: {r}."),
+    "differs": ("Now {r}, not {p}. I keep {r}.", "Before I had {p}, but {r} it is."),
+    "closing": (
+        "The answer is \\boxed{{{r}}}.",
+        "So the result is \\boxed{{{r}}}.",
+        "Answer: \\boxed{{{r}}}",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One verifiable problem.
+
+    ``operands`` are the numbers in order of their labels; for ``sum_of_products`` each is a pair
+    (factor of one digit, factor of two digits), otherwise a single signed number in a 1-tuple.
+    ``modulus`` is 0 where the family has none. ``answer`` is the decimal text of the right result.
+    """
+
+    family: str
+    operands: tuple[tuple[int, ...], ...]
+    modulus: int
+    question: str
+    task: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A worked response: its text, the answer it states, and the kind of its last pass."""
+
+    text: str
+    answer: str
+    last_pass: str
+
+
+def _draw(rng: random.Random, chances: dict) -> object:
+    return rng.choices(list(chances), weights=list(chances.values()))[0]
+
+
+def _operand_texts(family: str, operands: Sequence[tuple[int, ...]]) -> list[str]:
+    if family == "total":
+        return [f"{x:+d}" for (x,) in operands]
+    return ["*".join(str(x) for x in factors) for factors in operands]
+
+
+def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[int, ...]]:
+    if family == "modular_product":
+        factors = [(rng.randint(2, 9),) for _ in range(count - 1)]
+        return [(rng.randint(11, 99),), *factors]
+    if family == "sum_of_products":
+        return [(rng.randint(2, 9), rng.randint(11, 99)) for _ in range(min(count, 6))]
+    # Long chains have mostly two-digit numbers, which keeps the prompt below a hundred tokens.
+    long_numbers = 0.35 if count <= 6 else 0.15
+    total, operands = 0, []
+    for index in range(count):
+        size = rng.randint(100, 999) if rng.random() < long_numbers else rng.randint(11, 99)
+        negative = family == "total" and index > 0 and size <= total and rng.random() < 0.45
+        operands.append((-size if negative else size,))
+        total += operands[-1][0]
+    return operands
+
+
+def true_answer(family: str, operands: Sequence[tuple[int, ...]], modulus: int) -> int:
+    """Return the right result of a chain. Raises ``KeyError`` for an unknown family."""
+    values = []
+    for factors in operands:
+        value = 1
+        for factor in factors:
+            value *= factor
+        values.append(value)
+    if family == "modular_product":
+        product = 1
+        for value in values:
+            product *= value
+        return product % modulus
+    return {
+        "total": sum(values),
+        "sum_of_products": sum(values),
+        "modular_total": sum(values) % max(modulus, 1),
+    }[family]
+
+
+def draw_problem(rng: random.Random, operand_count: int | None = None) -> Problem:
+    """Draw one problem; ``operand_count`` (2 to 12) fixes the length of its chain."""
+    family = rng.choice(FAMILIES)
+    count = operand_count or _draw(rng, OPERAND_COUNTS)
+    operands = tuple(_draw_operands(rng, family, count))
+    modulus = {"modular_total": rng.choice((100, 1000)), "modular_product": 100}.get(family, 0)
+    texts = _operand_texts(family, operands)
+    listed = ",".join(f"{label}={text}" for label, text in zip(LABELS, texts, strict=False))
+    task = _TASKS[family].format(x=listed, m=modulus)
+    question = rng.choice(_QUESTIONS).format(q=task) + _ASK_FOR_BOX
+    answer = str(true_answer(family, operands, modulus))
+    return Problem(family, operands, modulus, question, task, answer)
+
+
+def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Problem]:
+    """Draw ``count`` problems with distinct questions, none of which is in ``exclude``."""
+    rng, seen, problems = random.Random(seed), set(exclude), []
+    while len(problems) < count:
+        problem = draw_problem(rng)
+        if problem.question not in seen:
+            seen.add(problem.question)
+            problems.append(problem)
+    return problems
+
+
+@dataclass
+class _Writer:
+    """Writes one response: keeps the wording, works the steps, makes the slips."""
+
+    rng: random.Random
+    column_slip: float
+    head_slip: float
+    label: str = ""
+    wording: dict[str, str] = field(default_factory=dict)
+
+    def say(self, what: str, **values: object) -> str:
+        """Return a sentence of the kind ``what``, preferably worded as before.
+
+        A step gone over again is worded as it was the first time, others as the latest.
+        """
+        here = f"{what} {values.get('a', self.label)}"
+        wording = self.wording.get(here) or self.wording.get(what)
+        if wording is None or self.rng.random() > KEEP_WORDING:
+            wording = self.rng.choice(_WORDING[what])
+        self.wording[what] = self.wording[here] = wording
+        return wording.format(**values)
+
+    def slip(self, result: int, chance: float) -> int:
+        """Return ``result``, or with probability ``chance`` a number wrong in one digit."""
+        if self.rng.random() >= chance:
+            return result
+        place = 10 ** self.rng.randrange(len(str(result)))
+        wrong = result + self.rng.choice((-2, -1, 1, 2)) * place
+        return wrong if wrong >= 0 else result + place
+
+    def work(self, expression: str, columns: str, result: int, careful: bool) -> tuple[str, int]:
+        """Write one operation; returns its text and the result as written."""
+        written = self.slip(result, self.column_slip if careful else self.head_slip)
+        if not careful:
+            return f"{expression}={written}.", written
+        return f"{expression}. {columns}" + self.say("result", e=expression, r=written), written
+
+
+def _digits(number: int, width: int = 0) -> list[int]:
+    return [int(digit) for digit in reversed(str(number).zfill(width))]
+
+
+def _add_columns(x: int, y: int) -> str:
+    width, carry, parts = max(len(str(x)), len(str(y))), 0, []
+    for place, p, q in zip(PLACES, _digits(x, width), _digits(y, width), strict=False):
+        term = f"{p} and then {q}" + (" and then 1" if carry else "")
+        parts.append(f"the {place} {term} make it {p + q + carry}")
+        carry = (p + q + carry) // 10
+    return ", ".join(parts)
+
+
+def _subtract_columns(x: int, y: int) -> str:
+    width, borrow, parts = len(str(x)), 0, []
+    for place, p, q in zip(PLACES, _digits(x, width), _digits(y, width), strict=False):
+        term = f"less the {q}" + (" less the 1" if borrow else "")
+        needed = q + borrow
+        borrow = int(p < needed)
+        parts.append(f"the {place} {p + 10 * borrow} {term} make it {p + 10 * borrow - needed}")
+    return ", ".join(parts)
+
+
+def _multiply_columns(x: int, y: int) -> str:
+    carry, parts = 0, []
+    for place, p in zip(PLACES, _digits(y), strict=False):
+        term = f"{x} times a {p}" + (f" and then {carry}" if carry else "")
+        parts.append(f"the {place} {term} make it {x * p + carry}")
+        carry = (x * p + carry) // 10
+    return ", ".join(parts)
+
+
+class _NegativeTotal(Exception):
+    """A slip has led to a subtraction below zero; the demonstration is drawn again."""
+
+
+def _accumulate(writer: _Writer, total: int, value: int, careful: bool) -> tuple[str, int]:
+    if value >= 0:
+        columns = _add_columns(total, value)
+        return writer.work(f"{total}+{value}", columns, total + value, careful)
+    if total + value < 0:
+        raise _NegativeTotal
+    columns = _subtract_columns(total, -value)
+    return writer.work(f"{total}-{-value}", columns, total + value, careful)
+
+
+def _reduce(writer: _Writer, total: int, modulus: int) -> tuple[str, int]:
+    if not modulus or total < modulus:
+        return "", total
+    return writer.say("keep", r=total % modulus, m=modulus), total % modulus
+
+
+def _product_step(writer: _Writer, factors: tuple[int, ...], careful: bool) -> tuple[str, int]:
+    x, y = factors
+    return writer.work(f"{x}*{y}", _multiply_columns(x, y), x * y, careful)
+
+
+def _step(
+    writer: _Writer, problem: Problem, label: str, total: int, index: int, careful: bool
+) -> tuple[str, int]:
+    """Write the step that brings operand ``index`` into the running ``total``."""
+    factors = problem.operands[index]
+    writer.label = label
+    if problem.family == "sum_of_products":
+        product_text, product = _product_step(writer, factors, careful)
+        text, new_total = _accumulate(writer, total, product, careful)
+        whole = writer.say("step", a=label, e=product_text)
+        return whole + writer.say("running", x=total, e=text), new_total
+    if problem.family == "modular_product":
+        factor = factors[0]
+        columns = _multiply_columns(factor, total)
+        text, result = writer.work(f"{factor}*{total}", columns, factor * total, careful)
+    else:
+        text, result = _accumulate(writer, total, factors[0], careful)
+    rest, result = _reduce(writer, result, problem.modulus)
+    return writer.say("step", a=label, e=text) + rest, result
+
+
+def _pass(writer: _Writer, problem: Problem, kind: str) -> tuple[str, int]:
+    """Write one pass over the chain; returns its text and its result."""
+
+    def careful() -> bool:
+        return kind == "columns" or (kind == "mixed" and writer.rng.random() < 0.5)
+
+    first = problem.operands[0]
+    writer.label = LABELS[0]
+    if len(first) == 1:
+        total = first[0]
+        lines = [writer.say("start", a=LABELS[0], x=total)]
+    else:
+        text, total = _product_step(writer, first, careful())
+        lines = [writer.say("step", a=LABELS[0], e=text)]
+    for index in range(1, len(problem.operands)):
+        text, total = _step(writer, problem, LABELS[index], total, index, careful())
+        lines.append(text)
+    return "\n".join(lines), total
+
+
+def _write(problem: Problem, writer: _Writer, kinds: Sequence[str]) -> tuple[str, int]:
+    paragraphs, previous = [], None
+    for kind in kinds:
+        opening = writer.say("opening" if previous is None else "again")
+        opening += writer.say("task", q=problem.task) + writer.say(kind)
+        text, result = _pass(writer, problem, kind)
+        paragraphs.append(opening + "\n" + text)
+        if previous is not None:
+            verdict = "agrees" if result == previous else "differs"
+            paragraphs.append(writer.say(verdict, r=result, p=previous))
+        previous = result
+    closing = writer.say("closing", r=previous)
+    return "<think>\n" + "\n".join(paragraphs) + "\n</think>\n\n" + closing, previous
+
+
+def demonstrate(
+    problem: Problem,
+    rng: random.Random,
+    kinds: Sequence[str] | None = None,
+    column_slip: float = COLUMN_SLIP,
+    head_slip: float = HEAD_SLIP,
+) -> Demonstration:
+    """Write a response to ``problem`` (without the end-of-turn token).
+
+    ``kinds`` fixes the kind of every pass (``columns``, ``head``, ``mixed``); otherwise number and
+    kinds are drawn. Raises ``ValueError`` if no response fits ``MAX_CHARACTERS``.
+    """
+    for _ in range(200):
+        chosen = kinds or rng.choices(
+            list(PASS_KINDS), list(PASS_KINDS.values()), k=_draw(rng, PASS_COUNTS)
+        )
+        try:
+            text, result = _write(problem, _Writer(rng, column_slip, head_slip), chosen)
+        except _NegativeTotal:
+            continue
+        if len(text) <= MAX_CHARACTERS:
+            return Demonstration(text, str(result), chosen[-1])
+    raise ValueError(f"no demonstration of at most {MAX_CHARACTERS} characters: {problem}")

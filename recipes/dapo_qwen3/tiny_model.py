@@ -1,0 +1,444 @@
+"""Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
+
+Why it exists: everything the recipe does - serving, speculation, weight hand-over, policy updates -
+must be seen to work before anybody rents an accelerator, and a randomly initialised model will not
+do: its text never repeats, never ends and is never right. This module trains a byte-level BPE
+tokenizer and a Qwen3 of under a million parameters on the synthetic task of ``synthetic_math``
+(see there for what the demonstrations teach and why half of them are careless), and measures the
+result. The checkpoint in ``tiny_qwen3/`` beside this file was made by
+
+    python -m recipes.dapo_qwen3.tiny_model
+
+which repeats it from the same seed. ``--report-only`` measures a checkpoint without training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from recipes.dapo_qwen3.reward import compute_score
+from recipes.dapo_qwen3.synthetic_math import (
+    DATA_SOURCE,
+    Problem,
+    demonstrate,
+    draw_problem,
+    draw_problems,
+)
+
+DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+MAX_RESPONSE_TOKENS = 1024
+MAX_POSITIONS = 4096
+TARGET_VOCABULARY = 448
+
+#: How Qwen tokenizers cut text before merging bytes: words, single digits, punctuation, spaces.
+_CUTS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+#: Renders conversations as Qwen3 does: thoughts of turns before the last question are left out.
+CHAT_TEMPLATE = r"""
+{%- set marks = namespace(question=messages|length - 1) -%}
+{%- for turn in messages if turn.role == 'user' -%}
+    {%- set marks.last = turn -%}
+{%- endfor -%}
+{%- for turn in messages -%}
+    {%- if turn.role == 'user' and turn is sameas marks.last -%}
+        {%- set marks.question = loop.index0 -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- for turn in messages -%}
+    {%- set answer, thoughts = turn.content, '' -%}
+    {%- if turn.role == 'assistant' -%}
+        {%- if turn.reasoning_content is defined and turn.reasoning_content is not none -%}
+            {%- set thoughts = turn.reasoning_content -%}
+        {%- elif '</think>' in turn.content -%}
+            {%- set answer = turn.content.split('</think>')[-1].lstrip('\n') -%}
+            {%- set before = turn.content.split('</think>')[0].rstrip('\n') -%}
+            {%- set thoughts = before.split('<think>')[-1].lstrip('\n') -%}
+        {%- endif -%}
+        {%- if loop.index0 > marks.question and (loop.last or thoughts) -%}
+            {%- set opened = '<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' -%}
+            {%- set answer = opened + answer.lstrip('\n') -%}
+        {%- endif -%}
+    {%- endif -%}
+    {{- '<|im_start|>' + turn.role + '\n' + answer + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\n' -}}
+    {%- if enable_thinking is defined and enable_thinking is false -%}
+        {{- '<think>\n\n</think>\n\n' -}}
+    {%- endif -%}
+{%- endif -%}
+""".strip()
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of the supervised warm start; lengths in tokens."""
+
+    steps: int = 2600
+    tokens_per_batch: int = 4096
+    learning_rate: float = 4e-3
+    matrix_learning_rate: float = 2e-2
+    warmup_steps: int = 60
+    seed: int = 20
+
+
+def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer on ``corpus_size`` problems with their demonstrations."""
+    rng = random.Random(seed)
+
+    def corpus() -> Iterator[str]:
+        for _ in range(corpus_size):
+            problem = draw_problem(rng)
+            yield problem.question + "\n" + demonstrate(problem, rng).text
+            yield "system\nuser\nassistant\n"
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_CUTS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TARGET_VOCABULARY - 5, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(corpus(), trainer)
+    core.add_special_tokens([AddedToken(mark, special=True) for mark in (PAD, START, END)])
+    # As in Qwen3 the thinking marks stay visible when special tokens are skipped in decoding.
+    core.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
+    """Return a freshly initialised Qwen3 (float32) whose vocabulary is that of ``tokenizer``."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        # Narrow layers need a wider start than the default, or the first steps teach nothing.
+        initializer_range=0.06,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
+    """Return the prompt of ``problem`` as chat text that ends where the response begins."""
+    messages = [{"role": "user", "content": problem.question}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _examples(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, count: int, held_out: set[str]
+) -> list[tuple[list[int], int]]:
+    """Return ``count`` pairs (token ids of prompt and response, length of the prompt)."""
+    prompts, responses = [], []
+    while len(prompts) < count:
+        problem = draw_problem(rng)
+        if problem.question not in held_out:
+            prompts.append(render_prompt(tokenizer, problem))
+            responses.append(demonstrate(problem, rng).text + END)
+    prompt_ids = tokenizer(prompts)["input_ids"]
+    response_ids = tokenizer(responses)["input_ids"]
+    return [(p + r, len(p)) for p, r in zip(prompt_ids, response_ids, strict=True)]
+
+
+def _rounded_up(length: int, multiple: int = 32) -> int:
+    """Round a length up: few distinct shapes keep the CPU kernels' caches small and warm."""
+    return -(-length // multiple) * multiple
+
+
+def _collate(examples: Sequence[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, ...]:
+    """Return ids and labels, each (batch, longest); labels are -100 except on responses."""
+    longest = _rounded_up(max(len(ids) for ids, _ in examples))
+    ids = torch.full((len(examples), longest), pad)
+    labels = torch.full((len(examples), longest), -100)
+    for row, (tokens, prompt_length) in enumerate(examples):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, prompt_length : len(tokens)] = torch.tensor(tokens[prompt_length:])
+    return ids, labels
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, settings: TrainingSettings, held_out: set[str]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield endless batches of fresh demonstrations, grouped by length to waste little padding."""
+    rng = random.Random(settings.seed)
+    while True:
+        pool = sorted(_examples(tokenizer, rng, 1024, held_out), key=lambda pair: len(pair[0]))
+        batches: list[list[tuple[list[int], int]]] = [[]]
+        for example in pool:
+            # The pool is sorted, so the newest example is the longest of its batch.
+            cost = (len(batches[-1]) + 1) * _rounded_up(len(example[0]))
+            if batches[-1] and cost > settings.tokens_per_batch:
+                batches.append([])
+            batches[-1].append(example)
+        rng.shuffle(batches)
+        for batch in batches:
+            yield _collate(batch, tokenizer.pad_token_id)
+
+
+def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, which needs about half the steps of AdamW here; AdamW for the rest."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    gains = [p for p in model.parameters() if p.ndim < 2]
+    return [
+        torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=0.01),
+        torch.optim.AdamW(
+            [embedding, *gains], lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+        ),
+    ]
+
+
+def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy over response tokens, a scalar in nats."""
+    # Padding is on the right, where a causal model never looks, so no attention mask is needed;
+    # leaving it out keeps the fast attention kernel.
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: TrainingSettings,
+    held_out: set[str],
+) -> None:
+    """Train ``model`` in place on fresh demonstrations of problems that are not ``held_out``."""
+    optimizers = _optimizers(model, settings)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda step: _learning_rate_factor(step, settings))
+        for o in optimizers
+    ]
+    model.train()
+    bar = tqdm(range(settings.steps), desc="training the tiny Qwen3", unit="step")
+    smooth = None
+    for _, (ids, labels) in zip(bar, _batches(tokenizer, settings, held_out), strict=False):
+        loss = _loss(model, ids, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad(set_to_none=True)
+        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{smooth:.3f}")
+    model.eval()
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+    """Write the checkpoint (weights in bfloat16) in Hugging Face format to ``output``."""
+    output.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(output, safe_serialization=True)
+    tokenizer.save_pretrained(output)
+    GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(output)
+
+
+@torch.inference_mode()
+def sample_responses(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    temperature: float = 1.0,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[tuple[list[int], list[int]]]:
+    """Sample one response per prompt; returns pairs (prompt ids, response ids incl. the end)."""
+    inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+    sampling = {"do_sample": temperature > 0, "max_new_tokens": max_new_tokens}
+    if temperature > 0:
+        sampling |= {"temperature": temperature, "top_p": 1.0, "top_k": 0}
+    output = model.generate(
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], **sampling
+    )
+    width, pairs = inputs["input_ids"].shape[1], []
+    for row, mask, ids in zip(output, inputs["attention_mask"], inputs["input_ids"], strict=True):
+        response = row[width:].tolist()
+        if tokenizer.eos_token_id in response:
+            response = response[: response.index(tokenizer.eos_token_id) + 1]
+        pairs.append((ids[mask.bool()].tolist(), response))
+    return pairs
+
+
+def replay_acceptance(
+    prompt: Sequence[int], response: Sequence[int], draft_length: int = 3
+) -> float:
+    """Mean tokens emitted per decoding step if a longest-suffix drafter had proposed the response.
+
+    Replays a sampled response: at each step the draft is the continuation of the latest earlier
+    occurrence of the longest suffix of the text so far; the step emits the accepted prefix of the
+    draft and one further token. Quadratic in the length; meant for reports, not for serving.
+    """
+    text, position, steps = list(prompt) + list(response), len(prompt), 0
+    while position < len(text):
+        best_length, best_end = 0, -1
+        for end in range(position - 1, 0, -1):
+            length = 0
+            while length < end and text[end - 1 - length] == text[position - 1 - length]:
+                length += 1
+            if length > best_length:
+                best_length, best_end = length, end
+        draft = text[best_end : min(best_end + draft_length, position)] if best_length else []
+        accepted = 0
+        while accepted < len(draft) and position + accepted < len(text) - 1:
+            if draft[accepted] != text[position + accepted]:
+                break
+            accepted += 1
+        position += accepted + 1
+        steps += 1
+    return len(response) / max(steps, 1)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a checkpoint does at temperature 1; lengths in tokens, shares between 0 and 1."""
+
+    responses: int
+    accuracy: float
+    accuracy_half_width: float
+    clipped_share: float
+    length_quantiles: dict[str, int]
+    prompts_by_right_answers: dict[int, int]
+    mean_acceptance_length: float
+    tokens_per_second: float
+
+
+def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
+    ordered = sorted(lengths)
+    names = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: ordered[round(q * (len(ordered) - 1))] for name, q in names.items()}
+
+
+def measure(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[Problem],
+    samples_per_prompt: int = 8,
+    batch_size: int = 256,
+    temperature: float = 1.0,
+) -> Report:
+    """Sample ``samples_per_prompt`` responses to each problem and summarise them."""
+    work = [problem for problem in problems for _ in range(samples_per_prompt)]
+    pairs: list[tuple[list[int], list[int]]] = []
+    begin = time.perf_counter()
+    for start in tqdm(range(0, len(work), batch_size), desc="sampling", unit="batch"):
+        prompts = [
+            render_prompt(tokenizer, problem) for problem in work[start : start + batch_size]
+        ]
+        pairs += sample_responses(model, tokenizer, prompts, temperature)
+    seconds = time.perf_counter() - begin
+    texts = tokenizer.batch_decode([ids for _, ids in pairs], skip_special_tokens=True)
+    right = [
+        compute_score(DATA_SOURCE, text, problem.answer)["acc"] > 0
+        for text, problem in zip(texts, work, strict=True)
+    ]
+    groups = [
+        sum(right[i : i + samples_per_prompt]) for i in range(0, len(right), samples_per_prompt)
+    ]
+    lengths = [len(ids) for _, ids in pairs]
+    accuracy = sum(right) / len(right)
+    # Samples of one prompt are not independent, hence the spread between prompts is what counts.
+    variance = sum((g / samples_per_prompt - accuracy) ** 2 for g in groups) / len(groups)
+    replayed = pairs[:: max(1, len(pairs) // 48)]
+    steps = sum(len(r) / replay_acceptance(p, r) for p, r in replayed)
+    return Report(
+        responses=len(work),
+        accuracy=round(accuracy, 4),
+        accuracy_half_width=round(1.96 * math.sqrt(variance / len(groups)), 4),
+        clipped_share=round(sum(n >= MAX_RESPONSE_TOKENS for n in lengths) / len(lengths), 4),
+        length_quantiles=_length_quantiles(lengths),
+        prompts_by_right_answers={k: groups.count(k) for k in range(samples_per_prompt + 1)},
+        mean_acceptance_length=round(sum(len(r) for _, r in replayed) / steps, 3),
+        tokens_per_second=round(sum(lengths) / seconds, 1),
+    )
+
+
+def load_checkpoint(path: Path | str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Load a checkpoint for measuring: bfloat16 weights, computed in float32."""
+    model = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train (unless ``--report-only``), save and measure the tiny model."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="checkpoint folder")
+    parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads; changes rounding")
+    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to measure on")
+    parser.add_argument("--report-only", action="store_true", help="measure, do not train")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    problems = draw_problems(seed=4711, count=options.prompts)
+    if not options.report_only:
+        settings = TrainingSettings(steps=options.steps)
+        tokenizer = build_tokenizer(settings.seed)
+        model = build_model(tokenizer, settings.seed)
+        train(model, tokenizer, settings, {problem.question for problem in problems})
+        save(model, tokenizer, options.output)
+    model, tokenizer = load_checkpoint(options.output)
+    torch.manual_seed(0)
+    print(f"parameters: {model.num_parameters():,}, vocabulary: {len(tokenizer)}")
+    print(json.dumps(asdict(measure(model, tokenizer, problems)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

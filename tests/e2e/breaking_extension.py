@@ -1,0 +1,23 @@
+"""A worker extension whose drafter dies in the middle of the second training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
+from tests.integration.engines import ProbeExtension
+
+# The server drains after its warm-up and after the first weight sync, then once a training step.
+DRAINS_BEFORE_STEP_TWO = 3
+STEPS_INTO_STEP_TWO = 20
+
+
+class BreakingExtension(SamColocateWorkerExtension, ProbeExtension):
+    """Our colocated worker, counting drains until it is time to break the drafter."""
+
+    def sam_drain(self) -> dict[str, Any] | None:
+        """Drain as usual; arm the fault when the second training step is about to begin."""
+        self._drains = getattr(self, "_drains", 0) + 1
+        if self._drains == DRAINS_BEFORE_STEP_TWO:
+            self.break_drafter(STEPS_INTO_STEP_TWO)
+        return super().sam_drain()

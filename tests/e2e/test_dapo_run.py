@@ -1,0 +1,88 @@
+"""Whole DAPO runs of the tiny model: Ray, Hydra, FSDP2, async vLLM server, dynamic sampling."""
+
+from __future__ import annotations
+
+import pytest
+
+RESPONSES_PER_PROMPT = 8
+# Rollout and actor compute in bf16 with different kernels; a wrong sampler shows as 0.1 and more.
+MAX_PROBS_DIFF_MEAN = 0.01
+
+
+def _assert_trained(steps: dict[int, dict[str, float]], count: int) -> None:
+    assert sorted(steps) == list(range(1, count + 1))
+    for metrics in steps.values():
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["sam/engine/generation_tokens"] > 0
+        assert metrics["training/rollout_probs_diff_mean"] < MAX_PROBS_DIFF_MEAN
+        assert 0 <= metrics["sam/rounds/accuracy_unfiltered"] <= 1
+
+
+def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
+    """The run folder's tables say the same as the step's metrics."""
+    engine = run.folder.read("engine_steps").to_pandas()
+    engine = engine[(engine.step == step) & (engine.split == "train")]
+    assert engine.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
+    assert engine.accepted_tokens.sum() == metrics["sam/draft/accepted_tokens"]
+    requests = run.folder.read("requests").to_pandas()
+    requests = requests[(requests.step == step) & (requests.split == "train")]
+    siblings = requests.groupby("group").sibling.apply(sorted)
+    assert all(list(numbers) == list(range(RESPONSES_PER_PROMPT)) for numbers in siblings)
+    assert requests.response_tokens.sum() == metrics["sam/engine/generation_tokens"]
+    assert len(siblings) == metrics["sam/rounds/generated_groups"]
+
+
+def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
+    run = train(
+        "sam=on",
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=3",
+        "trainer.logger=[console,tensorboard,wandb,file]",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
+        "tests.e2e.breaking_extension.BreakingExtension",
+    )
+    steps = run.steps
+    _assert_trained(steps, 3)
+    _assert_recorded(run, steps[1], 1)
+    assert "drafter sam_rollout.integrations.vllm.proposer.SamProposer" in run.log
+    assert [steps[step]["sam/draft/failures"] for step in (1, 2, 3)] == [0, 1, 1]
+    assert run.log.count("The drafter failed and is switched off") == 1
+    assert steps[1]["sam/draft/drafted_tokens"] > 0
+    assert 1 < steps[1]["sam/draft/acceptance_length"] < 4
+    assert 0 < steps[1]["sam/gate/open_share"] < 1
+    assert steps[3]["sam/draft/drafted_tokens"] == 0
+    # Validation is recorded, apart from training.
+    assert steps[3]["sam_val/engine/generation_tokens"] > 0
+    splits = run.folder.read("requests").to_pandas().groupby("split").size()
+    assert splits["val"] == 8
+    assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
+    assert list(run.folder.path.glob("wandb/offline-run-*/*.wandb"))
+    assert "sam/tail/time_s" in (run.folder.path / "metrics.jsonl").read_text()
+
+
+def test_baseline_with_verls_own_refill(train):
+    run = train("sam=off", "dynamic_sampling=refill", "trainer.total_training_steps=2")
+    steps = run.steps
+    _assert_trained(steps, 2)
+    _assert_recorded(run, steps[2], 2)
+    assert "no drafter (sam.enabled=false)" in run.log
+    assert steps[2]["sam/draft/drafted_tokens"] == 0
+    assert steps[2]["sam/draft/acceptance_length"] == 1
+    assert steps[2]["sam/gate/open_share"] == 0
+    assert steps[2]["sam/tail/tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sam.max_draft_tokens=0", "sam.max_draft_tokens = 0: must be 1..32"),
+        ("sam.gate.threshold=-1", "sam.gate.threshold = -1: must be at least 0"),
+        ("sam.max_draft_tokens=32", "max_model_len = 400"),
+    ],
+)
+def test_a_bad_value_stops_the_run_before_anything_starts(train, override, expected):
+    with pytest.raises(AssertionError) as failure:
+        train("sam=on", override)
+    text = str(failure.value)
+    assert expected in text
+    assert "ray" not in text.lower().split("configuration error")[0]

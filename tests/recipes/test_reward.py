@@ -1,0 +1,111 @@
+"""The reward: right answers score +1, everything else -1, and nothing makes it raise."""
+
+import importlib.util
+import threading
+import time
+
+import pytest
+
+from recipes.dapo_qwen3 import reward
+from recipes.dapo_qwen3.reward import compute_score, last_boxed, normalise, symbolically_equal
+from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE
+
+
+def test_a_right_answer_scores_plus_one_in_the_form_verl_reads():
+    result = compute_score(
+        data_source=DATA_SOURCE,
+        solution_str="<think>\n1+1\n</think>\n\nThe answer is \\boxed{42}.",
+        ground_truth="42",
+        extra_info={"index": 3},
+        reward_router_address=None,
+    )
+    assert result == {"score": 1.0, "acc": 1.0, "pred": "42"}
+
+
+def test_a_wrong_answer_scores_minus_one():
+    result = compute_score(DATA_SOURCE, "\\boxed{41}", "42")
+    assert result == {"score": -1.0, "acc": 0.0, "pred": "41"}
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("\\boxed{1} then \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{3} and cut off \\boxed{4", "3"),
+        ("\\boxed{}", ""),
+        ("the answer is 7", ""),
+        ("\\boxed{7}" + " x" * 5000, ""),
+    ],
+)
+def test_the_last_complete_box_near_the_end_counts(text, content):
+    assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("042", "42"),
+        ("+3", "3"),
+        ("1,234", "1234"),
+        ("2.50", "2.5"),
+        ("-0", "0"),
+        ("$5$", "5"),
+        ("\\dfrac{1}{2}", "\\frac{1}{2}"),
+        ("\\text{B}", "B"),
+        ("( 1, 2 )", "(1,2)"),
+        ("7.", "7"),
+    ],
+)
+def test_writing_that_never_matters_is_normalised(one, other):
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("42", "420"), ("1,2", "12"), ("x", "X"), ("-1", "1")])
+def test_different_answers_stay_different(one, other):
+    assert normalise(one) != normalise(other)
+
+
+def test_symbolic_comparison_accepts_other_forms_of_public_answers():
+    assert compute_score("math_500", "\\boxed{\\frac{2}{4}}", "0.5")["acc"] == 1.0
+    assert compute_score("math_500", "\\boxed{x+1}", "1+x")["acc"] == 1.0
+    assert compute_score("math_500", "\\boxed{x+2}", "1+x")["acc"] == 0.0
+
+
+def test_symbolic_comparison_works_outside_the_main_thread():
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(compute_score("math_500", "\\boxed{\\sqrt{4}}", "2")["acc"])
+    )
+    thread.start()
+    thread.join()
+    assert results == [1.0]
+
+
+def test_the_synthetic_source_never_compares_symbolically(monkeypatch):
+    monkeypatch.setattr(reward, "symbolically_equal", lambda *_: pytest.fail("symbolic comparison"))
+    assert compute_score(DATA_SOURCE, "\\boxed{6*7}", "42")["acc"] == 0.0
+    assert DATA_SOURCE in reward.EXACT_SOURCES
+
+
+def test_a_stuck_comparison_is_given_up_and_the_next_one_works():
+    symbolically_equal("2", "1+1")  # starts the workers, so that the timeout measures the work
+    begin = time.perf_counter()
+    assert not symbolically_equal("1", "9^{9^{9^{9}}}+x^{9^{9}}", timeout=0.5)
+    assert time.perf_counter() - begin < 3
+    assert symbolically_equal("2", "\\frac{4}{2}")
+
+
+@pytest.mark.parametrize("source", [DATA_SOURCE, "math_500"])
+@pytest.mark.parametrize(
+    "garbage", ["", None, "\\boxed{" * 50, "\\boxed{\\frac{}{}}", "\x00\ud800", "\\boxed{}}{}{", 17]
+)
+def test_garbage_scores_minus_one_and_never_raises(source, garbage):
+    assert compute_score(source, garbage, "42")["score"] == -1.0
+
+
+def test_it_works_when_loaded_by_its_path_as_verl_does():
+    spec = importlib.util.spec_from_file_location("custom_module_1", reward.__file__)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    assert loaded.compute_score("math_500", "\\boxed{\\frac{1}{2}}", "0.5")["acc"] == 1.0

@@ -1,0 +1,173 @@
+"""The shipped checkpoint and the tokenizer: exact round trips, Qwen3's chat format, sane skill."""
+
+import json
+import random
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from recipes.dapo_qwen3.prepare_data import synthetic_problems
+from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem
+from recipes.dapo_qwen3.tiny_model import (
+    DEFAULT_OUTPUT,
+    END,
+    MAX_RESPONSE_TOKENS,
+    TrainingSettings,
+    build_model,
+    build_tokenizer,
+    load_checkpoint,
+    measure,
+    render_prompt,
+    replay_acceptance,
+    train,
+)
+
+QUESTION = {"role": "user", "content": "1+1?"}
+ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    torch.manual_seed(0)
+    return load_checkpoint(DEFAULT_OUTPUT)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    return checkpoint[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Find the total of a=+312,b=-47.",
+        "  two spaces,\ttabs\r\n\n\nand lines ",
+        "Größe 数学 🙂 e\u0301 \u00e9 \x00",
+        "<think>\n12+34\n</think>\n\n\\boxed{46}<|im_end|>\n",
+        "",
+    ],
+)
+def test_any_text_survives_the_tokenizer(tokenizer, text):
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_digits_are_single_tokens_and_marks_are_whole(tokenizer):
+    assert len(tokenizer("1234567890")["input_ids"]) == 10
+    for mark in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"):
+        assert tokenizer(mark)["input_ids"] == [tokenizer.convert_tokens_to_ids(mark)]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+
+
+def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
+    ids = tokenizer("<think>\n1\n</think>\n\n2<|im_end|>")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>\n1\n</think>\n\n2"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "expected"),
+    [
+        ([QUESTION], {}, ASKED),
+        ([QUESTION], {"add_generation_prompt": True}, ASKED + "<|im_start|>assistant\n"),
+        (
+            [QUESTION],
+            {"add_generation_prompt": True, "enable_thinking": True},
+            ASKED + "<|im_start|>assistant\n",
+        ),
+        (
+            [QUESTION],
+            {"add_generation_prompt": True, "enable_thinking": False},
+            ASKED + "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        ),
+        (
+            [{"role": "system", "content": "Be brief."}, QUESTION],
+            {},
+            "<|im_start|>system\nBe brief.<|im_end|>\n" + ASKED,
+        ),
+        (
+            [QUESTION, {"role": "assistant", "content": "2"}],
+            {},
+            ASKED + "<|im_start|>assistant\n<think>\n\n</think>\n\n2<|im_end|>\n",
+        ),
+        (
+            [QUESTION, {"role": "assistant", "content": "<think>\nhm\n</think>\n\n2"}, QUESTION],
+            {},
+            ASKED + "<|im_start|>assistant\n2<|im_end|>\n" + ASKED,
+        ),
+        (
+            [QUESTION, {"role": "assistant", "content": "2", "reasoning_content": "hm"}],
+            {},
+            ASKED + "<|im_start|>assistant\n<think>\nhm\n</think>\n\n2<|im_end|>\n",
+        ),
+    ],
+)
+def test_conversations_are_rendered_as_qwen3_does(tokenizer, messages, options, expected):
+    assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == expected
+
+
+def test_prompts_and_demonstrations_fit_their_limits(tokenizer):
+    rng = random.Random(8)
+    for count in [*range(2, 13)] * 4:
+        problem = draw_problem(rng, operand_count=count)
+        assert len(tokenizer(render_prompt(tokenizer, problem))["input_ids"]) <= 96
+        shown = tokenizer(demonstrate(problem, rng).text + END)["input_ids"]
+        assert len(shown) <= MAX_RESPONSE_TOKENS
+
+
+def test_the_shipped_tokenizer_is_the_one_its_command_makes(tokenizer):
+    made = build_tokenizer(TrainingSettings.seed)
+    assert made.get_vocab() == tokenizer.get_vocab()
+    assert made.chat_template == tokenizer.chat_template
+
+
+def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
+    model, tokenizer = checkpoint
+    config = AutoConfig.from_pretrained(DEFAULT_OUTPUT)
+    assert config.architectures == ["Qwen3ForCausalLM"]
+    assert config.vocab_size == len(tokenizer) == max(tokenizer.get_vocab().values()) + 1
+    assert config.max_position_embeddings == 4096
+    assert config.tie_word_embeddings
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert model.num_parameters() < 3_000_000
+    assert sum(p.stat().st_size for p in DEFAULT_OUTPUT.rglob("*")) < 8_000_000
+    generation = json.loads((DEFAULT_OUTPUT / "generation_config.json").read_text())
+    assert tokenizer.eos_token_id in generation["eos_token_id"]
+
+
+def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
+    torch.manual_seed(0)
+    problems = [p for p in synthetic_problems("test") if len(p.operands) <= 3][:24]
+    report = measure(*checkpoint, problems, samples_per_prompt=1)
+    assert 0.2 < report.accuracy < 0.95
+    assert report.clipped_share < 0.1
+
+
+def test_replayed_acceptance_counts_drafts_and_the_bonus_token():
+    assert replay_acceptance([1, 2], [3, 4, 5]) == 1.0
+    # After 9 the latest earlier 9 is followed by 1 2 3, accepted whole, and 4 is the bonus.
+    assert replay_acceptance([9, 1, 2, 3, 4, 9], [1, 2, 3, 4]) == 4.0
+    # 7 7 repeats, so the draft 7 is right each time until 8 comes.
+    assert replay_acceptance([7, 7, 7, 7], [7, 7, 7, 8]) == pytest.approx(4 / 2)
+
+
+def test_training_lowers_the_loss_and_is_repeatable():
+    settings = TrainingSettings(steps=6, tokens_per_batch=512, warmup_steps=2)
+    tokenizer = build_tokenizer(settings.seed)
+    weights = []
+    for _ in range(2):
+        model = build_model(tokenizer, seed=1)
+        before = model.lm_head.weight.detach().clone()
+        train(model, tokenizer, settings, held_out=set())
+        weights.append(model.lm_head.weight.detach())
+        assert not torch.equal(before, weights[-1])
+    assert torch.allclose(*weights)
+
+
+def test_prompts_render_alike_for_training_and_serving(tokenizer):
+    problem = draw_problem(random.Random(0))
+    again = AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
+    messages = [{"role": "user", "content": problem.question}]
+    served = again.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert served == tokenizer(render_prompt(tokenizer, problem))["input_ids"]
