@@ -8,11 +8,7 @@ compared between versions of the drafter; acceptance on a model's own text is an
 """
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import machine
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.drafting import SamDrafter
 
@@ -97,23 +94,6 @@ def step_times(texts: np.ndarray, batch: int, context: int, steps: int) -> dict[
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-        cpu = models[0] if models else cpu
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),  # other work on the machine lengthens the tails
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("numpy", "numba")},
-        "date": datetime.date.today().isoformat(),
-    }
-
-
 def measure(contexts: list[int], batches: list[int], steps: int) -> dict[str, Any]:
     """All numbers of the page, as JSON values."""
     rng = np.random.default_rng(0)
@@ -133,7 +113,7 @@ def measure(contexts: list[int], batches: list[int], steps: int) -> dict[str, An
         }
         for k in (3, 4, 8, 16)
     ]
-    return {"machine": machine(), "k": K, "steps": rows, "acceptance": acceptance}
+    return {"machine": machine("numpy", "numba"), "k": K, "steps": rows, "acceptance": acceptance}
 
 
 def show(result: dict[str, Any]) -> None:

@@ -8,12 +8,19 @@ host's monotonic clock.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from typing import Any, NamedTuple
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from sam_rollout.telemetry.records import EngineSteps
+
+DRAFTER_COLUMNS = ("time_s", "gate_open", "drafter_us")
+NO_DRAFTS: dict[str, Any] = {
+    "draft_requests": 0,
+    "draft_tokens": 0,
+    "accepted_tokens": 0,
+    "accepted_per_position": (),
+}
 
 
 class StepSample(NamedTuple):
@@ -61,24 +68,17 @@ class EngineStepRecorder(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called by vLLM once per engine step."""
-        if scheduler_stats is None or iteration_stats is None:
+        if scheduler_stats is None:
             return
         now = time.monotonic()
-        # A request that joins or decodes shows up in exactly one of the two lists.
-        scheduled = len(iteration_stats.time_to_first_tokens_iter) + len(
-            iteration_stats.inter_token_latencies_iter
-        )
         spec = scheduler_stats.spec_decoding_stats
         self._samples.append(
             StepSample(
                 monotonic_s=now,
                 duration_s=0.0 if self._last_s is None else now - self._last_s,
-                scheduled=scheduled,
                 running=scheduler_stats.num_running_reqs,
                 waiting=scheduler_stats.num_waiting_reqs,
-                preempted=iteration_stats.num_preempted_reqs,
-                prompt_tokens=iteration_stats.num_prompt_tokens,
-                generation_tokens=iteration_stats.num_generation_tokens,
+                **_progress(iteration_stats),
                 draft_requests=spec.num_drafts if spec else 0,
                 draft_tokens=spec.num_draft_tokens if spec else 0,
                 accepted_tokens=spec.num_accepted_tokens if spec else 0,
@@ -100,26 +100,56 @@ class EngineStepRecorder(StatLoggerBase):
             drafter_steps: ``SamProposer.drain()["steps"]``; None without a drafter.
         """
         samples, self._samples = self._samples, []
-        gate_open: list[bool | None] = [None] * len(samples)
-        drafter_us = [0.0] * len(samples)
-        if drafter_steps is not None and samples:
-            gate_open = [False] * len(samples)
-            ends = [sample.monotonic_s for sample in samples]
-            for time_s, is_open, spent_us in zip(
-                drafter_steps["time_s"],
-                drafter_steps["gate_open"],
-                drafter_steps["drafter_us"],
-                strict=True,
-            ):
-                # The front end hears of a step after the worker has drafted for the next one.
-                row = min(bisect_left(ends, time_s), len(samples) - 1)
-                gate_open[row] = is_open
-                drafter_us[row] += spent_us
+        matches = _match(samples, drafter_steps)
         records = EngineSteps()
-        for sample, is_open, spent_us in zip(samples, gate_open, drafter_us, strict=True):
+        drafted_before = True  # the step before the first belongs to an earlier drain
+        for sample, match in zip(samples, matches, strict=True):
             fields = sample._asdict()
+            if not drafted_before:
+                # vLLM schedules placeholder drafts when it has skipped the proposer (a row close
+                # to max_model_len); they are none of ours.
+                fields |= NO_DRAFTS
             time_s = fields.pop("monotonic_s") + self._clock_offset_s
+            gate_open, drafter_us = match or (None if drafter_steps is None else False, 0.0)
             records.append(
-                step, split, replica, time_s, **fields, gate_open=is_open, drafter_us=spent_us
+                step, split, replica, time_s, **fields, gate_open=gate_open, drafter_us=drafter_us
             )
+            drafted_before = drafter_steps is None or match is not None
         return records
+
+
+def _progress(iteration_stats: Any) -> dict[str, int]:
+    """Requests and tokens of a step; all zero where no request got a token (prompt chunks)."""
+    if iteration_stats is None:
+        names = ("scheduled", "preempted", "prompt_tokens", "generation_tokens")
+        return dict.fromkeys(names, 0)
+    # A request that joins or decodes shows up in exactly one of the two lists.
+    joining = len(iteration_stats.time_to_first_tokens_iter)
+    return {
+        "scheduled": joining + len(iteration_stats.inter_token_latencies_iter),
+        "preempted": iteration_stats.num_preempted_reqs,
+        "prompt_tokens": iteration_stats.num_prompt_tokens,
+        "generation_tokens": iteration_stats.num_generation_tokens,
+    }
+
+
+def _match(
+    samples: list[StepSample], drafter_steps: dict[str, list] | None
+) -> list[tuple[bool, float] | None]:
+    """Find each engine step's (gate open, drafter time in us); None where none was noted.
+
+    The worker notes its side before the front end hears of the step, and both in order. The front
+    end may lag by more than a step, so the nearest time would be the wrong match.
+    """
+    if drafter_steps is None:
+        return [None] * len(samples)
+    noted = zip(*(drafter_steps[name] for name in DRAFTER_COLUMNS), strict=True)
+    matches: list[tuple[bool, float] | None] = []
+    next_note = next(noted, None)
+    for sample in samples:
+        if next_note is None or next_note[0] > sample.monotonic_s:
+            matches.append(None)
+            continue
+        matches.append(next_note[1:])
+        next_note = next(noted, None)
+    return matches

