@@ -30,8 +30,6 @@ from tqdm import tqdm
 from recipes.dapo_qwen3 import synthetic_math
 
 ASK_FOR_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
-SYNTHETIC_SIZES = {"train": 2048, "test": 256}
-SYNTHETIC_SEEDS = {"train": 1, "test": 2}
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
@@ -172,15 +170,6 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
         ) from error
 
 
-def synthetic_problems(split: str) -> list[synthetic_math.Problem]:
-    """Return the problems of the ``train`` or ``test`` split; the splits are disjoint."""
-    test = synthetic_math.draw_problems(SYNTHETIC_SEEDS["test"], SYNTHETIC_SIZES["test"])
-    if split == "test":
-        return test
-    used = [problem.question for problem in test]
-    return synthetic_math.draw_problems(SYNTHETIC_SEEDS[split], SYNTHETIC_SIZES[split], used)
-
-
 def _synthetic_rows(split: str) -> list[Row]:
     # The question asks for the box itself, in words the tiny model knows.
     return [
@@ -189,7 +178,7 @@ def _synthetic_rows(split: str) -> list[Row]:
             problem.answer,
             {"family": problem.family, "operands": len(problem.operands)},
         )
-        for problem in synthetic_problems(split)
+        for problem in synthetic_math.draw_split(split)
     ]
 
 
@@ -231,7 +220,7 @@ def prepare(
     ``limit`` keeps the first so many problems of each split. Existing files are kept unless
     ``force``. Raises ``PreparationError`` with a message for the user.
     """
-    splits = tuple(SYNTHETIC_SIZES) if name == "synthetic" else PUBLIC_SETS[name].splits
+    splits = tuple(synthetic_math.SPLIT_SIZES) if name == "synthetic" else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
     for split, path in zip(splits, paths, strict=True):
         if path.exists() and not force:

@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ MAX_SYMBOLIC_CHARACTERS = 200
 SYMBOLIC_TIMEOUT = 10.0
 
 _BOX = "\\boxed{"
+_ANSWER_LINE = re.compile(r"answer\**\s*:\**\s*(\S[^\n]*)", re.IGNORECASE)
 _SPACING = re.compile(r"\\[,;:!]|\\ |\\q?quad\b|~|\s+")
 _WRAPPED = re.compile(r"^\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}$")
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
@@ -55,9 +56,18 @@ def last_boxed(text: str) -> str:
     return ""
 
 
+def last_answer_line(text: str) -> str:
+    """Return what follows the last ``Answer:`` near the end of ``text``, or "".
+
+    The prompts of DAPO's data sets ask for such a line and do not mention a box.
+    """
+    lines = _ANSWER_LINE.findall(text[-TAIL_CHARACTERS:])
+    return lines[-1].strip(" *") if lines else ""
+
+
 def normalise(answer: str) -> str:
     """Return ``answer`` without differences in writing that never matter; numbers in plain form."""
-    text = answer.strip().strip("$").rstrip(".")
+    text = answer.rstrip(" .").strip(" $").rstrip(".")
     for old, new in _REWRITES.items():
         text = text.replace(old, new)
     text = _SPACING.sub("", text)
@@ -100,26 +110,26 @@ def _importable_worker() -> Callable[[str, str], bool]:
     return importlib.import_module("recipes.dapo_qwen3.reward")._verify_in_worker
 
 
-def _submit(truth: str, answer: str) -> Future[bool]:
+def _current_pool() -> ProcessPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None:
             # Spawned, because forking a process that runs threads can deadlock.
             context = multiprocessing.get_context("spawn")
             _pool = ProcessPoolExecutor(max_workers=2, mp_context=context)
-        return _pool.submit(_importable_worker(), truth, answer)
+        return _pool
 
 
-def _discard_pool() -> None:
+def _discard(pool: ProcessPoolExecutor) -> None:
     """End workers that are stuck or broken; the next comparison starts fresh ones."""
     global _pool
     with _pool_lock:
-        pool, _pool = _pool, None
-    if pool is not None:
-        workers = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.kill()
+        if _pool is pool:
+            _pool = None
+    workers = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.kill()
 
 
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
@@ -129,11 +139,19 @@ def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOU
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
         return False
-    try:
-        return bool(_submit(truth, answer).result(timeout=timeout))
-    except Exception:  # a reward must not raise, whatever the worker died of
-        _discard_pool()
-        return False
+    for _ in range(3):
+        pool = _current_pool()
+        try:
+            return bool(pool.submit(_importable_worker(), truth, answer).result(timeout=timeout))
+        except TimeoutError:
+            _discard(pool)
+            return False
+        except (BrokenExecutor, CancelledError, RuntimeError):
+            # Another thread's comparison was stuck and took the workers with it: try again.
+            _discard(pool)
+        except Exception:  # a reward must not raise, whatever the comparison stumbled over
+            return False
+    return False
 
 
 def _is_right(data_source: str, prediction: str, truth: str) -> bool:
@@ -158,6 +176,9 @@ def compute_score(
     Returns ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred`` (the
     answer found, "" if none, logged). Unknown keyword arguments are ignored. Never raises.
     """
-    prediction = last_boxed(str(solution_str or ""))
+    response = str(solution_str or "")
+    prediction = last_boxed(response)
+    if not prediction and data_source not in EXACT_SOURCES:
+        prediction = last_answer_line(response)
     right = _is_right(str(data_source), prediction, str(ground_truth))
     return {"score": 1.0 if right else -1.0, "acc": float(right), "pred": prediction}

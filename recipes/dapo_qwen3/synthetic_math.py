@@ -35,20 +35,23 @@ FAMILIES = ("total", "modular_total", "modular_product", "sum_of_products")
 LABELS = "abcdefghijkl"
 PLACES = ("ones", "tens", "hundreds", "thousands", "ten-thousands")
 
+#: Problems in each split, and the seed each is drawn from.
+SPLIT_SIZES = {"train": 2048, "test": 256}
+SPLIT_SEEDS = {"train": 1, "test": 2}
 #: Chance that a step worked in columns ends in a wrong result.
 COLUMN_SLIP = 0.002
 #: Chance that a step done in the head ends in a wrong result.
-HEAD_SLIP = 0.30
+HEAD_SLIP = 0.25
 #: Chances of a pass being all columns, all in the head, or a mixture of both by step.
-PASS_KINDS = {"columns": 0.33, "head": 0.49, "mixed": 0.18}
+PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 #: Chances of one to four passes over the chain.
-PASS_COUNTS = {1: 0.52, 2: 0.34, 3: 0.10, 4: 0.04}
+PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
 #: Demonstrations longer than this (characters) are drawn again, so that the response limit holds.
-MAX_CHARACTERS = 1750
+MAX_CHARACTERS = 2080
 #: Chance of keeping the wording used before in the same response.
-KEEP_WORDING = 0.85
+KEEP_WORDING = 0.93
 
 _TASKS = {
     "total": "the total of {x}",
@@ -145,13 +148,13 @@ def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[in
         factors = [(rng.randint(2, 9),) for _ in range(count - 1)]
         return [(rng.randint(11, 99),), *factors]
     if family == "sum_of_products":
-        return [(rng.randint(2, 9), rng.randint(11, 99)) for _ in range(min(count, 6))]
+        return [(rng.randint(2, 9), rng.randint(11, 99)) for _ in range(min(count, 5))]
     # Long chains have mostly two-digit numbers, which keeps the prompt below a hundred tokens.
     long_numbers = 0.35 if count <= 6 else 0.15
     total, operands = 0, []
     for index in range(count):
         size = rng.randint(100, 999) if rng.random() < long_numbers else rng.randint(11, 99)
-        negative = family == "total" and index > 0 and size <= total and rng.random() < 0.45
+        negative = family == "total" and index > 0 and size <= total and rng.random() < 0.65
         operands.append((-size if negative else size,))
         total += operands[-1][0]
     return operands
@@ -202,6 +205,15 @@ def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Pr
     return problems
 
 
+def draw_split(split: str) -> list[Problem]:
+    """Return the problems of the ``train`` or ``test`` split; the splits are disjoint."""
+    test = draw_problems(SPLIT_SEEDS["test"], SPLIT_SIZES["test"])
+    if split == "test":
+        return test
+    used = [problem.question for problem in test]
+    return draw_problems(SPLIT_SEEDS[split], SPLIT_SIZES[split], used)
+
+
 @dataclass
 class _Writer:
     """Writes one response: keeps the wording, works the steps, makes the slips."""
@@ -247,8 +259,8 @@ def _digits(number: int, width: int = 0) -> list[int]:
 def _add_columns(x: int, y: int) -> str:
     width, carry, parts = max(len(str(x)), len(str(y))), 0, []
     for place, p, q in zip(PLACES, _digits(x, width), _digits(y, width), strict=False):
-        term = f"{p} and then {q}" + (" and then 1" if carry else "")
-        parts.append(f"the {place} {term} make it {p + q + carry}")
+        term = f"{p} and then the {q}" + (" and then the 1" if carry else "")
+        parts.append(f"the {place} {term} make it a {p + q + carry}")
         carry = (p + q + carry) // 10
     return ", ".join(parts)
 
@@ -259,15 +271,15 @@ def _subtract_columns(x: int, y: int) -> str:
         term = f"less the {q}" + (" less the 1" if borrow else "")
         needed = q + borrow
         borrow = int(p < needed)
-        parts.append(f"the {place} {p + 10 * borrow} {term} make it {p + 10 * borrow - needed}")
+        parts.append(f"the {place} {p + 10 * borrow} {term} make it a {p + 10 * borrow - needed}")
     return ", ".join(parts)
 
 
 def _multiply_columns(x: int, y: int) -> str:
     carry, parts = 0, []
     for place, p in zip(PLACES, _digits(y), strict=False):
-        term = f"{x} times a {p}" + (f" and then {carry}" if carry else "")
-        parts.append(f"the {place} {term} make it {x * p + carry}")
+        term = f"{x} times a {p}" + (f" is {x * p} and then the {carry}" if carry else "")
+        parts.append(f"the {place} {term} make it a {x * p + carry}")
         carry = (x * p + carry) // 10
     return ", ".join(parts)
 

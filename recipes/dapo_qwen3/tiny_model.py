@@ -29,6 +29,7 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import (
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -41,14 +42,14 @@ from recipes.dapo_qwen3.synthetic_math import (
     Problem,
     demonstrate,
     draw_problem,
-    draw_problems,
+    draw_split,
 )
 
 DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
-TARGET_VOCABULARY = 448
+TARGET_VOCABULARY = 512
 
 #: How Qwen tokenizers cut text before merging bytes: words, single digits, punctuation, spaces.
 _CUTS = (
@@ -97,7 +98,7 @@ CHAT_TEMPLATE = r"""
 class TrainingSettings:
     """Settings of the supervised warm start; lengths in tokens."""
 
-    steps: int = 2600
+    steps: int = 3000
     tokens_per_batch: int = 4096
     learning_rate: float = 4e-3
     matrix_learning_rate: float = 2e-2
@@ -135,7 +136,6 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
-        additional_special_tokens=[START],
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
@@ -283,6 +283,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output, safe_serialization=True)
     tokenizer.save_pretrained(output)
+    _name_portable_tokenizer_class(output / "tokenizer_config.json")
     GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -293,6 +294,13 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     ).save_pretrained(output)
 
 
+def _name_portable_tokenizer_class(path: Path) -> None:
+    """Name the class as all versions of transformers know it; version 5 writes a newer name."""
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
 @torch.inference_mode()
 def sample_responses(
     model: Qwen3ForCausalLM,
@@ -301,21 +309,43 @@ def sample_responses(
     temperature: float = 1.0,
     max_new_tokens: int = MAX_RESPONSE_TOKENS,
 ) -> list[tuple[list[int], list[int]]]:
-    """Sample one response per prompt; returns pairs (prompt ids, response ids incl. the end)."""
+    """Sample one response per prompt; returns pairs (prompt ids, response ids incl. the end).
+
+    ``temperature`` 0 takes the likeliest token. The number of prompts is the batch size.
+    """
     inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
-    sampling = {"do_sample": temperature > 0, "max_new_tokens": max_new_tokens}
-    if temperature > 0:
-        sampling |= {"temperature": temperature, "top_p": 1.0, "top_k": 0}
-    output = model.generate(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], **sampling
-    )
-    width, pairs = inputs["input_ids"].shape[1], []
-    for row, mask, ids in zip(output, inputs["attention_mask"], inputs["input_ids"], strict=True):
-        response = row[width:].tolist()
-        if tokenizer.eos_token_id in response:
-            response = response[: response.index(tokenizer.eos_token_id) + 1]
-        pairs.append((ids[mask.bool()].tolist(), response))
+    ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], DynamicCache()
+    pairs = [(row[keep.bool()].tolist(), []) for row, keep in zip(ids, mask, strict=True)]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    rows = torch.arange(len(pairs))  # which response each row of the batch belongs to
+    while len(rows):
+        logits = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        ids = _next_tokens(logits, temperature)
+        for row, token in zip(rows.tolist(), ids[:, 0].tolist(), strict=True):
+            pairs[row][1].append(token)
+        positions, mask = positions[:, -1:] + 1, functional.pad(mask, (0, 1), value=1)
+        if len(pairs[rows[0]][1]) == max_new_tokens:
+            break
+        going_on = (ids[:, 0] != tokenizer.eos_token_id).nonzero()[:, 0]
+        if len(going_on) < len(rows):
+            # Finished rows leave at once, for a few long responses outlast all others by far.
+            cache.batch_select_indices(going_on)
+            ids, mask, positions = ids[going_on], mask[going_on], positions[going_on]
+            rows = rows[going_on]
     return pairs
+
+
+def _next_tokens(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the next token of every row, (batch, 1), from logits (batch, vocabulary)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    return torch.multinomial(torch.softmax(logits.float() / temperature, -1), 1)
 
 
 def replay_acceptance(
@@ -372,7 +402,7 @@ def measure(
     tokenizer: PreTrainedTokenizerFast,
     problems: Sequence[Problem],
     samples_per_prompt: int = 8,
-    batch_size: int = 256,
+    batch_size: int = 128,
     temperature: float = 1.0,
 ) -> Report:
     """Sample ``samples_per_prompt`` responses to each problem and summarise them."""
@@ -423,21 +453,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads; changes rounding")
-    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to measure on")
+    parser.add_argument("--prompts", type=int, default=64, help="test prompts measured (<= 256)")
     parser.add_argument("--report-only", action="store_true", help="measure, do not train")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    problems = draw_problems(seed=4711, count=options.prompts)
+    test = draw_split("test")
     if not options.report_only:
         settings = TrainingSettings(steps=options.steps)
         tokenizer = build_tokenizer(settings.seed)
         model = build_model(tokenizer, settings.seed)
-        train(model, tokenizer, settings, {problem.question for problem in problems})
+        train(model, tokenizer, settings, {problem.question for problem in test})
         save(model, tokenizer, options.output)
     model, tokenizer = load_checkpoint(options.output)
     torch.manual_seed(0)
     print(f"parameters: {model.num_parameters():,}, vocabulary: {len(tokenizer)}")
-    print(json.dumps(asdict(measure(model, tokenizer, problems)), indent=2))
+    print(json.dumps(asdict(measure(model, tokenizer, test[: options.prompts])), indent=2))
 
 
 if __name__ == "__main__":

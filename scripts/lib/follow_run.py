@@ -66,18 +66,28 @@ class Follower:
             self._shown.add(step)
             self._say(f"step {step}{self._of_total()}  {self._describe(steps[step])}")
 
-    def report_failure(self) -> None:
-        """Print the end of the log of a run that failed."""
+    def finish(self) -> None:
+        """Print what is left and, of a run that ended before its last step, the log's end."""
+        self.poll()
+        total = self._total_steps() if self._shown else None
+        if not self._shown or (total is not None and max(self._shown) < total):
+            self._report_failure()
+
+    def _report_failure(self) -> None:
         lines = self._log.read_text(errors="replace").splitlines()
-        print(f"    the run failed; the last lines of {self._log}:", flush=True)
+        print(f"    the run ended before its last step; the last lines of {self._log}:", flush=True)
         print("\n".join(lines[-TAIL_LINES:]), flush=True)
 
     def _say(self, message: str) -> None:
         print(f"    {time.monotonic() - self._started:4.0f} s  {message}", flush=True)
 
+    def _total_steps(self) -> int | None:
+        """Steps the run was started for; None where the number of epochs decides."""
+        return self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
+
     def _of_total(self) -> str:
-        trainer = self._folder.read_starts()[-1].config["trainer"]
-        return f"/{trainer['total_training_steps']}"
+        total = self._total_steps()
+        return "" if total is None else f"/{total}"
 
     @staticmethod
     def _describe(metrics: dict[str, float]) -> str:
@@ -87,6 +97,14 @@ class Follower:
         return "  ".join(parts)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process still runs; one that ended but was not waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def main() -> None:
     """Follow the run named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -94,12 +112,10 @@ def main() -> None:
     parser.add_argument("--pid", type=int, required=True, help="process of the run")
     arguments = parser.parse_args()
     follower = Follower(arguments.run_dir)
-    while psutil.pid_exists(arguments.pid):
-        if psutil.Process(arguments.pid).status() == psutil.STATUS_ZOMBIE:
-            break  # ended; the shell has not asked for its exit code yet
+    while is_running(arguments.pid):
         follower.poll()
         time.sleep(POLL_S)
-    follower.poll()
+    follower.finish()
 
 
 if __name__ == "__main__":

@@ -109,6 +109,12 @@ VLLM_PROPOSER = [
     ),
     Row(
         "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.requests",
+        "tells ended requests from preempted ones, whose state is kept",
+    ),
+    Row(
+        "vllm",
         "v1.worker.gpu_input_batch",
         "InputBatch.num_tokens_no_spec",
         "number of known tokens of each row",
@@ -507,13 +513,17 @@ VERL_TRAINER = [
     *(
         Row("verl", TRAINER, f"PPOTrainer.{name}", why, parameters=parameters)
         for name, parameters, why in (
-            ("on_validate_begin", (), "overridden: validation traffic is kept apart"),
-            ("on_validate_end", (), "overridden: validation traffic is kept apart"),
-            ("prepare_step", (), "submits the prompts of a step"),
-            ("_add_prompts_to_generate", ("num_prompts",), "refill of filtered groups"),
+            ("_validate", (), "overridden: validation traffic is recorded apart"),
+            ("prepare_step", (), "overridden: submits a round instead of a training batch"),
+            ("_add_prompts_to_generate", ("num_prompts",), "submits a round; refills"),
             ("_next_train_batch", ("num_prompts",), "the order in which prompts are taken"),
-            ("_submit_batch_to_rollout", ("batch",), "last place before prompts leave the trainer"),
-            ("_build_replay_buffer", (), "overridden: polling interval, order of groups"),
+            ("_submit_batch_to_rollout", ("batch",), "overridden: notes the order of prompts"),
+            ("_build_replay_buffer", (), "makes our sampler from custom_sampler.{path,name}"),
+            (
+                "_compute_metrics",
+                ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
+                "overridden: the last place where all metrics of a step are known",
+            ),
         )
     ),
     Row(
@@ -538,6 +548,14 @@ VERL_TRAINER = [
         "overridden: imports our trainer where it is looked up",
         parameters=("config",),
         contains=("get_trainer_cls(config.trainer.v1.trainer_mode)",),
+    ),
+    Row(
+        "verl",
+        "trainer.main_ppo",
+        "TaskRunnerV1.init_agent_loop_manager",
+        "overridden: waits until the agent loop workers are up",
+        parameters=(),
+        contains=("self.agent_loop_manager = agent_loop_manager_cls.create",),
     ),
     Row(
         "verl",
@@ -590,6 +608,20 @@ VERL_REPLAY_BUFFER = [
         "ReplayBuffer._select_prompt_uids",
         "overridden: which groups are trained on must not depend on timing",
         parameters=("partition_id", "sampleable_keys", "batch_size"),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._materialize_batch",
+        "overridden: responses in the order of prompts and siblings",
+        parameters=("partition_id", "selected_prompt_uids", "partition_snapshot"),
+    ),
+    Row(
+        "verl",
+        BUFFER,
+        "ReplayBuffer._wait_for_next_poll",
+        "waits and tells the log what is in flight",
+        parameters=("partition_id", "last_debug_time"),
     ),
     Row(
         "verl",

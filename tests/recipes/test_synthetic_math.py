@@ -81,7 +81,7 @@ def test_columns_write_every_digit_and_carry():
     )
     x, y = problem.operands[0][0], -problem.operands[1][0]
     text = demonstrate(problem, random.Random(0), ["columns"], column_slip=0.0).text
-    worked = re.findall(r"the \S+ (\d+) less the (\d+)( less the 1)? make it (\d+)", text)
+    worked = re.findall(r"the \S+ (\d+) less the (\d+)( less the 1)? make it a (\d+)", text)
     assert len(worked) == len(str(x))
     assert "".join(digit for *_, digit in reversed(worked)).lstrip("0") == str(x - y).lstrip("0")
     for top, bottom, borrow, digit in worked:

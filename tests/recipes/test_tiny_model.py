@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from recipes.dapo_qwen3.prepare_data import synthetic_problems
-from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem
+from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, draw_split
 from recipes.dapo_qwen3.tiny_model import (
     DEFAULT_OUTPUT,
     END,
@@ -138,7 +137,7 @@ def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
 
 def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     torch.manual_seed(0)
-    problems = [p for p in synthetic_problems("test") if len(p.operands) <= 3][:24]
+    problems = [p for p in draw_split("test") if len(p.operands) <= 3][:24]
     report = measure(*checkpoint, problems, samples_per_prompt=1)
     assert 0.2 < report.accuracy < 0.95
     assert report.clipped_share < 0.1

@@ -53,15 +53,7 @@ def check(config: DictConfig) -> None:
             raise ConfigError(
                 f"actor_rollout_ref.rollout.{name}", rollout[name], "must be set to an integer"
             )
-    notes = check_engine_limits(
-        sam,
-        max_model_len=rollout.max_model_len,
-        max_prompt=config.data.max_prompt_length,
-        max_response=config.data.max_response_length,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-    )
-    for note in notes:
+    for note in _check_engine_limits(sam, config):
         print(f"Note: {note}", flush=True)
     sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
     if sampling.kind == "none" and sampling.gen_batch_size != config.data.train_batch_size:
@@ -70,6 +62,25 @@ def check(config: DictConfig) -> None:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
+
+
+def _check_engine_limits(sam: SamConfig, config: DictConfig) -> list[str]:
+    rollout = config.actor_rollout_ref.rollout
+    try:
+        return check_engine_limits(
+            sam,
+            max_model_len=rollout.max_model_len,
+            max_prompt=config.data.max_prompt_length,
+            max_response=config.data.max_response_length,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+        )
+    except ConfigError as error:
+        if error.field != "max_model_len":
+            raise
+        # Under the name its user types.
+        field = f"actor_rollout_ref.rollout.{error.field}"
+        raise ConfigError(field, error.value, error.allowed) from None
 
 
 def _check_verl(config: DictConfig) -> None:

@@ -24,6 +24,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from sam_rollout.identity import TRAIN_SPLIT
 from sam_rollout.telemetry.schema import metric_name
 
+# A response's entry in the reward's extra info that is 1 when its answer is right. Not the filter's
+# metric, which may be another or none.
+ACCURACY = "acc"
+
 
 class TooManyRoundsError(RuntimeError):
     """Dynamic sampling did not find enough groups with signal."""
@@ -72,18 +76,19 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return filtered, counts
 
     def _observe_outcomes(self, partition_id: str) -> None:
-        """Read the filter metric of every response of groups finished since the last look."""
-        if partition_id == "val" or self.filter_groups_metric is None:
+        """Read the accuracy of every response of groups finished since the last look."""
+        if partition_id == "val":
             return
         new = self.finished_keys[partition_id] - self._outcomes.keys()
+        self._outcomes.update({uid: [] for uid in new})
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in new]
         if not keys:
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
         for key, fields in zip(keys, data["extra_fields"], strict=True):
-            extra = getattr(fields, "data", fields)["reward_extra_info"]
-            value = float(extra[self.filter_groups_metric])
-            self._outcomes.setdefault(key.split("_")[0], []).append(value)
+            extra = getattr(fields, "data", fields).get("reward_extra_info") or {}
+            if ACCURACY in extra:
+                self._outcomes[key.split("_")[0]].append(float(extra[ACCURACY]))
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
@@ -116,22 +121,21 @@ class _ObservedReplayBuffer(ReplayBuffer):
         )
 
     def _step_metrics(self, round_times_s: list[float], failed: int) -> dict[str, float]:
-        groups = len(self._outcomes)
-        surplus = groups - len(self._filtered) - len(self._trained) if groups else 0
+        surplus = self._outcomes.keys() - self._filtered - set(self._trained)
         values = {
             "count": len(round_times_s),
             "time_mean_s": float(np.mean(round_times_s)),
             "time_max_s": max(round_times_s),
-            "generated_groups": groups + failed,
+            "generated_groups": len(self._outcomes) + failed,
             "filtered_groups": len(self._filtered),
-            "surplus_groups": max(0, surplus),
+            "surplus_groups": len(surplus),
             "failed_groups": failed,
         }
-        if self._outcomes:
-            means = np.array([np.mean(values) for values in self._outcomes.values()])
+        means = np.array([np.mean(values) for values in self._outcomes.values() if values])
+        if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
             # Responses of a group share a prompt: groups are the independent samples.
-            spread = means.std(ddof=1) / np.sqrt(groups) if groups > 1 else 0.0
+            spread = means.std(ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
             values["accuracy_unfiltered_stderr"] = float(spread)
         self._order.clear()
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
@@ -178,9 +182,9 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             if len(round_times_s) == self.max_rounds:
                 raise TooManyRoundsError(
                     f"{self.max_rounds} rounds of {self.round_size} prompts gave {len(usable)} "
-                    f"groups whose {self.filter_groups_metric!r} differs between responses, but "
-                    f"train_batch_size={batch_size}: the data is too easy or too hard for the "
-                    "policy. Raise dynamic_sampling.max_rounds (0: no limit) or gen_batch_size."
+                    f"usable groups, but train_batch_size={batch_size}: "
+                    f"{self._why_unusable(len(filtered), len(failed))}. "
+                    "Raise dynamic_sampling.max_rounds (0: no limit) or gen_batch_size."
                 )
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
@@ -190,9 +194,18 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics
 
+    def _why_unusable(self, filtered: int, failed: int) -> str:
+        reasons = [f"{failed} groups had a response that failed"]
+        if self.filter_groups_metric is not None:
+            reasons.append(
+                f"{filtered} groups had the same {self.filter_groups_metric!r} in all responses "
+                "(the data is too easy or too hard for the policy)"
+            )
+        return ", ".join(reasons)
+
     def _wait_for_round(self, partition_id: str) -> float:
         """Wait until nothing is in flight; returns the seconds that took."""
-        started = last_debug_time = time.monotonic()
+        started, last_debug_time = time.monotonic(), time.time()
         while True:
             self._sync_metadata_from_transfer_queue()
             if not self.pending_keys[partition_id] and not self.running_keys[partition_id]:

@@ -1,0 +1,143 @@
+"""Identities on the way from verl's agent loop to the engine."""
+
+import asyncio
+
+import pytest
+from omegaconf import OmegaConf
+
+from sam_rollout.identity import RequestIdentity, group_of, identify
+from sam_rollout.integrations.verl import agent_loop
+from sam_rollout.integrations.verl.agent_loop import IdentityClient, SamAgentLoopManager
+
+SEED = 7
+VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+class FakeClient:
+    """verl's client: keeps what it is asked to generate."""
+
+    load_balance = "least busy"
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        self.calls.append(
+            {
+                "id": request_id,
+                "prompt": list(prompt_ids),
+                "params": sampling_params,
+                "kwargs": kwargs,
+            }
+        )
+        await asyncio.sleep(0)
+        return [1, 2]
+
+
+@pytest.fixture
+def client():
+    return FakeClient()
+
+
+@pytest.fixture
+def worker(client, monkeypatch):
+    """Our worker on top of a stand-in for verl's, whose agent loops have two turns."""
+
+    async def two_turns(self, sampling_params, trajectory, **kwargs):
+        prompt = list(kwargs["raw_prompt"])
+        for turn in range(2):
+            name = f"{kwargs['uid']}/{kwargs['session_id']}/{turn}"
+            prompt += await self.server_manager.generate(
+                name, prompt_ids=prompt, sampling_params=sampling_params, image_data=None
+            )
+            await asyncio.sleep(0)
+
+    def take_client(self, config, llm_client, *args, **kwargs):
+        self.server_manager = llm_client
+
+    monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
+    monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"seed": SEED}}})
+    return agent_loop._SamAgentLoopWorker(config, client)
+
+
+def run(worker, *, uid="u", prompt=(1, 2, 3), session=0, step=5, validate=False, params=None):
+    return worker._run_agent_loop(
+        {"temperature": 1.0} if params is None else params,
+        {"step": step, "validate": validate},
+        uid=uid,
+        raw_prompt=prompt,
+        session_id=session,
+    )
+
+
+def identities(client) -> dict[str, RequestIdentity]:
+    return {
+        call["id"]: RequestIdentity.from_extra_args(call["params"]["extra_args"])
+        for call in client.calls
+    }
+
+
+@pytest.mark.parametrize(("validate", "split"), [(False, "train"), (True, "val")])
+def test_a_request_says_who_it_is(worker, client, validate, split):
+    asyncio.run(run(worker, session=2, validate=validate))
+    expected = identify([1, 2, 3], seed=SEED, step=5, sibling=2, split=split)
+    assert identities(client)["u/2/0"] == expected
+
+
+def test_later_turns_stay_in_the_first_turns_group(worker, client):
+    asyncio.run(run(worker))
+    first, second = client.calls
+    assert second["prompt"] != first["prompt"]
+    assert identities(client)["u/0/1"] == identities(client)["u/0/0"]
+    assert identities(client)["u/0/1"].group == group_of([1, 2, 3])
+
+
+def test_concurrent_responses_keep_their_own_identity(worker, client):
+    async def all_at_once():
+        jobs = [
+            run(worker, uid=uid, prompt=prompt, session=session)
+            for uid, prompt in (("u", (1, 2, 3)), ("v", (4, 5)))
+            for session in range(3)
+        ]
+        # As verl does: one task per response.
+        await asyncio.gather(*map(asyncio.create_task, jobs))
+
+    asyncio.run(all_at_once())
+    assert [call["id"] for call in client.calls[:6]] == [
+        f"{uid}/{session}/0" for uid in "uv" for session in range(3)
+    ], "the responses must have been under way at the same time"
+    for name, identity in identities(client).items():
+        uid, session, _turn = name.split("/")
+        assert identity.sibling == int(session)
+        assert identity.group == group_of([1, 2, 3] if uid == "u" else [4, 5])
+    assert len({identity.key for identity in identities(client).values()}) == 6
+
+
+def test_what_others_put_into_extra_args_stays(worker, client):
+    params = {"temperature": 1.0, "extra_args": {"other": 1}}
+    asyncio.run(run(worker, params=params))
+    assert client.calls[0]["params"]["extra_args"].keys() == {"other", "sam"}
+    assert client.calls[0]["params"]["temperature"] == 1.0
+    # Siblings share the mapping.
+    assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
+
+
+def test_the_call_is_passed_on_otherwise_unchanged(worker, client):
+    asyncio.run(run(worker))
+    assert client.calls[0]["prompt"] == [1, 2, 3]
+    assert client.calls[0]["kwargs"] == {"image_data": None}
+    assert worker.server_manager.load_balance == "least busy"
+
+
+def test_outside_an_agent_loop_there_is_no_identity_to_send(client):
+    request = IdentityClient(client, SEED).generate("r", prompt_ids=[1], sampling_params={})
+    with pytest.raises(LookupError):
+        asyncio.run(request)
+
+
+def test_the_manager_starts_our_workers(monkeypatch):
+    monkeypatch.setattr(agent_loop.AgentLoopManagerTQ, "__init__", lambda self: None)
+    started = SamAgentLoopManager().agent_loop_workers_class.__ray_metadata__.modified_class
+    assert issubclass(started, agent_loop._SamAgentLoopWorker)
+    assert issubclass(started, VERL_WORKER)

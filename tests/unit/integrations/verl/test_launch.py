@@ -1,0 +1,383 @@
+"""What is checked before a run, and how our groups become verl's and vLLM's fields."""
+
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.integrations.verl import launch
+from sam_rollout.integrations.verl.launch import check, export_environment, translate
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+
+
+@cache
+def chosen(*groups: str) -> DictConfig:
+    with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
+        return compose("dapo_qwen3", overrides=["experiment=tiny_cpu", *groups])
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The configuration of a command line; group choices ("sam=off") are composed by Hydra once."""
+    groups = tuple(text for text in overrides if "." not in text.partition("=")[0])
+    config = deepcopy(chosen(*groups))
+    for override in OverridesParser.create().parse_overrides(
+        [text for text in overrides if text not in groups]
+    ):
+        OmegaConf.update(
+            config, override.key_or_group, override.value(), force_add=override.is_add()
+        )
+    return config
+
+
+BAD = {
+    # what is wrong: overrides, field, value and what is allowed as the error words them
+    "k below 1": (["sam.max_draft_tokens=0"], "sam.max_draft_tokens", "0", "1..32"),
+    "k above 32": (["sam.max_draft_tokens=33"], "sam.max_draft_tokens", "33", "1..32"),
+    "k of the wrong type": (
+        ["sam.max_draft_tokens=many"],
+        "sam.max_draft_tokens",
+        "'many'",
+        "must be an integer",
+    ),
+    "negative threshold": (
+        ["sam.gate.threshold=-1"],
+        "sam.gate.threshold",
+        "-1",
+        "must be at least 0",
+    ),
+    "unknown gate": (["sam.gate.kind=cost"], "sam.gate.kind", "'cost'", "'threshold'"),
+    "unknown policy": (["sam.draft_policy=auto"], "sam.draft_policy", "'auto'", "'fixed'"),
+    "unknown source": (
+        ["+sam.sources.owm.enabled=true"],
+        "sam.sources.owm",
+        "{'enabled': True}",
+        "did you mean 'own'?",
+    ),
+    "source of a later version": (
+        ["+sam.sources.siblings.enabled=true"],
+        "sam.sources.siblings",
+        "{'enabled': True}",
+        "not available in this version; available: own",
+    ),
+    "no source": (
+        ["sam.sources.own.enabled=false"],
+        "sam.sources",
+        "'enabled': False",
+        "at least one source must be enabled",
+    ),
+    "misspelt key": (
+        ["+sam.gate.treshold=3"],
+        "sam.gate.treshold",
+        "3",
+        "did you mean 'threshold'?",
+    ),
+    "misspelt telemetry": (
+        ["+rollout_telemetry.record_trace=true"],
+        "rollout_telemetry.record_trace",
+        "True",
+        "did you mean 'record_traces'?",
+    ),
+    "k no engine step can score": (
+        ["sam.max_draft_tokens=4", f"{ROLLOUT}.max_num_batched_tokens=4"],
+        "sam.max_draft_tokens",
+        "4",
+        "must be less than max_num_batched_tokens = 4",
+    ),
+    "no room for drafts": (
+        [f"{ROLLOUT}.max_model_len=1152"],
+        f"{ROLLOUT}.max_model_len",
+        "1152",
+        "must be at least 1157",
+    ),
+    "length left to the engine": (
+        [f"{ROLLOUT}.max_model_len=null"],
+        f"{ROLLOUT}.max_model_len",
+        "None",
+        "must be set to an integer",
+    ),
+    "legacy trainer": (["trainer.use_v1=false"], "trainer.use_v1", "False", "must be True"),
+    "trainer without telemetry": (
+        ["trainer.v1.trainer_mode=sync"],
+        "trainer.v1.trainer_mode",
+        "'sync'",
+        "must be 'sam_sync'",
+    ),
+    "rollout without telemetry": (
+        [f"{ROLLOUT}.name=vllm", "sam=off"],
+        f"{ROLLOUT}.name",
+        "'vllm'",
+        "must be 'sam_vllm'",
+    ),
+    "no statistics": (
+        [f"{ROLLOUT}.disable_log_stats=true"],
+        f"{ROLLOUT}.disable_log_stats",
+        "True",
+        "must be False",
+    ),
+    "rollouts from a cache": (
+        ["skip.rollout_tq.enable=true"],
+        "skip.rollout_tq.enable",
+        "True",
+        "must be False",
+    ),
+    "another drafter beside ours": (
+        [f"+{ENGINE}.speculative_config={{method:ngram,num_speculative_tokens:3}}"],
+        f"{ENGINE}.speculative_config",
+        "'ngram'",
+        "must not be set with sam.enabled=true",
+    ),
+    "our channel taken": (
+        [f"+{ENGINE}.additional_config={{sam_rollout:{{sam:1}}}}"],
+        f"{ENGINE}.additional_config.sam_rollout",
+        "{'sam': 1}",
+        "filled from the group sam",
+    ),
+    "unknown sampling": (
+        ["dynamic_sampling.kind=batches"],
+        "dynamic_sampling.kind",
+        "'batches'",
+        "'rounds', 'refill', 'none'",
+    ),
+    "rounds of nothing": (
+        ["dynamic_sampling.gen_batch_size=0"],
+        "dynamic_sampling.gen_batch_size",
+        "0",
+        "must be at least 1",
+    ),
+    "no filter, larger rounds": (
+        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=24"],
+        "dynamic_sampling.gen_batch_size",
+        "24",
+        "must equal data.train_batch_size (16)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "field", "value", "allowed"), BAD.values(), ids=BAD)
+def test_a_wrong_value_is_named_with_what_is_allowed(overrides, field, value, allowed):
+    with pytest.raises(ConfigError) as caught:
+        check(composed(*overrides))
+    error = caught.value
+    assert error.field == field
+    assert value in repr(error.value)
+    assert allowed in error.allowed
+    assert str(error).startswith(f"{field} = ") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sam=off", f"+{ENGINE}.speculative_config={{method:ngram,num_speculative_tokens:3}}"],
+        ["sam=off", f"{ROLLOUT}.max_model_len=1152"],
+        ["sam.gate.threshold=0"],
+        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=16"],
+        [f"+{ENGINE}.additional_config={{other:1}}"],
+    ],
+    ids=[
+        "other drafter when off",
+        "no room needed when off",
+        "never drafts",
+        "no filter",
+        "others",
+    ],
+)
+def test_what_is_allowed_passes_in_silence(overrides, capsys):
+    check(composed(*overrides))
+    assert capsys.readouterr().out == ""
+
+
+def test_drafts_that_will_be_cut_short_are_noted(capsys):
+    check(composed("sam.gate.threshold=64", f"{ROLLOUT}.max_num_batched_tokens=128"))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert note.startswith("Note: 64 requests may draft at once")
+
+
+def run_main(*overrides: str, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "recipes.dapo_qwen3.main", "experiment=tiny_cpu"]
+        + [f"run_dir={folder}", *overrides],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_ends_with_one_line(tmp_path):
+    done = run_main("sam.max_draft_tokens=0", folder=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.splitlines() == [
+        "Configuration error: sam.max_draft_tokens = 0: must be 1..32"
+    ]
+    assert done.stdout == ""
+
+
+def test_a_key_hydra_does_not_know_is_named(tmp_path):
+    """Hydra refuses it before we see it; its message has to be enough."""
+    done = run_main("sam.treshold=3", folder=tmp_path)
+    assert done.returncode != 0
+    assert "Could not override 'sam.treshold'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) < 10
+
+
+def translated(*overrides: str):
+    config = composed(*overrides)
+    check(config)
+    translate(config)
+    return config
+
+
+def test_drafting_is_switched_on_in_the_engine():
+    config = translated("sam.max_draft_tokens=4", "rollout_telemetry.record_traces=true")
+    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    assert engine["speculative_config"] == {
+        "method": "custom_class",
+        "model": PROPOSER_CLASS,
+        "num_speculative_tokens": 4,
+    }
+    ours = engine["additional_config"]["sam_rollout"]
+    assert SamConfig.from_mapping(ours["sam"]) == SamConfig.from_mapping(
+        OmegaConf.to_container(config.sam)
+    )
+    assert ours["telemetry"] == {"tail_threshold": 8, "record_traces": True}
+
+
+def test_the_baseline_differs_by_the_drafter_alone():
+    def flat(config) -> dict:
+        return {path: value for path, value in _leaves(OmegaConf.to_container(config))}
+
+    on, off = flat(translated()), flat(translated("sam=off"))
+    differing = {path for path in on.keys() | off.keys() if on.get(path) != off.get(path)}
+    inside = f"{ENGINE}.additional_config.sam_rollout.sam.enabled"
+    speculative = {path for path in differing if path.startswith(f"{ENGINE}.speculative_config.")}
+    assert len(speculative) == 3
+    assert differing - speculative == {"sam.enabled", inside}
+
+
+def _leaves(node, path: str = ""):
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node
+
+
+def test_engine_arguments_of_others_stay():
+    config = translated(f"+{ENGINE}.additional_config={{other:1}}", f"+{ENGINE}.block_size=64")
+    engine = OmegaConf.select(config, ENGINE)
+    assert engine.additional_config.other == 1 and engine.block_size == 64
+    baseline = translated("sam=off", f"+{ENGINE}.speculative_config={{method:ngram}}")
+    assert OmegaConf.select(baseline, ENGINE).speculative_config == {"method": "ngram"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sampler", "metric"),
+    [
+        (["dynamic_sampling=rounds"], "RoundsReplayBuffer", "acc"),
+        (["dynamic_sampling=refill"], "RefillReplayBuffer", "acc"),
+        (
+            ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=16"],
+            "RoundsReplayBuffer",
+            None,
+        ),
+    ],
+    ids=["rounds", "refill", "none"],
+)
+def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
+    config = translated(*overrides, "algorithm.filter_groups.max_inflight_gen_batches=2")
+    chosen = config.trainer.v1.sampler
+    assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
+    assert chosen.custom_sampler.name == sampler
+    assert chosen.sampler_kwargs == {
+        "filter_metric": metric,
+        "train_batch_size": 16,
+        "gen_batch_size": config.dynamic_sampling.gen_batch_size,
+        "max_rounds": config.dynamic_sampling.max_rounds,
+        "max_inflight_gen_batches": 2,
+        "poll_interval_s": 0.1,
+    }
+    assert config.algorithm.filter_groups.enable is (metric is not None)
+
+
+def test_nothing_is_left_to_resolve_in_other_processes():
+    """Ray's processes do not know our resolvers."""
+    text = OmegaConf.to_yaml(translated())
+    assert "${repo:" not in text and "${data." not in text
+
+
+def exported(
+    shell: dict[str, str], *overrides: str, run_dir: str = "run"
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(variables of this process, variables of Ray's processes) after exporting."""
+    config = composed(*overrides)
+    config.run_dir = run_dir
+    bare = {name: os.environ[name] for name in ("PATH", "HOME", "VERL_CONFIG_DIR")}
+    with patch.dict(os.environ, {**bare, **shell}, clear=True):
+        export_environment(config)
+        here = dict(os.environ)
+    return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
+
+
+def test_every_node_gets_the_devices_variables(tmp_path):
+    here, workers = exported({}, run_dir=f"{tmp_path}/run")
+    for name, value in {
+        "VERL_PLATFORM": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
+        "TENSORBOARD_DIR": f"{tmp_path}/run/tensorboard",
+        "WANDB_DIR": f"{tmp_path}/run",
+        "VERL_FILE_LOGGER_PATH": f"{tmp_path}/run/metrics.jsonl",
+    }.items():
+        assert here[name] == workers[name] == value
+    assert set(composed().environment) <= set(workers)
+
+
+def test_the_shell_wins():
+    here, workers = exported({"OMP_NUM_THREADS": "7", "WANDB_DIR": "elsewhere"})
+    assert here["OMP_NUM_THREADS"] == workers["OMP_NUM_THREADS"] == "7"
+    assert workers["WANDB_DIR"] == "elsewhere"
+
+
+def test_variables_named_in_the_configuration_reach_the_nodes():
+    runtime = "ray_kwargs.ray_init.runtime_env"
+    _, workers = exported({}, "+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")
+    assert workers["MY_VARIABLE"] == "3" and workers["OTHER"] == "x"
+    assert workers["VERL_PLATFORM"] == "cpu"
+
+
+def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = composed()
+    config.run_dir = "runs/one"
+    with patch.dict(os.environ):
+        export_environment(config)
+    assert config.run_dir == f"{tmp_path}/runs/one"
+    assert config.trainer.default_local_dir == f"{tmp_path}/runs/one/checkpoints"
+
+
+def test_names_said_twice_agree():
+    """The launcher must not import verl, so it repeats two names."""
+    from sam_rollout.integrations.verl import plugin
+
+    assert launch.ROLLOUT_NAME == plugin.ROLLOUT_NAME
+    trainer = Path(launch.__file__).with_name("trainer.py").read_text()
+    assert f'TRAINER_NAME = "{launch.TRAINER_NAME}"\n' in trainer
+    sampler = Path(launch.__file__).with_name("sampler.py").read_text()
+    for name in launch.SAMPLER_CLASSES.values():
+        assert f"class {name}(" in sampler
+    assert launch.SAMPLER_MODULE == "pkg://sam_rollout.integrations.verl.sampler"

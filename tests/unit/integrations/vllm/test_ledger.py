@@ -1,0 +1,115 @@
+"""The ledger of drafted and accepted tokens, against one kept in plain dictionaries."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sam_rollout.integrations.vllm.ledger import RequestLedger
+
+MAX_ROWS = 4
+MAX_DRAFT = 3
+
+
+class Reference:
+    """What the ledger promises, one request at a time."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, tuple[int, int, int]] = {}
+        self.in_flight: dict[str, int] = {}
+
+    def step(self, batch: list[str], sampled: list[int], drafts: list[int]) -> None:
+        for request_id, count in zip(batch, sampled, strict=True):
+            steps, drafted, accepted = self.totals.get(request_id, (0, 0, 0))
+            draft = self.in_flight.get(request_id, 0)
+            if draft and count:
+                steps, drafted, accepted = steps + 1, drafted + draft, accepted + count - 1
+            self.totals[request_id] = steps, drafted, accepted
+        # The engine forgets the draft of a request that is taken out of the batch.
+        self.in_flight = dict(zip(batch, drafts, strict=True))
+
+
+def counts_of(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def play(ledger: RequestLedger, batch: list[str], sampled: list[int], drafts: list[int]) -> None:
+    ledger.observe(counts_of(*sampled))
+    ledger.expect(counts_of(*drafts))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_books_what_a_dictionary_would(data):
+    ledger, reference = RequestLedger(MAX_ROWS), Reference()
+    live: list[str] = []
+    batch: list[str] = []
+    ended_since_drain: set[str] = set()
+    born = 0
+    for _ in range(data.draw(st.integers(1, 10), "steps")):
+        ended = [rid for rid in live if data.draw(st.integers(0, 5), f"end {rid}") == 0]
+        live = [rid for rid in live if rid not in ended]
+        for _ in range(data.draw(st.integers(0, 2), "arrivals")):
+            live.append(f"r{born}")
+            born += 1
+        rows = data.draw(st.integers(0, min(MAX_ROWS, len(live))), "rows")
+        previous, batch = batch, data.draw(st.permutations(live), "order")[:rows]
+        if batch != previous:
+            known = set(reference.totals)
+            assert set(ledger.follow(batch, live)) == known - set(live) - ended_since_drain
+            ended_since_drain |= known - set(live)
+        sampled = [
+            data.draw(st.integers(0, 1 + reference.in_flight.get(rid, 0)), "sampled")
+            for rid in batch
+        ]
+        drafts = [data.draw(st.integers(0, MAX_DRAFT), "draft") for _ in batch]
+        play(ledger, batch, sampled, drafts)
+        reference.step(batch, sampled, drafts)
+        if data.draw(st.integers(0, 3), "drain") == 0:
+            assert ledger.drain() == reference.totals
+            for request_id in ended_since_drain:
+                reference.totals.pop(request_id)
+            ended_since_drain = set()
+    assert ledger.drain() == reference.totals
+
+
+def test_drafts_follow_their_request_to_another_row():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a", "b"], live={"a", "b"})
+    play(ledger, ["a", "b"], [1, 1], [3, 0])
+    ledger.follow(["b", "a"], live={"a", "b"})
+    play(ledger, ["b", "a"], [1, 3], [0, 0])
+    assert ledger.drain() == {"a": (1, 3, 2), "b": (0, 0, 0)}
+
+
+def test_a_request_keeps_its_totals_while_it_is_preempted():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a", "b"], live={"a", "b"})
+    play(ledger, ["a", "b"], [1, 1], [2, 2])
+    play(ledger, ["a", "b"], [3, 1], [2, 2])
+    ledger.follow(["b"], live={"a", "b"})
+    play(ledger, ["b"], [1], [0])
+    assert ledger.drain()["a"] == (1, 2, 2)
+    ledger.follow(["b", "a"], live={"a", "b"})
+    # The draft it left with was never verified.
+    play(ledger, ["b", "a"], [1, 1], [0, 3])
+    play(ledger, ["b", "a"], [1, 4], [0, 0])
+    assert ledger.drain() == {"a": (2, 5, 5), "b": (2, 4, 0)}
+
+
+def test_totals_of_ended_requests_are_handed_over_once():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a"], live={"a"})
+    play(ledger, ["a"], [1], [1])
+    play(ledger, ["a"], [2], [0])
+    assert ledger.follow(["b"], live={"b"}) == ["a"]
+    assert ledger.follow(["c"], live={"b", "c"}) == []
+    assert ledger.drain() == {"a": (1, 1, 1), "b": (0, 0, 0), "c": (0, 0, 0)}
+    assert ledger.drain() == {"b": (0, 0, 0), "c": (0, 0, 0)}
+
+
+def test_a_row_without_a_token_has_verified_nothing():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a"], live={"a"})
+    play(ledger, ["a"], [1], [3])
+    play(ledger, ["a"], [0], [0])
+    assert ledger.drain() == {"a": (0, 0, 0)}

@@ -1,0 +1,214 @@
+"""The proposer with a runner that holds nothing but a batch."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import ConfigError, GateConfig, SamConfig
+from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.settings import engine_arguments
+
+MAX_ROWS, MAX_LEN = 4, 64
+THRESHOLD = 2
+K = 3
+PERIOD = [5, 6, 7, 8]
+LOGGER = "sam_rollout.integrations.vllm.proposer"
+
+
+def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespace:
+    arguments = engine_arguments(config)
+    k = config.max_draft_tokens if engine_k is None else engine_k
+    return SimpleNamespace(
+        additional_config=arguments["additional_config"],
+        speculative_config=SimpleNamespace(num_speculative_tokens=k),
+        scheduler_config=SimpleNamespace(max_num_seqs=MAX_ROWS),
+        model_config=SimpleNamespace(max_model_len=MAX_LEN),
+    )
+
+
+class Engine:
+    """Calls a proposer as vLLM's model runner does."""
+
+    def __init__(self, *, bound: bool = True, record: bool = True, used: bool = True) -> None:
+        config = SamConfig(max_draft_tokens=K, gate=GateConfig(threshold=THRESHOLD))
+        self.proposer = SamProposer(vllm_config(config))
+        self.requests: dict[str, list[int]] = {}
+        self.input_batch = SimpleNamespace(req_ids=[])
+        if bound:
+            self.proposer.bind(self, drafts_are_used=used, record=record)
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            self.requests[name] = PERIOD * 2 + PERIOD[:1]
+
+    def step(self, *names: str, sampled: int = 1) -> list[list[int]]:
+        """Sample the period's next tokens for each request, then ask for drafts."""
+        self.input_batch.req_ids = list(names)
+        new_tokens = []
+        for name in names:
+            text = self.requests[name]
+            tokens = [PERIOD[(len(text) + i) % len(PERIOD)] for i in range(sampled)]
+            text += tokens
+            new_tokens.append(tokens)
+        token_ids = np.zeros((MAX_ROWS, MAX_LEN), np.int32)
+        lengths = np.zeros(MAX_ROWS, np.int32)
+        for row, name in enumerate(names):
+            lengths[row] = len(self.requests[name])
+            token_ids[row, : lengths[row]] = self.requests[name]
+        return self.proposer.propose(new_tokens, lengths, token_ids, slot_mappings=None)
+
+    def counter(self, name: str) -> float:
+        return self.proposer.drain()["counters"][name]
+
+
+def next_of_period(text: list[int]) -> list[int]:
+    return [PERIOD[(len(text) + i) % len(PERIOD)] for i in range(K)]
+
+
+def test_drafts_what_followed_before():
+    engine = Engine()
+    engine.add("a", "b")
+    drafts = engine.step("a", "b")
+    assert drafts == [next_of_period(engine.requests[name]) for name in ("a", "b")]
+
+
+def test_a_closed_gate_drafts_nothing_but_keeps_reading():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    assert engine.step("a", "b", "c") == [[], [], []]
+    read = sum(map(len, engine.requests.values()))
+    assert engine.counter("catch_up_tokens") == read
+    assert engine.step("a") == [next_of_period(engine.requests["a"])]
+    assert engine.counter("catch_up_tokens") == read + 1, "only the new token is left to read"
+
+
+def test_a_prompt_chunk_has_no_draft():
+    engine = Engine()
+    engine.add("a")
+    assert engine.step("a", sampled=0) == [[]]
+    assert engine.counter("catch_up_tokens") == 0
+
+
+def test_drafts_follow_requests_through_a_reordered_batch():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.requests["b"] += [99]
+    engine.step("b", "a", sampled=2)
+    # b's period is broken, and nothing it ends with now has occurred before.
+    assert engine.step("b", "a")[1] == next_of_period(engine.requests["a"])
+    assert engine.counter("rebuilds") == 0
+
+
+def test_acceptance_is_booked_by_request():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("b", "a", sampled=3)
+    assert engine.proposer.drain()["requests"] == {"a": (1, K, 2), "b": (1, K, 2)}
+
+
+def test_unbound_says_how_to_bind():
+    engine = Engine(bound=False)
+    engine.add("a")
+    with pytest.raises(RuntimeError, match="sam_bind"):
+        engine.step("a")
+
+
+def test_a_failure_ends_drafting_and_nothing_else(caplog):
+    engine = Engine()
+    engine.add("a", "b")
+    assert all(engine.step("a", "b"))
+
+    def fail(*_args, **_kwargs):
+        raise MemoryError("no room for automata")
+
+    engine.proposer.drafter.step = fail
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        assert engine.step("a", "b") == [[], []]
+        assert engine.step("b") == [[]]
+        assert engine.step("a", "b", sampled=0) == [[], []]
+    (warning,) = [record for record in caplog.records if record.name == LOGGER]
+    assert "switched off" in warning.message
+    assert warning.exc_info is not None, "the reason belongs into the log"
+    drained = engine.proposer.drain()
+    assert drained["counters"] == {"failures": 1}
+    assert drained["steps"]["gate_open"] == [True]
+    assert engine.proposer.drain()["counters"] == {"failures": 1}
+
+
+def test_a_rank_whose_drafts_are_ignored_keeps_no_state():
+    engine = Engine(used=False)
+    engine.add("a", "b")
+    assert engine.step("a", "b") == [[], []]
+    drained = engine.proposer.drain()
+    assert drained["requests"] == {} and drained["steps"]["time_s"] == []
+    assert {drained["counters"][name] for name in ("steps", "live_requests", "bytes")} == {0}
+    assert not engine.proposer.describe()["drafts_are_used"]
+
+
+def test_ended_requests_are_freed_and_preempted_ones_kept():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("a")
+    assert engine.counter("live_requests") == 2, "b is still known to the runner"
+    del engine.requests["b"]
+    engine.add("c")
+    engine.step("a", "c")
+    assert engine.counter("live_requests") == 2, "b has ended, c has come"
+    assert "b" not in engine.proposer.drain()["requests"]
+
+
+def test_a_returning_request_is_not_read_again():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("a")
+    before = engine.counter("catch_up_tokens")
+    assert engine.step("a", "b")[1] == next_of_period(engine.requests["b"])
+    assert engine.counter("catch_up_tokens") == before + 2
+
+
+def test_without_recording_nothing_piles_up():
+    engine = Engine(record=False)
+    for number in range(20):
+        engine.add(f"r{number}")
+        engine.step(f"r{number}")
+        del engine.requests[f"r{number}"]
+    drained = engine.proposer.drain()
+    assert drained["steps"]["time_s"] == []
+    assert list(drained["requests"]) == ["r19"]
+    assert drained["counters"]["live_requests"] == 1
+
+
+def test_drain_hands_steps_over_once():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.step("a")
+    engine.step("a", "b", "c")
+    steps = engine.proposer.drain()["steps"]
+    assert steps["gate_open"] == [True, False]
+    assert steps["time_s"] == sorted(steps["time_s"]) and min(steps["drafter_us"]) > 0
+    assert engine.proposer.drain()["steps"] == {"time_s": [], "drafter_us": [], "gate_open": []}
+
+
+def test_describe_names_class_and_configuration():
+    description = Engine().proposer.describe()
+    assert description["proposer"] == "sam_rollout.integrations.vllm.proposer.SamProposer"
+    assert description["sam"]["max_draft_tokens"] == K
+    assert description["bound"]
+
+
+def test_another_k_than_the_engines_is_refused():
+    with pytest.raises(ValueError, match=r"num_speculative_tokens=4.*max_draft_tokens=3"):
+        SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
+
+
+def test_a_bad_configuration_is_refused():
+    config = vllm_config(SamConfig())
+    config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
+    with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
+        SamProposer(config)

@@ -1,0 +1,77 @@
+"""The way of our configuration through vLLM, and the proof that it took effect."""
+
+import json
+import pkgutil
+from types import SimpleNamespace
+
+import pytest
+
+from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments, sam_config_of
+from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
+
+ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
+OFF = SamConfig(enabled=False)
+OURS = {"proposer": PROPOSER_CLASS, "sam": ON.to_mapping()}
+
+
+@pytest.mark.parametrize("config", [ON, OFF])
+def test_configuration_survives_the_way_through_the_engine(config):
+    sent = json.loads(json.dumps(engine_arguments(config)))
+    assert sam_config_of(SimpleNamespace(additional_config=sent["additional_config"])) == config
+
+
+def test_speculation_is_asked_for_only_when_enabled():
+    assert "speculative_config" not in engine_arguments(OFF)
+    assert engine_arguments(ON)["speculative_config"] == {
+        "method": "custom_class",
+        "model": PROPOSER_CLASS,
+        "num_speculative_tokens": 5,
+    }
+
+
+def test_the_named_class_is_the_proposer():
+    assert pkgutil.resolve_name(PROPOSER_CLASS) is SamProposer
+
+
+@pytest.mark.parametrize("additional", [None, {}, {"other": 1}])
+def test_an_engine_without_our_configuration_is_named(additional):
+    with pytest.raises(ValueError, match="engine_arguments"):
+        sam_config_of(SimpleNamespace(additional_config=additional))
+
+
+def test_the_right_drafter_on_all_workers_is_one_line():
+    line = check_drafters([OURS, OURS], ON)
+    assert line == (
+        f"sam_rollout: drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate=threshold (threshold 2)"
+    )
+    assert (
+        check_drafters([{"proposer": None}], OFF) == "sam_rollout: no drafter (sam.enabled=false)"
+    )
+
+
+NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
+
+
+@pytest.mark.parametrize(
+    ("reports", "config", "named"),
+    [
+        ([NGRAM], ON, "NgramProposer"),
+        ([OURS, NGRAM], ON, "NgramProposer"),
+        ([{"proposer": None}], ON, "None"),
+        ([], ON, PROPOSER_CLASS),
+        ([OURS], OFF, PROPOSER_CLASS),
+        ([NGRAM], OFF, "NgramProposer"),
+    ],
+    ids=["ngram", "ngram on one", "none", "no worker", "ours though off", "ngram though off"],
+)
+def test_another_drafter_is_refused(reports, config, named):
+    with pytest.raises(WrongDrafterError, match=named):
+        check_drafters(reports, config)
+
+
+def test_another_configuration_is_refused():
+    other = {**OURS, "sam": {**OURS["sam"], "max_draft_tokens": 4}}
+    with pytest.raises(WrongDrafterError, match=r"'max_draft_tokens': 5"):
+        check_drafters([OURS, other], ON)

@@ -1,0 +1,197 @@
+"""The record of every engine step: durations, and how the drafter's side finds its step."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sam_rollout.integrations.vllm import step_recorder
+from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+
+UNIX_OFFSET_S = 1_000_000.0
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s + UNIX_OFFSET_S
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(step_recorder, "time", clock)
+    return clock
+
+
+def scheduler(running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None):
+    spec = None
+    if accepted is not None:
+        spec = SimpleNamespace(
+            num_drafts=2,
+            num_draft_tokens=2 * len(accepted),
+            num_accepted_tokens=sum(accepted),
+            num_accepted_tokens_per_pos=list(accepted),
+        )
+    return SimpleNamespace(
+        num_running_reqs=running, num_waiting_reqs=waiting, spec_decoding_stats=spec
+    )
+
+
+def progress(joining: int = 0, decoding: int = 1, tokens: int = 1):
+    return SimpleNamespace(
+        time_to_first_tokens_iter=[0.1] * joining,
+        inter_token_latencies_iter=[0.1] * decoding,
+        num_preempted_reqs=0,
+        num_prompt_tokens=7 * joining,
+        num_generation_tokens=tokens,
+    )
+
+
+def drained(recorder, drafter_steps=None, split="train"):
+    records = recorder.drain(step=4, split=split, replica=1, drafter_steps=drafter_steps)
+    return records.to_table().to_pylist()
+
+
+def notes(*rows: tuple[float, bool, float]) -> dict[str, list]:
+    """(time_s, gate_open, drafter_us) per step, as the proposer drains them."""
+    times, gates, spent = zip(*rows, strict=True) if rows else ((), (), ())
+    return {"time_s": list(times), "gate_open": list(gates), "drafter_us": list(spent)}
+
+
+def record_at(recorder, clock, *times_s: float, running: int = 1) -> None:
+    for time_s in times_s:
+        clock.now_s = time_s
+        recorder.record(scheduler(running=running), progress())
+
+
+def test_a_step_lasts_since_the_last_one_or_since_work_arrived(clock):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    record_at(recorder, clock, 100.5)
+    recorder.work_arrived()  # the engine is busy: changes nothing
+    record_at(recorder, clock, 101.5, running=0)
+    clock.now_s = 200.0
+    recorder.work_arrived()
+    clock.now_s = 201.0
+    recorder.work_arrived()
+    record_at(recorder, clock, 203.0)
+    assert [row["duration_s"] for row in drained(recorder)] == [0.5, 1.0, 3.0]
+
+
+def test_requests_that_wait_keep_the_engine_busy(clock):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    clock.now_s = 101.0
+    recorder.record(scheduler(running=0, waiting=3), progress())
+    record_at(recorder, clock, 105.0)
+    assert [row["duration_s"] for row in drained(recorder)] == [1.0, 4.0]
+
+
+def test_a_step_nobody_announced_has_no_duration(clock):
+    recorder = EngineStepRecorder()
+    record_at(recorder, clock, 150.0)
+    assert drained(recorder)[0]["duration_s"] == 0.0
+
+
+def test_columns_come_from_the_engines_statistics(clock):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    clock.now_s = 102.0
+    recorder.record(
+        scheduler(running=5, waiting=2, accepted=(2, 1, 0)), progress(joining=1, decoding=3)
+    )
+    (row,) = drained(recorder)
+    assert row == {
+        "step": 4,
+        "split": "train",
+        "replica": 1,
+        "time_s": 102.0 + UNIX_OFFSET_S,
+        "duration_s": 2.0,
+        "scheduled": 4,
+        "running": 5,
+        "waiting": 2,
+        "preempted": 0,
+        "prompt_tokens": 7,
+        "generation_tokens": 1,
+        "draft_requests": 2,
+        "draft_tokens": 6,
+        "accepted_tokens": 3,
+        "accepted_per_position": [2, 1, 0],
+        "gate_open": None,
+        "drafter_us": 0.0,
+    }
+
+
+def test_steps_without_statistics_are_no_steps(clock):
+    recorder = EngineStepRecorder()
+    recorder.record(None, progress())
+    assert drained(recorder) == []
+
+
+def test_steps_that_only_read_prompts_count_as_time(clock):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    clock.now_s = 101.0
+    recorder.record(scheduler(), None)
+    (row,) = drained(recorder)
+    assert (row["duration_s"], row["scheduled"], row["generation_tokens"]) == (1.0, 0, 0)
+
+
+def test_draining_starts_anew_and_files_by_split(clock):
+    recorder = EngineStepRecorder()
+    record_at(recorder, clock, 101.0)
+    assert [row["split"] for row in drained(recorder, split="val")] == ["val"]
+    assert drained(recorder) == []
+    record_at(recorder, clock, 102.0)
+    assert [row["split"] for row in drained(recorder)] == ["train"]
+
+
+def test_the_drafters_side_finds_its_step(clock):
+    recorder = EngineStepRecorder()
+    record_at(recorder, clock, 101.0, 102.0, 103.0)
+    rows = drained(recorder, notes((100.9, False, 5.0), (101.9, True, 6.0), (102.9, True, 7.0)))
+    assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [
+        (False, 5.0),
+        (True, 6.0),
+        (True, 7.0),
+    ]
+
+
+def test_a_front_end_that_lags_does_not_mix_steps_up(clock):
+    recorder = EngineStepRecorder()
+    record_at(recorder, clock, 102.5, 102.6, 103.0)  # the first two are heard of late
+    rows = drained(recorder, notes((100.9, False, 5.0), (101.9, True, 6.0), (102.9, True, 7.0)))
+    assert [row["drafter_us"] for row in rows] == [5.0, 6.0, 7.0]
+
+
+def test_a_step_without_drafter_is_no_open_gate(clock):
+    recorder = EngineStepRecorder()
+    record_at(recorder, clock, 101.0, 102.0)
+    rows = drained(recorder, notes((101.9, True, 6.0)))
+    assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [(False, 0.0), (True, 6.0)]
+
+
+def test_placeholder_drafts_of_a_skipped_drafter_are_not_counted(clock):
+    recorder = EngineStepRecorder()
+    for time_s in (101.0, 102.0, 103.0):
+        clock.now_s = time_s
+        recorder.record(scheduler(accepted=(1, 0)), progress())
+    rows = drained(recorder, notes((100.9, True, 5.0), (102.9, True, 5.0)))
+    # Nobody drafted after the second step: what the third verified was not ours.
+    assert [row["draft_tokens"] for row in rows] == [4, 4, 0]
+    assert rows[2]["accepted_per_position"] == []
+
+
+def test_without_a_drafter_the_gate_is_unknown(clock):
+    recorder = EngineStepRecorder()
+    clock.now_s = 101.0
+    recorder.record(scheduler(accepted=(1,)), progress())  # another method may draft
+    (row,) = drained(recorder, None)
+    assert row["gate_open"] is None and row["draft_tokens"] == 2

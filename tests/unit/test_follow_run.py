@@ -1,0 +1,149 @@
+"""The follower of a run: every event once, and the log's end of a run that did not finish."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "lib" / "follow_run.py"
+LOG = {
+    "starting Ray": "ray init kwargs: {}",
+    "loading the trainer": "(TaskRunner) train and validate dataloader initialized",
+    "starting the vLLM engine": "(TaskRunner) reward loop manager initialized",
+    "engine is up": "(SamHttpServer) sam_rollout: drafter X on 1 worker(s), k=3",
+    "training": "(TaskRunner) ready to fit",
+}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("follow_run", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Run:
+    """A run folder that grows as a test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = RunFolder(path)
+        (path / "log.txt").touch()
+
+    def log(self, *lines: str) -> None:
+        with open(self.path / "log.txt", "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def start(self, total: int | None = 2) -> None:
+        config = {"trainer": {"total_training_steps": total}}
+        self.folder.write_start(RunInfo("sam=on", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
+
+    def step(self, number: int, **metrics: float) -> None:
+        self.folder.append_train_step(number, {"timing_s/step": 2.5, **metrics})
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+@pytest.fixture
+def follower(script, run):
+    return script.Follower(run.path)
+
+
+def messages(capsys) -> list[str]:
+    """What was printed, without the clock in front."""
+    return [line.split(" s  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_each_milestone_is_told_once_and_in_order(run, follower, capsys):
+    told = []
+    for line in LOG.values():
+        run.log(line, "something else")
+        follower.poll()
+        follower.poll()
+        told += messages(capsys)
+    assert told == [
+        "starting Ray",
+        "loading the trainer",
+        "starting the vLLM engine",
+        "engine is up: sam_rollout: drafter X on 1 worker(s), k=3",
+        "training",
+    ]
+
+
+def test_the_baselines_engine_comes_up_too(run, follower, capsys):
+    run.log("(SamHttpServer) sam_rollout: no drafter (sam.enabled=false)")
+    follower.poll()
+    assert messages(capsys) == ["engine is up: sam_rollout: no drafter (sam.enabled=false)"]
+
+
+def test_each_step_is_told_once(run, follower, capsys):
+    run.start()
+    run.step(1, **{"critic/score/mean": -0.25, "sam/draft/acceptance_length": 1.5})
+    follower.poll()
+    follower.poll()
+    assert messages(capsys) == ["step 1/2  reward -0.25  acceptance 1.50  step 2.5 s"]
+    run.step(2)
+    follower.poll()
+    assert messages(capsys) == ["step 2/2  step 2.5 s"]
+
+
+def test_a_run_that_counts_epochs_has_no_last_step_to_show(run, follower, capsys):
+    run.start(total=None)
+    run.step(1)
+    follower.finish()
+    assert messages(capsys) == ["step 1  step 2.5 s"]
+
+
+def test_a_finished_run_ends_without_its_log(run, follower, capsys):
+    run.start()
+    run.log("a line of the log")
+    run.step(1)
+    run.step(2)
+    follower.finish()
+    assert messages(capsys) == ["step 1/2  step 2.5 s", "step 2/2  step 2.5 s"]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_that_stops_early_shows_the_end_of_its_log(script, run, follower, capsys, steps):
+    if steps:
+        run.start()
+        run.step(1)
+    lines = [f"line {number}" for number in range(2 * script.TAIL_LINES)]
+    run.log(*lines, "Configuration error: sam.gate.threshold = -1: must be at least 0")
+    follower.finish()
+    told = messages(capsys)[steps:]
+    assert str(run.path / "log.txt") in told[0]
+    assert told[1:-1] == lines[-script.TAIL_LINES + 1 :]
+    assert told[-1].startswith("Configuration error")
+
+
+def test_a_process_runs_until_it_has_ended(script):
+    assert script.is_running(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not script.is_running(child.pid), "ended, and nobody has waited for it yet"
+    child.wait()
+    assert not script.is_running(child.pid)
+
+
+def test_the_command_ends_with_the_run(run):
+    run.log(LOG["starting Ray"], "boom")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(run.path), "--pid", str(ended.pid)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "starting Ray" in done.stdout and done.stdout.endswith("boom\n")

@@ -1,0 +1,66 @@
+"""Request identities: the same in every process and run, different for every response."""
+
+import json
+
+import pytest
+
+from sam_rollout.identity import RequestIdentity, group_of, identify, key_of
+
+PROMPT = [151644, 872, 198, 3838, 374, 220, 17, 10, 17, 30]
+FIELDS = {"seed": 42, "step": 3, "group": "0123456789abcdef", "sibling": 1}
+
+
+def test_hashes_are_fixed_for_all_times():
+    """Recorded runs are matched by these: a change of the formula orphans them."""
+    assert group_of(PROMPT) == "37eab9d2693cff16"
+    assert group_of([]) == "e4a6a0577479b2b4"
+    assert key_of(**FIELDS) == 3454342004548469330
+
+
+def test_group_depends_on_every_token_and_their_order():
+    variants = [PROMPT, PROMPT[:-1], [*PROMPT, 30], PROMPT[::-1], [PROMPT[0] + 1, *PROMPT[1:]]]
+    assert len({group_of(prompt) for prompt in variants}) == len(variants)
+    assert group_of(tuple(PROMPT)) == group_of(PROMPT)
+
+
+def test_ids_beyond_32_bits_are_told_apart():
+    assert group_of([2**40]) != group_of([0])
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 43}, {"step": 4}, {"group": "0123456789abcdee"}, {"sibling": 2}]
+)
+def test_key_differs_by_each_field(change):
+    assert key_of(**FIELDS) != key_of(**{**FIELDS, **change})
+
+
+def test_fields_do_not_run_into_each_other():
+    assert key_of(1, 11, "g", 1) != key_of(11, 1, "g", 1)
+    assert key_of(1, 1, "g", 11) != key_of(1, 1, "g1", 1)
+
+
+def test_keys_fit_a_signed_64_bit_integer_and_use_its_bits():
+    keys = [key_of(42, 0, "g", sibling) for sibling in range(2000)]
+    assert all(0 <= key < 2**63 for key in keys)
+    assert len(set(keys)) == len(keys)
+    used = 0
+    for key in keys:
+        used |= key
+    assert used == 2**63 - 1
+
+
+def test_identify_fills_every_field():
+    identity = identify(PROMPT, seed=42, step=3, sibling=1, split="val")
+    group = group_of(PROMPT)
+    assert identity == RequestIdentity(group, 1, 3, "val", key_of(42, 3, group, 1))
+
+
+def test_round_trip_through_extra_args():
+    identity = identify(PROMPT, seed=42, step=3, sibling=1, split="train")
+    sent = json.loads(json.dumps({"other": 1, **identity.to_extra_args()}))
+    assert RequestIdentity.from_extra_args(sent) == identity
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}])
+def test_a_request_without_identity_has_none(extra_args):
+    assert RequestIdentity.from_extra_args(extra_args) is None
