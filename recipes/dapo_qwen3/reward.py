@@ -11,12 +11,13 @@ only for data sets whose answers may be written in several ways does a symbolic 
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing
 import re
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ TAIL_CHARACTERS = 1000
 MAX_SYMBOLIC_CHARACTERS = 200
 #: Seconds after which a symbolic comparison counts as not equal.
 SYMBOLIC_TIMEOUT = 10.0
+#: Seconds granted to the worker process for starting and importing.
+START_TIMEOUT = 120.0
 
 _BOX = "\\boxed{"
 _ANSWER_LINE = re.compile(r"answer\**\s*:\**\s*(\S[^\n]*)", re.IGNORECASE)
@@ -38,8 +41,9 @@ _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 _PLAIN_NUMBER = re.compile(r"^[+-]?(?:\d+(?:\.\d*)?|\.\d+)$")
 _REWRITES = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\left": "", "\\right": "", "{,}": ","}
 
-_pool: ProcessPoolExecutor | None = None
-_pool_lock = threading.Lock()
+_log = logging.getLogger(__name__)
+_worker: ProcessPoolExecutor | None = None
+_worker_lock = threading.Lock()
 
 
 def last_boxed(text: str) -> str:
@@ -99,58 +103,55 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
     return bool(all(parsed)) and verify(*parsed, timeout_seconds=None)
 
 
-def _importable_worker() -> Callable[[str, str], bool]:
-    """Return ``_verify_in_worker`` under a name that a spawned process can import.
+def _importable(name: str) -> Callable[..., bool]:
+    """Return a function of this file under a name that a spawned process can import.
 
     verl may load this file by its path, as a module that exists only in its own process.
     """
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
         sys.path.append(root)
-    return importlib.import_module("recipes.dapo_qwen3.reward")._verify_in_worker
+    return getattr(importlib.import_module("recipes.dapo_qwen3.reward"), name)
 
 
-def _current_pool() -> ProcessPoolExecutor:
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            # Spawned, because forking a process that runs threads can deadlock.
-            context = multiprocessing.get_context("spawn")
-            _pool = ProcessPoolExecutor(max_workers=2, mp_context=context)
-        return _pool
+def _ready_worker() -> ProcessPoolExecutor:
+    """Return the worker, started and with its imports done, which takes seconds the first time."""
+    global _worker
+    if _worker is None:
+        # Spawned, because forking a process that runs threads can deadlock.
+        spawning = multiprocessing.get_context("spawn")
+        _worker = ProcessPoolExecutor(max_workers=1, mp_context=spawning)
+        _worker.submit(_importable("_verify_in_worker"), "1", "1").result(timeout=START_TIMEOUT)
+    return _worker
 
 
-def _discard(pool: ProcessPoolExecutor) -> None:
-    """End workers that are stuck or broken; the next comparison starts fresh ones."""
-    global _pool
-    with _pool_lock:
-        if _pool is pool:
-            _pool = None
-    workers = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for worker in workers:
-        worker.kill()
+def _end_worker() -> None:
+    """End a worker that is stuck or broken; the next comparison starts a fresh one."""
+    global _worker
+    ended, _worker = _worker, None
+    if ended is not None:
+        processes = list((getattr(ended, "_processes", None) or {}).values())
+        ended.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
 
 
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
     """Say whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
 
-    May be called from any thread. Never raises.
+    May be called from any thread; comparisons take turns, so that neither waiting nor a stuck
+    comparison counts against another one. Never raises.
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
         return False
-    for _ in range(3):
-        pool = _current_pool()
+    with _worker_lock:
         try:
-            return bool(pool.submit(_importable_worker(), truth, answer).result(timeout=timeout))
-        except TimeoutError:
-            _discard(pool)
-            return False
-        except (BrokenExecutor, CancelledError, RuntimeError):
-            # Another thread's comparison was stuck and took the workers with it: try again.
-            _discard(pool)
-        except Exception:  # a reward must not raise, whatever the comparison stumbled over
-            return False
+            comparison = _ready_worker().submit(_importable("_verify_in_worker"), truth, answer)
+            return bool(comparison.result(timeout=timeout))
+        except (TimeoutError, BrokenExecutor):
+            _end_worker()
+        except Exception as error:  # a reward must not raise, whatever the comparison met
+            _log.debug("no symbolic comparison of %r with %r: %s", answer, truth, error)
     return False
 
 

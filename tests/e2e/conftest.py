@@ -51,19 +51,20 @@ def _end(process: subprocess.Popen) -> None:
     psutil.wait_procs(family, timeout=30)
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the synthetic data set."""
+    folder = tmp_path_factory.mktemp("data")
+    command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
+    subprocess.run([*command, "--output-dir", str(folder)], cwd=REPOSITORY, check=True, timeout=120)
+    return folder
+
+
 @pytest.fixture
-def train(tmp_path: Path) -> Callable[..., FinishedRun]:
+def train(tmp_path: Path, data: Path) -> Callable[..., FinishedRun]:
     """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left."""
 
     def run(*overrides: str) -> FinishedRun:
-        data = tmp_path / "data"
-        subprocess.run(
-            [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
-            + ["--output-dir", str(data)],
-            cwd=REPOSITORY,
-            check=True,
-            timeout=120,
-        )
         run_dir, log_path = tmp_path / "run", tmp_path / "log.txt"
         command = [sys.executable, "-m", "recipes.dapo_qwen3.main", *SMALL, f"run_dir={run_dir}"]
         command += [f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"]

@@ -111,7 +111,7 @@ def test_a_stuck_comparison_is_given_up_and_hurts_no_other():
         stuck = threads.submit(symbolically_equal, "1", "9^{9^{9^{9}}}+x^{9^{9}}", 0.5)
         others = [threads.submit(symbolically_equal, "2", "\\frac{4}{2}") for _ in range(3)]
         assert not stuck.result()
-    assert time.perf_counter() - begin < 8
+    assert time.perf_counter() - begin < 30
     assert all(other.result() for other in others)
 
 
