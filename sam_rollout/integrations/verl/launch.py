@@ -24,6 +24,7 @@ from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME = "sam_sync"
+EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 SAMPLER_CLASSES = {
@@ -131,11 +132,10 @@ def _check_verl(config: DictConfig) -> None:
 def export_environment(config: DictConfig) -> None:
     """Set the device's environment variables here and for every process of the Ray cluster.
 
-    A variable already set in the shell wins. Must run before verl is imported.
+    A variable already set in the shell wins; to a list of modules ours is added. Must run before verl is imported.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {
-        "VERL_USE_EXTERNAL_MODULES": PLUGIN_MODULE,
         "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
         "WANDB_DIR": str(run_dir),
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
@@ -143,11 +143,16 @@ def export_environment(config: DictConfig) -> None:
     }
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
+    if PLUGIN_MODULE not in modules:
+        modules.append(PLUGIN_MODULE)
+    os.environ[EXTERNAL_MODULES_ENV] = ",".join(modules)
+    forwarded = {name: os.environ[name] for name in (*variables, EXTERNAL_MODULES_ENV)}
     with open_dict(config):
         config.run_dir = str(run_dir)
         runtime_env = config.ray_kwargs.ray_init.runtime_env
         given = runtime_env.get("env_vars", {})
-        runtime_env.env_vars = {**{name: os.environ[name] for name in variables}, **given}
+        runtime_env.env_vars = {**forwarded, **given}
 
 
 def translate(config: DictConfig) -> None:

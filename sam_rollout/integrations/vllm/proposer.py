@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sam_rollout.config import ConfigError
 from sam_rollout.drafting import SamDrafter
 from sam_rollout.gating import make_gate
 from sam_rollout.integrations.vllm.ledger import RequestLedger
@@ -41,9 +42,10 @@ class SamProposer:
         self.config = sam_config_of(vllm_config)
         engine_k = vllm_config.speculative_config.num_speculative_tokens
         if engine_k != self.config.max_draft_tokens:
-            raise ValueError(
-                f"speculative_config.num_speculative_tokens={engine_k} differs from "
-                f"sam.max_draft_tokens={self.config.max_draft_tokens}: they must be equal"
+            raise ConfigError(
+                "speculative_config.num_speculative_tokens",
+                engine_k,
+                f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
             )
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
         self.max_model_len = vllm_config.model_config.max_model_len

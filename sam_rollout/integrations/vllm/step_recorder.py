@@ -1,8 +1,8 @@
 """One record per engine step, taken in the server process for baseline and SAM alike.
 
 vLLM's own logger prints averages over ten seconds; the long tail needs every step. The drafter's
-side of a step (gate, time) is noted in the worker process and joined here by time: both read the
-host's monotonic clock.
+side of a step (gate, time) is noted in the worker process and joined here in order; both read the
+host's monotonic clock, so that a step without a note is recognised.
 """
 
 from __future__ import annotations

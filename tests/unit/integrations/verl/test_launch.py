@@ -353,6 +353,11 @@ def test_the_shell_wins():
     assert workers["WANDB_DIR"] == "elsewhere"
 
 
+def test_modules_named_in_the_shell_are_kept():
+    _, workers = exported({"VERL_USE_EXTERNAL_MODULES": "theirs"})
+    assert workers["VERL_USE_EXTERNAL_MODULES"] == "theirs,sam_rollout.integrations.verl.plugin"
+
+
 def test_variables_named_in_the_configuration_reach_the_nodes():
     runtime = "ray_kwargs.ray_init.runtime_env"
     _, workers = exported({}, "+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")

@@ -203,7 +203,7 @@ def test_describe_names_class_and_configuration():
 
 
 def test_another_k_than_the_engines_is_refused():
-    with pytest.raises(ValueError, match=r"num_speculative_tokens=4.*max_draft_tokens=3"):
+    with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
 
 
