@@ -118,7 +118,7 @@ def learning_section() -> str:
         for row in record["result"]
     ]
     text = (
-        f"{len(record['steps'])} DAPO steps with SAM on, validated after every step on "
+        f"{len(record['steps'])} DAPO steps with SAM on, validated after every other step on "
         f"{record['held_out_problems']} held-out problems. First and last five steps, difference "
         "with its 95 % interval (Welch)."
     )

@@ -22,10 +22,12 @@ from benchmarks.machine import machine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
-PROMPTS = 16
+# As in experiment=tiny_cpu.
+PROMPTS = 8
 SIBLINGS = 8
 MAX_TOKENS = 1024
-TAIL_THRESHOLD = 8
+MAX_NUM_SEQS = 64
+TAIL_THRESHOLD = 16
 # Metric, name in the table, unit.
 FIGURES = (
     ("sam/engine/rollout_s", "rollout", "s"),
@@ -51,7 +53,7 @@ def sides() -> dict[str, Any]:
 
     return {
         "off": SamConfig(enabled=False),
-        "matched": SamConfig(gate=GateConfig(threshold=0)),
+        "matched": SamConfig(gate=GateConfig(kind="closed")),
         "on": SamConfig(gate=GateConfig(threshold=TAIL_THRESHOLD)),
     }
 
@@ -69,8 +71,9 @@ class Side:
         self.engine = LLM(
             model=str(MODEL),
             max_model_len=1280,
-            max_num_seqs=64,
+            max_num_seqs=MAX_NUM_SEQS,
             enforce_eager=True,
+            distributed_executor_backend="uni",
             enable_prefix_caching=False,
             generation_config="vllm",
             disable_log_stats=False,

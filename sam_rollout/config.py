@@ -122,12 +122,13 @@ class GateConfig(_Section):
     """When to draft at all.
 
     `threshold`: at most so many running requests (the article's long-tail condition, section 3.2:
-    8 of 128 for Qwen3-32B). 0 never drafts.
+    8 of 128 for Qwen3-32B). 0 never drafts. `closed`: never, whatever the threshold; what is left
+    is the cost of the path itself (the matched baseline).
     """
 
     PATH: ClassVar[str] = "sam.gate"
 
-    kind: str = _setting("threshold", choices=("threshold",))
+    kind: str = _setting("threshold", choices=("threshold", "closed"))
     threshold: int = _setting(8, minimum=0)
 
 

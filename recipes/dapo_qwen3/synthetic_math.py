@@ -14,7 +14,7 @@ A *demonstration* is one to four passes over the chain. Each step of a pass is w
   intermediate result is carried forward consistently, as a person would.
 
 The answer is that of the last pass. A model trained on this mixture by plain imitation is right
-about every second time, not for want of skill but because it imitates haste as well as care: at
+about every second time, mostly because it imitates haste as well as care: at
 temperature 1 it begins each pass with a coin toss between the two. This is on purpose. It is the
 situation in which policy-gradient training shows an effect within a few steps, because careful
 work is already in the repertoire and only has to be preferred. Nothing else is engineered: the

@@ -15,6 +15,7 @@ which repeats it from the same seed. ``--report-only`` measures a checkpoint wit
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -49,6 +50,8 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
+TRAINED_LAYERS = 4  # of the supervised warm start
+DEPTH = 12  # of the model that is saved: see deepen()
 TARGET_VOCABULARY = 512
 
 #: How Qwen tokenizers cut text before merging bytes: words, single digits, punctuation, spaces.
@@ -150,7 +153,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        num_hidden_layers=TRAINED_LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -276,6 +279,32 @@ def train(
         smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
         bar.set_postfix(loss=f"{smooth:.3f}")
     model.eval()
+
+
+def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
+    """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
+
+    Every layer is followed by new ones whose output projections are zero, so that they add nothing
+    until training moves them (as in LLaMA Pro's block expansion, arXiv 2401.02415). What they are
+    for is cost: a decode step of a large model takes about as long for four tokens of a request as
+    for one, because reading the weights dominates. On a CPU it is the number of layers that makes a
+    step dear whatever its tokens; with few layers verification would look dearer than it is.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = DEPTH
+    config.layer_types = ["full_attention"] * DEPTH
+    torch.manual_seed(seed)
+    deeper = Qwen3ForCausalLM(config)
+    deeper.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    deeper.model.norm.load_state_dict(model.model.norm.state_dict())
+    spacing = DEPTH // model.config.num_hidden_layers
+    for position, layer in enumerate(deeper.model.layers):
+        if position % spacing == 0:
+            layer.load_state_dict(model.model.layers[position // spacing].state_dict())
+        else:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return deeper.eval()
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
@@ -463,7 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tokenizer = build_tokenizer(settings.seed)
         model = build_model(tokenizer, settings.seed)
         train(model, tokenizer, settings, {problem.question for problem in test})
-        save(model, tokenizer, options.output)
+        save(deepen(model), tokenizer, options.output)
     model, tokenizer = load_checkpoint(options.output)
     torch.manual_seed(0)
     print(f"parameters: {model.num_parameters():,}, vocabulary: {len(tokenizer)}")

@@ -34,6 +34,14 @@ class ThresholdGate:
         return 0 < num_running <= self.threshold
 
 
+class ClosedGate:
+    """Never open: the path without its drafts, to measure what it costs by itself."""
+
+    def open(self, num_running: int) -> bool:
+        """False."""
+        return False
+
+
 def make_gate(config: GateConfig) -> Gate:
     """The gate that a configuration names; `GateConfig` admits only kinds that exist."""
-    return ThresholdGate(config.threshold)
+    return ClosedGate() if config.kind == "closed" else ThresholdGate(config.threshold)

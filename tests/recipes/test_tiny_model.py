@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, draw_split
+from recipes.dapo_qwen3.reward import compute_score
+from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE, demonstrate, draw_problem, draw_split
 from recipes.dapo_qwen3.tiny_model import (
     DEFAULT_OUTPUT,
     END,
@@ -19,6 +20,7 @@ from recipes.dapo_qwen3.tiny_model import (
     measure,
     render_prompt,
     replay_acceptance,
+    sample_responses,
     train,
 )
 
@@ -26,9 +28,17 @@ QUESTION = {"role": "user", "content": "1+1?"}
 ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Small operations on several threads crawl when other work shares the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def checkpoint():
-    torch.manual_seed(0)
     return load_checkpoint(DEFAULT_OUTPUT)
 
 
@@ -136,11 +146,25 @@ def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
 
 
 def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
+    model, tokenizer = checkpoint
+    problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
+    prompts = [render_prompt(tokenizer, problem) for problem in problems]
     torch.manual_seed(0)
-    problems = [p for p in draw_split("test") if len(p.operands) <= 3][:24]
-    report = measure(*checkpoint, problems, samples_per_prompt=1)
-    assert 0.2 < report.accuracy < 0.95
-    assert report.clipped_share < 0.1
+    responses = [ids for _, ids in sample_responses(model, tokenizer, prompts, max_new_tokens=400)]
+    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
+    right = sum(
+        compute_score(DATA_SOURCE, text, problem.answer)["acc"]
+        for text, problem in zip(texts, problems, strict=True)
+    )
+    assert 5 <= right <= 23
+    assert sum(ids[-1] == tokenizer.eos_token_id for ids in responses) >= 20
+
+
+def test_a_report_counts_what_was_sampled(checkpoint):
+    report = measure(*checkpoint, draw_split("test")[:1], samples_per_prompt=2)
+    assert report.responses == 2
+    assert sum(report.prompts_by_right_answers.values()) == 1
+    assert 1 <= report.mean_acceptance_length <= 4
 
 
 def test_replayed_acceptance_counts_drafts_and_the_bonus_token():
@@ -151,8 +175,8 @@ def test_replayed_acceptance_counts_drafts_and_the_bonus_token():
     assert replay_acceptance([7, 7, 7, 7], [7, 7, 7, 8]) == pytest.approx(4 / 2)
 
 
-def test_training_lowers_the_loss_and_is_repeatable():
-    settings = TrainingSettings(steps=6, tokens_per_batch=512, warmup_steps=2)
+def test_training_changes_the_weights_and_is_repeatable():
+    settings = TrainingSettings(steps=3, tokens_per_batch=256, warmup_steps=2)
     tokenizer = build_tokenizer(settings.seed)
     weights = []
     for _ in range(2):

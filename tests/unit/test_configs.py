@@ -62,7 +62,7 @@ def test_off_is_on_without_drafting_and_nothing_else():
 
 def test_matched_never_opens_and_is_on_otherwise():
     on, matched = (resolved("experiment=tiny_cpu", f"sam={option}") for option in ("on", "matched"))
-    assert differing(on, matched) == {"sam.gate.threshold"}
+    assert differing(on, matched) == {"sam.gate.kind"}
     config = SamConfig.from_mapping(OmegaConf.to_container(composed("sam=matched").sam))
     gate = make_gate(config.gate)
     assert config.enabled and not any(gate.open(running) for running in range(2000))

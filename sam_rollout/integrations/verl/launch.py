@@ -132,7 +132,8 @@ def _check_verl(config: DictConfig) -> None:
 def export_environment(config: DictConfig) -> None:
     """Set the device's environment variables here and for every process of the Ray cluster.
 
-    A variable already set in the shell wins; to a list of modules ours is added. Must run before verl is imported.
+    A variable already set in the shell wins; to a list of modules ours is added. Must run before
+    verl is imported.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {

@@ -45,7 +45,7 @@ def _host() -> dict[str, Any]:
 def _label(sam: DictConfig) -> str:
     if not sam.enabled:
         return "sam=off"
-    never_opens = sam.gate.kind == "threshold" and sam.gate.threshold == 0
+    never_opens = sam.gate.kind == "closed" or sam.gate.threshold == 0
     return "sam=matched" if never_opens else "sam=on"
 
 

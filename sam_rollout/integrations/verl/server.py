@@ -7,6 +7,7 @@ engine's ``speculative_config``, nothing in the way they are measured.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from sam_rollout.telemetry.records import (
 )
 
 WARM_UP_TOKENS = 16
+ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 @dataclass
@@ -60,6 +62,13 @@ class SamHttpServer(vLLMHttpServer):
 
     def _get_worker_extension_cls(self) -> str:
         return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """Start the engine with as many threads as its device profile gives it."""
+        # Read by the engine's process when it starts; the trainer on the same cores has its own.
+        if threads := os.environ.get(ENGINE_THREADS_ENV):
+            os.environ["OMP_NUM_THREADS"] = threads
+        await super().launch_server(*args, **kwargs)
 
     def _our_settings(self) -> dict[str, Any]:
         engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]

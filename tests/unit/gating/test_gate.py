@@ -22,5 +22,10 @@ def test_a_negative_threshold_is_refused():
         ThresholdGate(-1)
 
 
+def test_a_closed_gate_never_opens():
+    gate = make_gate(GateConfig(kind="closed", threshold=8))
+    assert not any(gate.open(n) for n in range(10))
+
+
 def test_make_gate_takes_the_threshold_from_the_config():
     assert make_gate(GateConfig(threshold=5)) == ThresholdGate(5)

@@ -337,7 +337,7 @@ def test_every_node_gets_the_devices_variables(tmp_path):
     here, workers = exported({}, run_dir=f"{tmp_path}/run")
     for name, value in {
         "VERL_PLATFORM": "cpu",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "2",
         "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
         "TENSORBOARD_DIR": f"{tmp_path}/run/tensorboard",
         "WANDB_DIR": f"{tmp_path}/run",
