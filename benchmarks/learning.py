@@ -2,8 +2,8 @@
 
     python -m benchmarks.learning [--steps 24] [--output benchmarks/results/learning_tiny_cpu.json]
 
-One run; every other step validates on held-out problems. The result compares the last five steps with the
-first five, with 95 % intervals, and draws both curves.
+One run; every other step validates on held-out problems. The result compares the last five steps
+with the first five, with 95 % intervals, and draws both curves.
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ from recipes.dapo_qwen3.reward import compute_score
 from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE, demonstrate, draw_problem, draw_split
 from recipes.dapo_qwen3.tiny_model import (
     DEFAULT_OUTPUT,
+    DEPTH,
     END,
     MAX_RESPONSE_TOKENS,
     TrainingSettings,
     build_model,
     build_tokenizer,
+    deepen,
     load_checkpoint,
     measure,
     render_prompt,
@@ -194,3 +196,16 @@ def test_prompts_render_alike_for_training_and_serving(tokenizer):
     messages = [{"role": "user", "content": problem.question}]
     served = again.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert served == tokenizer(render_prompt(tokenizer, problem))["input_ids"]
+
+
+def test_deepening_changes_nothing_but_the_depth():
+    tokenizer = AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
+    model = build_model(tokenizer, seed=1).eval()
+    deeper = deepen(model)
+    ids = torch.randint(0, len(tokenizer), (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, deeper(ids).logits)
+    assert len(deeper.model.layers) == DEPTH > len(model.model.layers)
+    # Training can move the new layers: their zero projections get gradients.
+    deeper(ids).logits.square().mean().backward()
+    assert deeper.model.layers[1].mlp.down_proj.weight.grad.abs().sum() > 0
