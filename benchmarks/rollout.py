@@ -73,7 +73,6 @@ class Side:
             max_model_len=1280,
             max_num_seqs=MAX_NUM_SEQS,
             enforce_eager=True,
-            distributed_executor_backend="uni",
             enable_prefix_caching=False,
             generation_config="vllm",
             disable_log_stats=False,

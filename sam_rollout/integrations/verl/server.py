@@ -17,6 +17,7 @@ import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm import SamplingParams, TokensPrompt
+from vllm.sampling_params import RequestOutputKind
 
 from sam_rollout.config import SamConfig
 from sam_rollout.identity import RequestIdentity, group_of
@@ -114,6 +115,9 @@ class SamHttpServer(vLLMHttpServer):
         identity = RequestIdentity.from_extra_args(sampling_params.get("extra_args"))
         start_s = time.time()
         self._recorder.work_arrived()
+        # verl reads the last output only; without this every token of every request is handed
+        # over with all before it, which keeps a core busy.
+        sampling_params = {**sampling_params, "output_kind": RequestOutputKind.FINAL_ONLY}
         output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         self._finished.append(
             _FinishedRequest(
