@@ -24,8 +24,9 @@ INTRODUCTION = """# Results
 
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
-CPU cores with the tiny Qwen3: what is shown is that the road works, that samples do not change and
-where time goes. Nothing here predicts a cluster; no GPU and no NPU was used.
+shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
+Nothing here predicts a cluster; no GPU and no NPU was used. Whole runs with and without SAM have
+not been measured over repeats yet (`python -m benchmarks.dapo_ab`, `python -m benchmarks.rollout`).
 """
 
 
@@ -119,7 +120,7 @@ def learning_section() -> str:
     ]
     text = (
         f"{len(record['steps'])} DAPO steps with SAM on, validated after every other step on "
-        f"{record['held_out_problems']} held-out problems. First and last five steps, difference "
+        f"{record['held_out_problems']} held-out problems. First and last five values, difference "
         "with its 95 % interval (Welch)."
     )
     picture = "![accuracy over the run](../benchmarks/results/learning_tiny_cpu.png)"
