@@ -56,7 +56,9 @@ def summarise(runs: dict[str, list[dict[int, dict[str, float]]]]) -> dict[str, A
             for side in SIDES
         }
         columns = {side: medians[side] for side in SIDES}
-        columns["off/on"] = [a / b for a, b in zip(medians["off"], medians["on"], strict=True)]
+        if all(value > 0 for value in medians["off"] + medians["on"]):
+            pairs = zip(medians["off"], medians["on"], strict=True)
+            columns["off/on"] = [off / on for off, on in pairs]
         summary[name] = {
             column: {"median": statistics.median(v), "low": min(v), "high": max(v)}
             for column, v in columns.items()
@@ -72,8 +74,8 @@ def show(record: dict[str, Any]) -> None:
         + "".join(f"{c:>28}" for c in (*SIDES, "off/on"))
     )
     for name, title, unit in FIGURES:
-        cells = [record["summary"][name][column] for column in (*SIDES, "off/on")]
-        texts = [f"{c['median']:.4g} [{c['low']:.4g}, {c['high']:.4g}]" for c in cells]
+        cells = [record["summary"][name].get(column) for column in (*SIDES, "off/on")]
+        texts = [f"{c['median']:.4g} [{c['low']:.4g}, {c['high']:.4g}]" if c else "" for c in cells]
         print(f"{f'{title}, {unit}':<36}" + "".join(f"{text:>28}" for text in texts))
 
 

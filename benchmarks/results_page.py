@@ -87,7 +87,7 @@ def dapo_section() -> str:
     columns = (*dapo_ab.SIDES, "off/on")
     rows = [
         [f"{title}, {unit}".rstrip(", ")]
-        + [_spread(record["summary"][metric][column], "low", "high") for column in columns]
+        + [_spread(record["summary"][metric].get(column), "low", "high") for column in columns]
         for metric, title, unit in dapo_ab.FIGURES
     ]
     setting = record["setting"]

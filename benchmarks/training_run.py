@@ -25,6 +25,11 @@ def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
             stderr=subprocess.STDOUT,
         )
         follower = REPOSITORY / "scripts" / "lib" / "follow_run.py"
-        subprocess.run([sys.executable, follower, run_dir, "--pid", str(process.pid)], check=True)
+        try:
+            command = [sys.executable, follower, run_dir, "--pid", str(process.pid)]
+            subprocess.run(command, check=True)
+        except BaseException:  # an interrupt, too: never leave the run behind
+            process.terminate()
+            raise
         if process.wait() != 0:
             raise RuntimeError(f"the run ended with {process.returncode}; see {run_dir}/log.txt")

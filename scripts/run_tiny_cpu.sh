@@ -34,8 +34,12 @@ train() {  # train <off|on> [overrides...]
     timeout --kill-after=30 "$TIMEOUT_S" \
         "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
         "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
-    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid $!
-    wait $!
+    local pid=$!
+    # An interrupted script must not leave the run behind: it would fight the next one for memory.
+    trap "kill -TERM $pid 2>/dev/null || true" EXIT
+    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$pid"
+    wait "$pid"
+    trap - EXIT
 }
 
 train off "$@"

@@ -110,6 +110,13 @@ def _check_verl(config: DictConfig) -> None:
             "otherwise the engine reports nothing to record",
         ),
         ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
+        (
+            "actor_rollout_ref.rollout.data_parallel_size",
+            rollout.data_parallel_size,
+            1,
+            "records of several engines behind one server are not told apart yet; "
+            "use more replicas",
+        ),
     ]
     for field, value, needed, reason in required:
         if value != needed:

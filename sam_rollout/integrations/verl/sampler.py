@@ -57,6 +57,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._order: dict[str, int] = {}
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
+        self._failed: set[str] = set()
         self._trained: list[str] = []
 
     def note_submitted(self, uids: list[str]) -> None:
@@ -67,12 +68,14 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _begin_step(self) -> None:
         self._outcomes = {}
         self._filtered = set()
+        self._failed = set()
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
         # verl asks this for every snapshot, before it evicts anything: no group escapes here.
         self._observe_outcomes(partition_id)
         filtered, counts = super()._dapo_filtered_keys(partition_id)
         self._filtered |= filtered
+        self._failed |= self.failure_keys[partition_id]
         return filtered, counts
 
     def _observe_outcomes(self, partition_id: str) -> None:
@@ -153,7 +156,7 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
         self._begin_step()
         started = time.monotonic()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        metrics.update(self._step_metrics([time.monotonic() - started], failed=0))
+        metrics.update(self._step_metrics([time.monotonic() - started], len(self._failed)))
         return batch, metrics
 
 

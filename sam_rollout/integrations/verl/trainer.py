@@ -73,7 +73,7 @@ class SamTrainerSync(PPOTrainerSync):
         metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
             # verl logs this one outside the training loop.
-            self._run_folder.append_train_step(self.global_steps, metrics)
+            self._write_step(metrics)
         return metrics
 
     def _compute_metrics(
@@ -85,10 +85,21 @@ class SamTrainerSync(PPOTrainerSync):
     def _write_step(self, metrics: dict[str, Any]) -> None:
         # Some of verl's entries are tables or text for its own loggers.
         numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
-        self._run_folder.append_train_step(self.global_steps, numbers)
+        try:
+            self._run_folder.append_train_step(self.global_steps, numbers)
+        except OSError:
+            logger.warning("Step %s is not in the run folder.", self.global_steps, exc_info=True)
 
     def _drain(self, split: str) -> dict[str, float]:
         """Move records from replicas to the run folder; returns the step's aggregates."""
+        try:
+            return self._collect(split)
+        except Exception:
+            # A full disk or a lost replica's records must not cost a training run.
+            logger.warning("This step's rollout records are lost; training goes on.", exc_info=True)
+            return {}
+
+    def _collect(self, split: str) -> dict[str, float]:
         step = max(self.global_steps, 0)
         servers = [s for r in self.llm_server_manager.get_replicas() for s in r.servers[:1]]
         replicas: list[ReplicaRecords] = ray.get(

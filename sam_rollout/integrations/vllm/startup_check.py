@@ -26,22 +26,26 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     Raises:
         WrongDrafterError: A worker runs another drafter class or another configuration.
     """
-    expected = PROPOSER_CLASS if config.enabled else None
-    found = sorted({str(report["proposer"]) for report in reports})
-    if found != [str(expected)]:
+    # Only the last pipeline stage has a drafter; the stages before it report none.
+    found = sorted({str(report["proposer"]) for report in reports if report["proposer"]})
+    if not config.enabled:
+        if PROPOSER_CLASS in found:
+            raise WrongDrafterError(f"sam.enabled=False, but the engine's workers run {found[0]}")
+        other = f"drafter {', '.join(found)}, not ours" if found else "no drafter"
+        return f"sam_rollout: {other} (sam.enabled=false)"
+    if found != [PROPOSER_CLASS]:
         raise WrongDrafterError(
-            f"sam.enabled={config.enabled} asks for the drafter {expected}, but the engine's "
-            f"workers run {', '.join(found)}. Check rollout.engine_kwargs.vllm.speculative_config "
+            f"sam.enabled=True asks for the drafter {PROPOSER_CLASS}, but the engine's workers run "
+            f"{', '.join(found) or 'none'}. Check rollout.engine_kwargs.vllm.speculative_config "
             "for another method, and the installed sam_rollout package on every node."
         )
-    if config.enabled and any(report["sam"] != config.to_mapping() for report in reports):
+    ours = [report for report in reports if report["proposer"]]
+    if any(report["sam"] != config.to_mapping() for report in ours):
         raise WrongDrafterError(
-            f"the engine's workers run with {reports[0]['sam']}, not {config.to_mapping()}"
+            f"the engine's workers run with {ours[0]['sam']}, not {config.to_mapping()}"
         )
-    if not config.enabled:
-        return "sam_rollout: no drafter (sam.enabled=false)"
     return (
-        f"sam_rollout: drafter {expected} on {len(reports)} worker(s), "
+        f"sam_rollout: drafter {PROPOSER_CLASS} on {len(ours)} worker(s), "
         f"k={config.max_draft_tokens}, gate={config.gate.kind}"
         f" (threshold {config.gate.threshold})"
     )

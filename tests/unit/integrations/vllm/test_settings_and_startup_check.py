@@ -59,16 +59,23 @@ NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
     [
         ([NGRAM], ON, "NgramProposer"),
         ([OURS, NGRAM], ON, "NgramProposer"),
-        ([{"proposer": None}], ON, "None"),
+        ([{"proposer": None}], ON, "run none"),
         ([], ON, PROPOSER_CLASS),
         ([OURS], OFF, PROPOSER_CLASS),
-        ([NGRAM], OFF, "NgramProposer"),
     ],
-    ids=["ngram", "ngram on one", "none", "no worker", "ours though off", "ngram though off"],
+    ids=["ngram", "ngram on one", "none", "no worker", "ours though off"],
 )
 def test_another_drafter_is_refused(reports, config, named):
     with pytest.raises(WrongDrafterError, match=named):
         check_drafters(reports, config)
+
+
+def test_another_method_may_run_when_ours_is_off():
+    assert "NgramProposer, not ours (sam.enabled=false)" in check_drafters([NGRAM], OFF)
+
+
+def test_pipeline_stages_before_the_last_have_no_drafter():
+    assert "on 1 worker(s)" in check_drafters([{"proposer": None}, OURS], ON)
 
 
 def test_another_configuration_is_refused():
