@@ -25,8 +25,7 @@ INTRODUCTION = """# Results
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
 shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used. Whole runs with and without SAM have
-not been measured over repeats yet (`python -m benchmarks.dapo_ab`, `python -m benchmarks.rollout`).
+Nothing here predicts a cluster; no GPU and no NPU was used.
 """
 
 
@@ -165,6 +164,9 @@ SECTIONS = {
 def render() -> str:
     """The whole page."""
     recorded = [write() for name, write in SECTIONS.items() if (RESULTS / f"{name}.json").exists()]
+    missing = [name for name in SECTIONS if not (RESULTS / f"{name}.json").exists()]
+    if missing:
+        recorded.append(f"## Not measured yet\n\n{', '.join(missing)}")
     return "\n\n".join([INTRODUCTION.rstrip(), *recorded]) + "\n"
 
 

@@ -20,9 +20,8 @@ MAX_TEXT_BYTES = 1_000_000
 
 # Where packages come from is the user's setting; one machine's paths mean nothing on another.
 FORBIDDEN = {
-    "package registry": re.compile(
-        r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|https?://\S+/simple\b"
-    ),
+    # Index pages and file hosts, whoever runs them, by the shape of their addresses.
+    "package registry": re.compile(r"https?://\S+/(simple|whl|packages)\b"),
     "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
 }
 
