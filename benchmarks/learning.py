@@ -1,6 +1,6 @@
 """Does DAPO learn on the tiny model with SAM on? Training and held-out accuracy, step by step.
 
-    python -m benchmarks.learning [--steps 24] [--output benchmarks/results/learning_tiny_cpu.json]
+    python -m benchmarks.learning [--steps 20] [--output benchmarks/results/learning_tiny_cpu.json]
 
 One run; every other step validates on held-out problems. The result compares the last five steps
 with the first five, with 95 % intervals, and draws both curves.
@@ -28,7 +28,7 @@ KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_p
 def main() -> None:
     """Train, compare, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--timeout-s", type=float, default=3600)
     default = Path("benchmarks/results/learning_tiny_cpu.json")
     parser.add_argument("--output", type=Path, default=default)

@@ -1,6 +1,6 @@
 """One rollout, three ways, on the same prompts: without SAM, with a shut gate, with SAM.
 
-    python -m benchmarks.rollout [--repeats 5] [--output benchmarks/results/rollout_tiny_cpu.json]
+    python -m benchmarks.rollout [--repeats 4] [--output benchmarks/results/rollout_tiny_cpu.json]
 
 All engines are alive during the whole measurement and take turns, round after round, so that a
 drift of the speed hits every side. ``off`` is the engine as it runs without us, ``matched``
@@ -148,7 +148,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     default = Path("benchmarks/results/rollout_tiny_cpu.json")
     parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
