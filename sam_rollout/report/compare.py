@@ -55,11 +55,16 @@ class Quantity:
 
 _TOKENS = "sam/engine/generation_tokens"
 TIMES = (
-    Time("rollout", "rollout", ("sam/engine/rollout_s", "timing_s/gen"),
-         ("sam/engine/rollout_s", _TOKENS)),
+    Time(
+        "rollout",
+        "rollout",
+        ("sam/engine/rollout_s", "timing_s/gen"),
+        ("sam/engine/rollout_s", _TOKENS),
+    ),
     Time("tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s", "sam/tail/tokens")),
-    Time("head", "outside the tail", ("sam/head/time_s",),
-         ("sam/head/time_sum_s", "sam/head/tokens")),
+    Time(
+        "head", "outside the tail", ("sam/head/time_s",), ("sam/head/time_sum_s", "sam/head/tokens")
+    ),
     Time("round", "generation round", ("sam/rounds/time_mean_s",)),
     Time("gen", "timing_s/gen", ("timing_s/gen",), ("timing_s/gen", _TOKENS)),
     Time("step", "whole step", ("timing_s/step",), ("timing_s/step", _TOKENS)),
@@ -76,8 +81,7 @@ QUANTITIES = (
     Quantity("rounds", "generation rounds", ("sam/rounds/count",)),
     Quantity("filtered_groups", "groups filtered", ("sam/rounds/filtered_groups",)),
     Quantity("surplus_groups", "groups in surplus", ("sam/rounds/surplus_groups",)),
-    Quantity("probs_diff", "rollout/trainer prob. gap",
-             ("training/rollout_probs_diff_mean",)),
+    Quantity("probs_diff", "rollout/trainer prob. gap", ("training/rollout_probs_diff_mean",)),
 )
 
 
@@ -196,8 +200,13 @@ def compare(base: Run, sam: Run, skip_first: int = 0) -> Comparison:
     kinds = (*QUANTITIES, *_held_out(both))
     quantities = [(kind, frame) for kind in kinds if (frame := both.first(kind.names)) is not None]
     return Comparison(
-        base_path=base.path, sam_path=sam.path, base_label=base.label, sam_label=sam.label,
-        steps=steps, skipped=skipped, unfair=list(_unfair(base, sam)),
+        base_path=base.path,
+        sam_path=sam.path,
+        base_label=base.label,
+        sam_label=sam.label,
+        steps=steps,
+        skipped=skipped,
+        unfair=list(_unfair(base, sam)),
         times=[_time_row(time, frame, both) for time, frame in times],
         quantities=[_quantity_row(kind, frame) for kind, frame in quantities],
         series={kind.key: frame for kind, frame in [*times, *quantities]},
@@ -234,14 +243,23 @@ def _time_row(time: Time, frame: pd.DataFrame, both: _Pair) -> TimeRow:
             equal_tokens = gain(spent, tokens)
     ones = pd.DataFrame(1.0, index=frame.index, columns=frame.columns)
     return TimeRow(
-        time.key, time.title, frame.attrs["metric"], _spread(frame["base"]), _spread(frame["sam"]),
-        gain(frame, ones), equal_tokens,
+        time.key,
+        time.title,
+        frame.attrs["metric"],
+        _spread(frame["base"]),
+        _spread(frame["sam"]),
+        gain(frame, ones),
+        equal_tokens,
     )
 
 
 def _quantity_row(kind: Quantity, frame: pd.DataFrame) -> QuantityRow:
     return QuantityRow(
-        kind.key, kind.title, frame.attrs["metric"], _spread(frame["base"]), _spread(frame["sam"]),
+        kind.key,
+        kind.title,
+        frame.attrs["metric"],
+        _spread(frame["base"]),
+        _spread(frame["sam"]),
         _mean((frame["sam"] - frame["base"]).dropna().to_numpy()),
     )
 
@@ -318,7 +336,8 @@ def _unfair(base: Run, sam: Run) -> Iterator[str]:
     for side, run in (("BASE", base), ("SAM", sam)):
         for start in run.starts[1:]:
             names = [
-                name for name in ("config", "seeds", "versions", "host")
+                name
+                for name in ("config", "seeds", "versions", "host")
                 if getattr(start, name) != getattr(run.starts[0], name)
             ]
             if names:

@@ -89,8 +89,18 @@ def _row(name: str, series: pd.Series, window: int) -> LearningRow:
     source = "before filtering" if name == TRAINING else name.split("/")[1]
     title = f"{'training' if name == TRAINING else 'held-out'} accuracy, {source}"
     return LearningRow(
-        title, name, series, window, float(first.mean()), float(last.mean()), difference,
-        float(welch_low), float(welch_high), float(bootstrap_low), float(bootstrap_high), p_value,
+        title,
+        name,
+        series,
+        window,
+        float(first.mean()),
+        float(last.mean()),
+        difference,
+        float(welch_low),
+        float(welch_high),
+        float(bootstrap_low),
+        float(bootstrap_high),
+        p_value,
     )
 
 

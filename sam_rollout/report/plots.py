@@ -25,10 +25,20 @@ ZERO_BASED = {"rollout", "tail_ms_per_token", "step"}  # times, so that ratios c
 DPI = 120
 
 _STYLE = {
-    "axes.grid": True, "axes.grid.axis": "y", "axes.spines.right": False, "axes.spines.top": False,
-    "axes.titlelocation": "left", "axes.titlesize": 10, "axes.titleweight": "bold",
-    "axes.labelsize": 9, "font.size": 9, "grid.color": "#E4E4E4", "axes.axisbelow": True,
-    "legend.frameon": False, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9,
+    "font.size": 9,
+    "grid.color": "#E4E4E4",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
     "axes.edgecolor": "#888888",
 }
 
@@ -52,8 +62,14 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
         labels = [comparison.base_label, comparison.sam_label]
         figure.legend(handles, labels, loc="outside upper left", ncols=2)
         if comparison.unfair:
-            figure.text(0.99, 0.985, "unfair comparison: the runs differ in more than the drafts",
-                        ha="right", va="top", color="#B00020")
+            figure.text(
+                0.99,
+                0.985,
+                "unfair comparison: the runs differ in more than the drafts",
+                ha="right",
+                va="top",
+                color="#B00020",
+            )
         figure.savefig(path, dpi=DPI, format="png")
 
 
@@ -65,9 +81,11 @@ def _titles(axes: np.ndarray, comparison: Comparison) -> None:
     drafted = comparison.quantity("acceptance_length")
     _title(
         axes[1, 0],
-        "Acceptance length" if drafted is None else
-        f"{drafted.sam.median:.2f} tokens a verify step",
-        "per request, bonus token included", "1 = no drafts",
+        "Acceptance length"
+        if drafted is None
+        else f"{drafted.sam.median:.2f} tokens a verify step",
+        "per request, bonus token included",
+        "1 = no drafts",
     )
     _quantity_title(axes[1, 1], "Reward", comparison.quantity("reward"))
     _quantity_title(axes[1, 2], "Length", comparison.quantity("response_length"))
@@ -76,8 +94,15 @@ def _titles(axes: np.ndarray, comparison: Comparison) -> None:
 def _title(axis: Axes, headline: str, *details: str) -> None:
     """A bold line that says what one sees, and lines of figures below it."""
     axis.set_title(headline, pad=7 + 11 * len(details))
-    text = axis.annotate("\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
-                         textcoords="offset points", fontsize=8, color="#444444")
+    text = axis.annotate(
+        "\n".join(details),
+        (0, 1),
+        xytext=(0, 4),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=8,
+        color="#444444",
+    )
     text.set_in_layout(False)  # the pad of the title makes its room; its width must not cost any
 
 
@@ -88,9 +113,12 @@ def _time_title(axis: Axes, what: str, gain: Gain | None) -> None:
     faster, saved = gain.speed_up_minus_one, gain.time_saved
     unclear = faster.low is None or faster.high is None or faster.low <= 0 <= faster.high
     ratio = f"{1 + faster.value:.2f}x"
-    _title(axis, f"{what}: no clear gain ({ratio})" if unclear else f"{what}: {ratio} as fast",
-           f"speed-up - 1 = {faster.value:.1%}{_interval(faster, 100, '.1f')}",
-           f"time saved = {saved.value:.1%}{_interval(saved, 100, '.1f')}")
+    _title(
+        axis,
+        f"{what}: no clear gain ({ratio})" if unclear else f"{what}: {ratio} as fast",
+        f"speed-up - 1 = {faster.value:.1%}{_interval(faster, 100, '.1f')}",
+        f"time saved = {saved.value:.1%}{_interval(saved, 100, '.1f')}",
+    )
 
 
 def _quantity_title(axis: Axes, what: str, row: QuantityRow | None) -> None:
@@ -100,8 +128,12 @@ def _quantity_title(axis: Axes, what: str, row: QuantityRow | None) -> None:
     value, low, high = row.difference.value, row.difference.low, row.difference.high
     unclear = low is None or high is None or low <= 0 <= high
     seen = "no clear difference" if unclear else "SAM higher" if value > 0 else "SAM lower"
-    _title(axis, f"{what}: {seen}", "mean of SAM - BASE over steps, 95 % CI:",
-           f"{value:+.2g}{_interval(row.difference, 1, '.2g')}")
+    _title(
+        axis,
+        f"{what}: {seen}",
+        "mean of SAM - BASE over steps, 95 % CI:",
+        f"{value:+.2g}{_interval(row.difference, 1, '.2g')}",
+    )
 
 
 def _interval(estimate: Estimate, factor: float, form: str) -> str:
@@ -142,8 +174,14 @@ def _line(axis: Axes, comparison: Comparison, key: str, label: str) -> None:
         return
     for side in COLOUR:
         known = frame[side].dropna()
-        axis.plot(known.index, known, color=COLOUR[side], marker=MARKER[side],
-                  markersize=3.5 if len(known) <= 60 else 0, linewidth=1.4)
+        axis.plot(
+            known.index,
+            known,
+            color=COLOUR[side],
+            marker=MARKER[side],
+            markersize=3.5 if len(known) <= 60 else 0,
+            linewidth=1.4,
+        )
     if key in ZERO_BASED:
         axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -164,18 +202,30 @@ def _accuracy(axis: Axes, row: LearningRow) -> None:
     axis.fill_between(band.index, band["low"], band["high"], color=LIGHT["base"], linewidth=0)
     axis.plot(row.series.index, row.series, ".", color="#666666", markersize=5)
     axis.plot(band.index, band["mean"], color=COLOUR["base"], linewidth=2)
-    for steps, mean in ((row.series.index[:row.window], row.first),
-                        (row.series.index[-row.window:], row.last)):
+    for steps, mean in (
+        (row.series.index[: row.window], row.first),
+        (row.series.index[-row.window :], row.last),
+    ):
         axis.plot([steps[0], steps[-1]], [mean, mean], color=COLOUR["sam"], linewidth=3)
-        axis.annotate(f"{mean:.1%}", ((steps[0] + steps[-1]) / 2, mean), xytext=(0, -15),
-                      textcoords="offset points", ha="center", color=COLOUR["sam"], weight="bold",
-                      path_effects=[withStroke(linewidth=3, foreground="white")])
+        axis.annotate(
+            f"{mean:.1%}",
+            ((steps[0] + steps[-1]) / 2, mean),
+            xytext=(0, -15),
+            textcoords="offset points",
+            ha="center",
+            color=COLOUR["sam"],
+            weight="bold",
+            path_effects=[withStroke(linewidth=3, foreground="white")],
+        )
     points = 100 * row.difference
     unclear = row.welch_low <= 0 <= row.welch_high
     seen = "no clear change" if unclear else f"{'up' if points > 0 else 'down'} {abs(points):.1f}"
-    _title(axis, f"{row.title[0].upper()}{row.title[1:]}: {seen}{'' if unclear else ' points'}",
-           f"mean of last {row.window} - first {row.window}: {points:+.1f} points, 95 % CI (Welch) "
-           f"[{100 * row.welch_low:+.1f}, {100 * row.welch_high:+.1f}]")
+    _title(
+        axis,
+        f"{row.title[0].upper()}{row.title[1:]}: {seen}{'' if unclear else ' points'}",
+        f"mean of last {row.window} - first {row.window}: {points:+.1f} points, 95 % CI (Welch) "
+        f"[{100 * row.welch_low:+.1f}, {100 * row.welch_high:+.1f}]",
+    )
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("accuracy (blue: running mean, 95 % band)")

@@ -57,7 +57,11 @@ def _columns(title: str, *columns: str) -> Table:
 
 def _times(comparison: Comparison) -> Table:
     table = _columns(
-        "Time per training step, s", "", "BASE median [IQR]", "SAM median [IQR]", "BASE total",
+        "Time per training step, s",
+        "",
+        "BASE median [IQR]",
+        "SAM median [IQR]",
+        "BASE total",
         "SAM total",
     )
     for row in comparison.times:
@@ -68,8 +72,12 @@ def _times(comparison: Comparison) -> Table:
 
 def _gains(comparison: Comparison) -> Table:
     table = _columns(
-        "Gain", "", "raw:\nspeed-up - 1 [95 % CI]", "raw:\ntime saved",
-        "equal tokens:\nspeed-up - 1 [95 % CI]", "equal tokens:\ntime saved",
+        "Gain",
+        "",
+        "raw:\nspeed-up - 1 [95 % CI]",
+        "raw:\ntime saved",
+        "equal tokens:\nspeed-up - 1 [95 % CI]",
+        "equal tokens:\ntime saved",
     )
     for row in comparison.times:
         table.add_row(row.title, *_forms(row.raw), *_forms(row.equal_tokens))
@@ -78,7 +86,10 @@ def _gains(comparison: Comparison) -> Table:
 
 def _quantities(comparison: Comparison) -> Table:
     table = _columns(
-        "Beside the times, per training step", "", "BASE median [IQR]", "SAM median [IQR]",
+        "Beside the times, per training step",
+        "",
+        "BASE median [IQR]",
+        "SAM median [IQR]",
         "mean SAM - BASE [95 % CI]",
     )
     for row in comparison.quantities:
@@ -89,13 +100,23 @@ def _quantities(comparison: Comparison) -> Table:
 def print_learning(learning: "Learning", console: Console) -> None:
     """First and last steps of each accuracy, with the interval of the difference."""
     table = _columns(
-        f"Accuracy of {learning.label}, first and last steps", "", "steps", "first", "last",
-        "last - first,\npoints", "95 % CI,\nWelch", "95 % CI,\nbootstrap", "p, Welch",
+        f"Accuracy of {learning.label}, first and last steps",
+        "",
+        "steps",
+        "first",
+        "last",
+        "last - first,\npoints",
+        "95 % CI,\nWelch",
+        "95 % CI,\nbootstrap",
+        "p, Welch",
     )
     for row in learning.rows:
         table.add_row(
-            row.title, f"{row.window} + {row.window} of {len(row.series)}",
-            f"{row.first:.1%}", f"{row.last:.1%}", f"{100 * row.difference:+.1f}",
+            row.title,
+            f"{row.window} + {row.window} of {len(row.series)}",
+            f"{row.first:.1%}",
+            f"{row.last:.1%}",
+            f"{100 * row.difference:+.1f}",
             _interval(100 * row.welch_low, 100 * row.welch_high, "+.1f"),
             _interval(100 * row.bootstrap_low, 100 * row.bootstrap_high, "+.1f"),
             f"{row.p_value:.2g}",

@@ -27,10 +27,12 @@ class RunFolderError(Exception):
 
 def _schema(*columns: tuple[str, pa.DataType, str]) -> pa.Schema:
     """Arrow schema of (name, type, meaning); only gate_open may be null."""
-    return pa.schema([
-        pa.field(name, kind, nullable=name == "gate_open", metadata={"meaning": meaning})
-        for name, kind, meaning in columns
-    ])
+    return pa.schema(
+        [
+            pa.field(name, kind, nullable=name == "gate_open", metadata={"meaning": meaning})
+            for name, kind, meaning in columns
+        ]
+    )
 
 
 _INT, _FLOAT, _TEXT = pa.int32(), pa.float64(), pa.string()
@@ -43,7 +45,9 @@ _START = ("start_s", _FLOAT, "unix time of arrival, s")
 _END = ("end_s", _FLOAT, "unix time of the last token, s")
 
 ENGINE_STEPS = _schema(
-    _STEP, _SPLIT, _REPLICA,
+    _STEP,
+    _SPLIT,
+    _REPLICA,
     ("time_s", _FLOAT, "unix time at the end of the engine step, s"),
     ("duration_s", _FLOAT, "since the previous step's end, or since work arrived when idle, s"),
     ("scheduled", _INT, "requests that took part"),
@@ -60,20 +64,30 @@ ENGINE_STEPS = _schema(
     ("drafter_us", pa.float32(), "drafter time after this step's forward, us"),
 )
 REQUESTS = _schema(
-    _STEP, _SPLIT, _REPLICA, _GROUP, _SIBLING,
+    _STEP,
+    _SPLIT,
+    _REPLICA,
+    _GROUP,
+    _SIBLING,
     ("prompt_tokens", _INT, "length of the prompt"),
     ("response_tokens", _INT, "length of the response"),
     ("verify_steps", _INT, "engine steps in which drafts of this request were verified"),
     ("drafted_tokens", _INT, "draft tokens verified"),
     ("accepted_tokens", _INT, "draft tokens accepted"),
-    _START, _END,
+    _START,
+    _END,
     ("finish_reason", _TEXT, "why generation ended: stop, length, abort"),
 )
 TRACES = _schema(
-    _GROUP, _SIBLING, _STEP, _SPLIT, _REPLICA,
+    _GROUP,
+    _SIBLING,
+    _STEP,
+    _SPLIT,
+    _REPLICA,
     ("prompt_ids", pa.list_(_INT), "token ids of the prompt"),
     ("response_ids", pa.list_(_INT), "token ids of the response"),
-    _START, _END,
+    _START,
+    _END,
 )
 
 # Table name = folder name -> schema and the column that says when a row came to be.
@@ -118,11 +132,27 @@ class EngineSteps:
         drafter_us: float = 0.0,
     ) -> None:
         """Adds one engine step; arguments are the columns of `ENGINE_STEPS`."""
-        self._rows.append((
-            step, split, replica, time_s, duration_s, scheduled, running, waiting, preempted,
-            prompt_tokens, generation_tokens, draft_requests, draft_tokens, accepted_tokens,
-            tuple(accepted_per_position), gate_open, drafter_us,
-        ))
+        self._rows.append(
+            (
+                step,
+                split,
+                replica,
+                time_s,
+                duration_s,
+                scheduled,
+                running,
+                waiting,
+                preempted,
+                prompt_tokens,
+                generation_tokens,
+                draft_requests,
+                draft_tokens,
+                accepted_tokens,
+                tuple(accepted_per_position),
+                gate_open,
+                drafter_us,
+            )
+        )
 
     def to_table(self) -> pa.Table:
         """All rows so far as a table of schema `ENGINE_STEPS`, in order of arrival."""

@@ -46,82 +46,175 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("sam/engine/rollout_s", "s", "Busy time of the rollout: sum of the durations of "
-           "engine steps; head/time_s + tail/time_s.", SLOWEST),
+    Metric(
+        "sam/engine/rollout_s",
+        "s",
+        "Busy time of the rollout: sum of the durations of "
+        "engine steps; head/time_s + tail/time_s.",
+        SLOWEST,
+    ),
     Metric("sam/engine/rollout_sum_s", "s", "Busy time of all replicas added up.", SUM),
     Metric("sam/engine/steps", "steps", "Engine steps.", SUM),
     Metric("sam/engine/generation_tokens", "tokens", "Tokens generated.", SUM),
     Metric("sam/engine/prompt_tokens", "tokens", "Prompt tokens computed.", SUM),
-    Metric("sam/engine/tokens_per_s", "tokens/s", "generation_tokens / rollout_s.",
-           "tokens of all replicas / time of the one busy longest"),
-    Metric("sam/engine/mean_running", "requests", "Running requests of a replica, weighted by "
-           "step duration.", MEAN),
-    Metric("sam/engine/max_running", "requests", "Most requests running at once on one replica.",
-           MAX),
+    Metric(
+        "sam/engine/tokens_per_s",
+        "tokens/s",
+        "generation_tokens / rollout_s.",
+        "tokens of all replicas / time of the one busy longest",
+    ),
+    Metric(
+        "sam/engine/mean_running",
+        "requests",
+        "Running requests of a replica, weighted by step duration.",
+        MEAN,
+    ),
+    Metric(
+        "sam/engine/max_running", "requests", "Most requests running at once on one replica.", MAX
+    ),
     Metric("sam/engine/preempted", "requests", "Preemptions.", SUM),
     Metric("sam/engine/replicas", "replicas", "Replicas that ran at least one engine step.", SUM),
     Metric("sam/tail/time_s", "s", "Time in the long tail.", SLOWEST),
     Metric("sam/tail/time_sum_s", "s", "Time in the long tail, all replicas added up.", SUM),
     Metric("sam/tail/share", "1", "tail/time_sum_s / engine/rollout_sum_s.", MEAN),
     Metric("sam/tail/tokens", "tokens", "Tokens generated in the long tail.", SUM),
-    Metric("sam/tail/time_per_token_ms", "ms", "tail/time_sum_s / tail/tokens; 0 if the tail has "
-           "no token.", MEAN),
+    Metric(
+        "sam/tail/time_per_token_ms",
+        "ms",
+        "tail/time_sum_s / tail/tokens; 0 if the tail has no token.",
+        MEAN,
+    ),
     Metric("sam/tail/steps", "steps", "Engine steps in the long tail.", SUM),
-    Metric("sam/tail/index", "1", "Slowest request's time from arrival to end / the mean over "
-           "requests; 1 = no tail, 0 = no requests.", "over the requests of all replicas"),
+    Metric(
+        "sam/tail/index",
+        "1",
+        "Slowest request's time from arrival to end / the mean over "
+        "requests; 1 = no tail, 0 = no requests.",
+        "over the requests of all replicas",
+    ),
     Metric("sam/head/time_s", "s", "Time outside the long tail.", SLOWEST),
     Metric("sam/head/time_sum_s", "s", "Time outside the long tail, all replicas added up.", SUM),
     Metric("sam/head/tokens", "tokens", "Tokens generated outside the long tail.", SUM),
-    Metric("sam/head/time_per_token_ms", "ms", "head/time_sum_s / head/tokens; 0 if the head has "
-           "no token.", MEAN),
+    Metric(
+        "sam/head/time_per_token_ms",
+        "ms",
+        "head/time_sum_s / head/tokens; 0 if the head has no token.",
+        MEAN,
+    ),
     Metric("sam/head/steps", "steps", "Engine steps outside the long tail.", SUM),
-    Metric("sam/draft/acceptance_length", "tokens", "Tokens a request gains in a step that "
-           "verifies its drafts, bonus token included: 1 + accepted_tokens / draft_requests; "
-           "1 when nothing was drafted.", MEAN),
-    Metric("sam/draft/acceptance_rate", "1", "accepted_tokens / drafted_tokens; 0 when nothing "
-           "was drafted.", MEAN),
+    Metric(
+        "sam/draft/acceptance_length",
+        "tokens",
+        "Tokens a request gains in a step that "
+        "verifies its drafts, bonus token included: 1 + accepted_tokens / draft_requests; "
+        "1 when nothing was drafted.",
+        MEAN,
+    ),
+    Metric(
+        "sam/draft/acceptance_rate",
+        "1",
+        "accepted_tokens / drafted_tokens; 0 when nothing was drafted.",
+        MEAN,
+    ),
     Metric("sam/draft/drafted_tokens", "tokens", "Draft tokens verified.", SUM),
     Metric("sam/draft/accepted_tokens", "tokens", "Draft tokens accepted.", SUM),
-    Metric(f"sam/draft/accepted_position_{POSITION}", "1", "Share of verified drafts whose k-th "
-           "token was accepted, k = 1, 2, ...", MEAN),
-    Metric("sam/draft/time_us_per_step", "us", "Drafter time per engine step with a drafter, gate "
-           "open or closed.", MEAN),
+    Metric(
+        f"sam/draft/accepted_position_{POSITION}",
+        "1",
+        "Share of verified drafts whose k-th token was accepted, k = 1, 2, ...",
+        MEAN,
+    ),
+    Metric(
+        "sam/draft/time_us_per_step",
+        "us",
+        "Drafter time per engine step with a drafter, gate open or closed.",
+        MEAN,
+    ),
     Metric("sam/draft/time_s", "s", "Drafter time, gate open or closed.", SLOWEST),
-    Metric("sam/draft/catch_up_us_per_step", "us", "Drafter time per engine step with the gate "
-           "closed: catching up alone.", MEAN),
-    Metric("sam/draft/failures", "failures", "Drafter errors survived by drafting nothing.",
-           TOTAL),
-    Metric("sam/draft/live_requests", "requests", "Requests that still hold drafter state when "
-           "the training step is drained; grows if something leaks.", SUM),
+    Metric(
+        "sam/draft/catch_up_us_per_step",
+        "us",
+        "Drafter time per engine step with the gate closed: catching up alone.",
+        MEAN,
+    ),
+    Metric("sam/draft/failures", "failures", "Drafter errors survived by drafting nothing.", TOTAL),
+    Metric(
+        "sam/draft/live_requests",
+        "requests",
+        "Requests that still hold drafter state when "
+        "the training step is drained; grows if something leaks.",
+        SUM,
+    ),
     Metric("sam/draft/bytes", "bytes", "Memory of drafter state when the step is drained.", SUM),
     Metric("sam/draft/catch_up_tokens", "tokens", "Tokens read into automata.", TOTAL),
-    Metric("sam/draft/proposed_tokens", "tokens", "Draft tokens proposed; the engine may verify "
-           "fewer.", TOTAL),
+    Metric(
+        "sam/draft/proposed_tokens",
+        "tokens",
+        "Draft tokens proposed; the engine may verify fewer.",
+        TOTAL,
+    ),
     Metric("sam/draft/drafter_steps", "steps", "Calls of the drafter.", TOTAL),
-    Metric("sam/draft/rebuilds", "requests", "Texts read again because a batch row did not "
-           "continue the one it held.", TOTAL),
-    Metric("sam/draft/evictions", "requests", "Automata given up for a cap on their number or "
-           "bytes.", TOTAL),
+    Metric(
+        "sam/draft/rebuilds",
+        "requests",
+        "Texts read again because a batch row did not continue the one it held.",
+        TOTAL,
+    ),
+    Metric(
+        "sam/draft/evictions",
+        "requests",
+        "Automata given up for a cap on their number or bytes.",
+        TOTAL,
+    ),
     Metric("sam/gate/open_share", "1", "Engine steps with the gate open / with a drafter.", MEAN),
-    Metric("sam/gate/open_time_share", "1", "Time of engine steps with the gate open / with a "
-           "drafter.", MEAN),
-    Metric("sam/gate/transitions", "changes", "Changes between open and closed from one engine "
-           "step to the next.", SUM),
+    Metric(
+        "sam/gate/open_time_share",
+        "1",
+        "Time of engine steps with the gate open / with a drafter.",
+        MEAN,
+    ),
+    Metric(
+        "sam/gate/transitions",
+        "changes",
+        "Changes between open and closed from one engine step to the next.",
+        SUM,
+    ),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
-    Metric("sam/rounds/time_mean_s", "s", "Time of one generation round, averaged over rounds and "
-           "data-parallel domains.", STEP),
+    Metric(
+        "sam/rounds/time_mean_s",
+        "s",
+        "Time of one generation round, averaged over rounds and data-parallel domains.",
+        STEP,
+    ),
     Metric("sam/rounds/time_max_s", "s", "Time of the step's longest generation round.", STEP),
     Metric("sam/rounds/generated_groups", "groups", "Prompts generated in all rounds.", STEP),
-    Metric("sam/rounds/failed_groups", "groups", "Prompts dropped because a response failed.",
-           STEP),
-    Metric("sam/rounds/filtered_groups", "groups", "Prompts dropped because all their responses "
-           "scored alike.", STEP),
-    Metric("sam/rounds/surplus_groups", "groups", "Prompts generated beyond a full batch and "
-           "dropped.", STEP),
-    Metric("sam/rounds/accuracy_unfiltered_stderr", "1", "Standard error of accuracy_unfiltered "
-           "over prompts.", STEP),
-    Metric("sam/rounds/accuracy_unfiltered", "1", "Share of right responses before any prompt was "
-           "dropped.", STEP),
+    Metric(
+        "sam/rounds/failed_groups", "groups", "Prompts dropped because a response failed.", STEP
+    ),
+    Metric(
+        "sam/rounds/filtered_groups",
+        "groups",
+        "Prompts dropped because all their responses scored alike.",
+        STEP,
+    ),
+    Metric(
+        "sam/rounds/surplus_groups",
+        "groups",
+        "Prompts generated beyond a full batch and dropped.",
+        STEP,
+    ),
+    Metric(
+        "sam/rounds/accuracy_unfiltered_stderr",
+        "1",
+        "Standard error of accuracy_unfiltered over prompts.",
+        STEP,
+    ),
+    Metric(
+        "sam/rounds/accuracy_unfiltered",
+        "1",
+        "Share of right responses before any prompt was dropped.",
+        STEP,
+    ),
 )
 
 _BY_NAME = {metric.name: metric for metric in METRICS}

@@ -28,9 +28,13 @@ def make_run(tmp_path) -> MakeRun:
         if sam:
             config["engine"]["speculative_config"] = {"num_speculative_tokens": 3}
         fields = {
-            "label": f"sam={'on' if sam else 'off'}", "config": config,
-            "versions": {"vllm": "0.28.0"}, "seeds": {"rollout": 1}, "host": {"cpus": 2},
-            "started_at": "2026-07-01T00:00:00+00:00", **fields,
+            "label": f"sam={'on' if sam else 'off'}",
+            "config": config,
+            "versions": {"vllm": "0.28.0"},
+            "seeds": {"rollout": 1},
+            "host": {"cpus": 2},
+            "started_at": "2026-07-01T00:00:00+00:00",
+            **fields,
         }
         folder = RunFolder(tmp_path / name)
         folder.write_start(RunInfo(**fields))

@@ -30,10 +30,14 @@ def test_both_forms_of_the_gain_on_published_times(make_run):
 
 
 def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
-    base = {1: {"sam/tail/time_s": 6.0, "sam/tail/time_sum_s": 10.0, "sam/tail/tokens": 100.0},
-            2: {"sam/tail/time_s": 2.0, "sam/tail/time_sum_s": 2.0, "sam/tail/tokens": 20.0}}
-    sam = {1: {"sam/tail/time_s": 1.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 50.0},
-           2: {"sam/tail/time_s": 3.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 70.0}}
+    base = {
+        1: {"sam/tail/time_s": 6.0, "sam/tail/time_sum_s": 10.0, "sam/tail/tokens": 100.0},
+        2: {"sam/tail/time_s": 2.0, "sam/tail/time_sum_s": 2.0, "sam/tail/tokens": 20.0},
+    }
+    sam = {
+        1: {"sam/tail/time_s": 1.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 50.0},
+        2: {"sam/tail/time_s": 3.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 70.0},
+    }
     tail = compare_folders(make_run("off", base), make_run("on", sam, sam=True)).time("tail")
     assert tail.raw.speed_up_minus_one.value == pytest.approx(8 / 4 - 1)
     assert tail.raw.time_saved.value == pytest.approx(0.5)
@@ -98,16 +102,28 @@ def test_fair_pair_differs_in_the_sam_group_and_places_only(make_run):
     assert compare_folders(base, sam).unfair == []
 
 
-@pytest.mark.parametrize(("fields", "reason"), [
-    ({"config": {"sam": {"enabled": True}, "data": {"train_batch_size": 64}}},
-     "config data.train_batch_size: 32 in BASE, 64 in SAM"),
-    ({"config": {"sam": {"enabled": False}, "engine": {"speculative_config": {"method": "ngram"}}}},
-     "config engine.speculative_config.method: absent in BASE, ngram in SAM"),
-    ({"seeds": {"rollout": 2}}, "seeds rollout: 1 in BASE, 2 in SAM"),
-    ({"versions": {"vllm": "0.27.0"}}, "versions vllm: 0.28.0 in BASE, 0.27.0 in SAM"),
-    ({"host": {"cpus": 4}}, "host cpus: 2 in BASE, 4 in SAM"),
-    ({"host": {}}, "host cpus: 2 in BASE, absent in SAM"),
-])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"config": {"sam": {"enabled": True}, "data": {"train_batch_size": 64}}},
+            "config data.train_batch_size: 32 in BASE, 64 in SAM",
+        ),
+        (
+            {
+                "config": {
+                    "sam": {"enabled": False},
+                    "engine": {"speculative_config": {"method": "ngram"}},
+                }
+            },
+            "config engine.speculative_config.method: absent in BASE, ngram in SAM",
+        ),
+        ({"seeds": {"rollout": 2}}, "seeds rollout: 1 in BASE, 2 in SAM"),
+        ({"versions": {"vllm": "0.27.0"}}, "versions vllm: 0.28.0 in BASE, 0.27.0 in SAM"),
+        ({"host": {"cpus": 4}}, "host cpus: 2 in BASE, 4 in SAM"),
+        ({"host": {}}, "host cpus: 2 in BASE, absent in SAM"),
+    ],
+)
 def test_unfair_pairs_are_told(make_run, fields, reason):
     base = make_run("off", rollouts(2.0))
     sam = make_run("on", rollouts(1.0), sam=True, **fields)
@@ -125,7 +141,8 @@ def test_the_wrong_side_drafting_is_told(make_run):
     base, sam = make_run("off", none), make_run("on", drafts, sam=True)
     assert compare_folders(base, sam).unfair == []
     assert compare_folders(sam, base).unfair == [
-        "BASE verified 12 draft tokens", "SAM verified no draft token",
+        "BASE verified 12 draft tokens",
+        "SAM verified no draft token",
     ]
 
 

@@ -16,12 +16,17 @@ from sam_rollout.report.tables import print_comparison, print_learning
 def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
     return {
         step: {
-            "sam/engine/rollout_s": (8 + step) / speed, "sam/engine/generation_tokens": 100.0,
-            "sam/head/time_s": 4.0, "sam/tail/time_s": (4 + step) / speed,
-            "sam/tail/time_sum_s": (4 + step) / speed, "sam/tail/tokens": 50.0,
+            "sam/engine/rollout_s": (8 + step) / speed,
+            "sam/engine/generation_tokens": 100.0,
+            "sam/head/time_s": 4.0,
+            "sam/tail/time_s": (4 + step) / speed,
+            "sam/tail/time_sum_s": (4 + step) / speed,
+            "sam/tail/tokens": 50.0,
             "sam/tail/time_per_token_ms": 20 * (4 + step) / speed,
-            "sam/draft/acceptance_length": speed, "timing_s/step": (10 + step) / speed,
-            "critic/rewards/mean": 0.1 * step, "response_length/mean": 50.0 + step,
+            "sam/draft/acceptance_length": speed,
+            "timing_s/step": (10 + step) / speed,
+            "critic/rewards/mean": 0.1 * step,
+            "response_length/mean": 50.0 + step,
             TRAINING: 0.01 * step + 0.001 * (step % 3),
         }
         for step in range(1, count + 1)

@@ -44,43 +44,46 @@ def metrics():
     return aggregate([replica_one(), replica_zero()], [requests()], tail_threshold=2)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("engine/rollout_s", 5.0),  # replica 0
-    ("engine/rollout_sum_s", 9.0),
-    ("engine/steps", 7),
-    ("engine/generation_tokens", 19),
-    ("engine/prompt_tokens", 60),
-    ("engine/tokens_per_s", 19 / 5),
-    ("engine/mean_running", (4 + 2 + 3 + 1.5 + 24 + 1 + 0.5) / 9),
-    ("engine/max_running", 8),
-    ("engine/preempted", 1),
-    ("engine/replicas", 2),
-    ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
-    ("tail/time_sum_s", 4.0),
-    ("tail/share", 4 / 9),
-    ("tail/tokens", 10),
-    ("tail/time_per_token_ms", 400.0),
-    ("tail/steps", 4),
-    ("tail/index", 2.0),  # 6 / mean(1, 2, 6)
-    ("head/time_s", 2.0),
-    ("head/time_sum_s", 5.0),
-    ("head/tokens", 9),
-    ("head/time_per_token_ms", 5000 / 9),
-    ("head/steps", 3),
-    ("draft/acceptance_length", 1 + 4 / 3),
-    ("draft/acceptance_rate", 4 / 9),
-    ("draft/drafted_tokens", 9),
-    ("draft/accepted_tokens", 4),
-    ("draft/accepted_position_1", 1.0),
-    ("draft/accepted_position_2", 1 / 3),
-    ("draft/accepted_position_3", 0.0),
-    ("draft/time_us_per_step", 170 / 7),
-    ("draft/time_s", 120e-6),  # replica 0
-    ("draft/catch_up_us_per_step", 40 / 4),
-    ("gate/open_share", 3 / 7),
-    ("gate/open_time_share", 3.5 / 9),
-    ("gate/transitions", 3),  # one on replica 0, two on replica 1, none between them
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("engine/rollout_s", 5.0),  # replica 0
+        ("engine/rollout_sum_s", 9.0),
+        ("engine/steps", 7),
+        ("engine/generation_tokens", 19),
+        ("engine/prompt_tokens", 60),
+        ("engine/tokens_per_s", 19 / 5),
+        ("engine/mean_running", (4 + 2 + 3 + 1.5 + 24 + 1 + 0.5) / 9),
+        ("engine/max_running", 8),
+        ("engine/preempted", 1),
+        ("engine/replicas", 2),
+        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
+        ("tail/time_sum_s", 4.0),
+        ("tail/share", 4 / 9),
+        ("tail/tokens", 10),
+        ("tail/time_per_token_ms", 400.0),
+        ("tail/steps", 4),
+        ("tail/index", 2.0),  # 6 / mean(1, 2, 6)
+        ("head/time_s", 2.0),
+        ("head/time_sum_s", 5.0),
+        ("head/tokens", 9),
+        ("head/time_per_token_ms", 5000 / 9),
+        ("head/steps", 3),
+        ("draft/acceptance_length", 1 + 4 / 3),
+        ("draft/acceptance_rate", 4 / 9),
+        ("draft/drafted_tokens", 9),
+        ("draft/accepted_tokens", 4),
+        ("draft/accepted_position_1", 1.0),
+        ("draft/accepted_position_2", 1 / 3),
+        ("draft/accepted_position_3", 0.0),
+        ("draft/time_us_per_step", 170 / 7),
+        ("draft/time_s", 120e-6),  # replica 0
+        ("draft/catch_up_us_per_step", 40 / 4),
+        ("gate/open_share", 3 / 7),
+        ("gate/open_time_share", 3.5 / 9),
+        ("gate/transitions", 3),  # one on replica 0, two on replica 1, none between them
+    ],
+)
 def test_by_hand(metrics, name, value):
     assert metrics[f"sam/{name}"] == pytest.approx(value)
 

@@ -20,8 +20,12 @@ from sam_rollout.telemetry.records import (
 )
 
 INFO = RunInfo(
-    label="sam=on", config={"sam": {"enabled": True}}, versions={"vllm": "0.28.0"},
-    seeds={"rollout": 1}, host={"cpus": 2}, started_at="1970-01-01T00:00:00+00:00",
+    label="sam=on",
+    config={"sam": {"enabled": True}},
+    versions={"vllm": "0.28.0"},
+    seeds={"rollout": 1},
+    host={"cpus": 2},
+    started_at="1970-01-01T00:00:00+00:00",
 )
 
 
@@ -51,10 +55,23 @@ def test_engine_steps_keep_values_and_types():
     assert table.schema == ENGINE_STEPS
     first, second = table.to_pylist()
     assert first == {
-        "step": 7, "split": "val", "replica": 1, "time_s": 12.5, "duration_s": 0.25,
-        "scheduled": 3, "running": 4, "waiting": 5, "preempted": 1, "prompt_tokens": 10,
-        "generation_tokens": 6, "draft_requests": 2, "draft_tokens": 6, "accepted_tokens": 3,
-        "accepted_per_position": [2, 1], "gate_open": True, "drafter_us": 80.0,
+        "step": 7,
+        "split": "val",
+        "replica": 1,
+        "time_s": 12.5,
+        "duration_s": 0.25,
+        "scheduled": 3,
+        "running": 4,
+        "waiting": 5,
+        "preempted": 1,
+        "prompt_tokens": 10,
+        "generation_tokens": 6,
+        "draft_requests": 2,
+        "draft_tokens": 6,
+        "accepted_tokens": 3,
+        "accepted_per_position": [2, 1],
+        "gate_open": True,
+        "drafter_us": 80.0,
     }
     assert second["gate_open"] is None
     assert second["accepted_per_position"] == []
