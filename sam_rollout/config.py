@@ -1,8 +1,9 @@
 """The one home of every choice about speculation and its telemetry.
 
-The same frozen object is built from the Hydra groups `sam` and `rollout_telemetry`, travels to the
-engine as plain JSON, and configures simulator and benchmarks. It is validated when it is made, so
-that a wrong value stops a run before a model is loaded, and under the name its user typed.
+The same frozen objects are built from the Hydra groups `sam`, `rollout_sampler` and
+`rollout_telemetry`, travel to the engine as plain JSON, and configure simulator and benchmarks.
+They are validated when they are made, so that a wrong value stops a run before a model is loaded,
+and under the name its user typed.
 """
 
 import dataclasses
@@ -179,6 +180,19 @@ class SamConfig(_Section):
                 self.sources.to_mapping(),
                 "with sam.enabled = true at least one source must be enabled",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutSamplerConfig(_Section):
+    """What draws tokens and verifies drafts, with or without speculation; group `rollout_sampler`.
+
+    `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
+    token from the random number of its position, so that drafts do not change what is sampled.
+    """
+
+    PATH: ClassVar[str] = "rollout_sampler"
+
+    kind: str = _setting("stock", choices=("stock", "vectorised", "coupled"))
 
 
 @dataclasses.dataclass(frozen=True)

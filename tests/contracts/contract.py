@@ -38,6 +38,120 @@ class Row:
         return self.versions or SUPPORTED_VERSIONS[self.package]
 
 
+VLLM_SAMPLERS = [
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner._sample",
+        "runner.sampler draws where there are no drafts, runner.rejection_sampler verifies",
+        parameters=("logits", "spec_decode_metadata"),
+        contains=(
+            "self.sampler(logits=logits, sampling_metadata=sampling_metadata)",
+            "self.rejection_sampler(spec_decode_metadata, draft_probs, logits, sampling_metadata)",
+        ),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.positions",
+        "the position of every scheduled token, from which a token's random number follows",
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner._prepare_inputs",
+        "without drafts the last scheduled token of each request is sampled from",
+        contains=("logits_indices = query_start_loc[1:] - 1",),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.sampler",
+        "Sampler.sample",
+        "what draws is the member topk_topp_sampler, after temperature and min-p",
+        contains=(
+            "self.topk_topp_sampler(logits, sampling_metadata.generators, "
+            "sampling_metadata.top_k, sampling_metadata.top_p)",
+        ),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.sampler",
+        "Sampler.gather_logprobs",
+        "log-probabilities and ranks as the engine returns them",
+        parameters=("logprobs", "num_logprobs", "token_ids"),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.sampler",
+        "Sampler.apply_logits_processors",
+        "the rules on logits of bonus rows",
+        parameters=("logits", "sampling_metadata", "predict_bonus_token"),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.rejection_sampler",
+        "RejectionSampler.apply_logits_processors",
+        "the rules on logits of draft rows",
+        parameters=("logits", "sampling_metadata", "metadata"),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.rejection_sampler",
+        "RejectionSampler.forward",
+        "our subclass is called the same way",
+        parameters=("metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.ops.topk_topp_sampler",
+        "apply_top_k_top_p",
+        "the cuts of both our samplers",
+        parameters=("logits", "k", "p"),
+    ),
+    Row(
+        "vllm",
+        "v1.spec_decode.metadata",
+        "SpecDecodeMetadata.logits_indices",
+        "which scheduled token each row of a verify step belongs to",
+    ),
+    Row(
+        "vllm",
+        "v1.spec_decode.metadata",
+        "SpecDecodeMetadata.cu_num_draft_tokens",
+        "rows lie request by request, drafts first, then the bonus row",
+    ),
+    Row(
+        "vllm",
+        "v1.sample.logits_processor.builtin",
+        "MinPLogitsProcessor.__init__",
+        "min-p under speculation: state and number of requests that use it",
+        parameters=("vllm_config", "device", "is_pin_memory"),
+        contains=("self.min_p_count: int = 0",),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.logits_processor.builtin",
+        "LogitBiasLogitsProcessor.apply",
+        "logit bias under speculation: applied to a row per request",
+        contains=("logits[self.logits_slice] += self.bias_tensor",),
+    ),
+    Row(
+        "vllm",
+        "v1.sample.logits_processor",
+        "build_logitsprocs",
+        "under speculation vLLM leaves out all processors but min-tokens; once it no longer does, "
+        "KeyedRows need not add them",
+        contains=("MinTokensLogitsProcessor(vllm_config, device, is_pin_memory)",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_input_batch",
+        "InputBatch.refresh_metadata",
+        "logits processors follow rows that join, move and leave",
+        contains=("self.logitsprocs.all", "logit_proc.update_state(batch_update)"),
+    ),
+]
+
 VLLM_PROPOSER = [
     Row(
         "vllm",
@@ -720,6 +834,7 @@ VERL_PLATFORM = [
 
 CONTRACT = [
     *VLLM_PROPOSER,
+    *VLLM_SAMPLERS,
     *VLLM_CONFIGURATION,
     *VLLM_STATISTICS,
     *VLLM_CPU_WORKAROUNDS,

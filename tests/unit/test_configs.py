@@ -12,6 +12,7 @@ from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import (
     ConfigError,
     DynamicSamplingConfig,
+    RolloutSamplerConfig,
     RolloutTelemetryConfig,
     SamConfig,
 )
@@ -22,6 +23,7 @@ CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
 SECTIONS = {
     "sam": SamConfig,
+    "rollout_sampler": RolloutSamplerConfig,
     "rollout_telemetry": RolloutTelemetryConfig,
     "dynamic_sampling": DynamicSamplingConfig,
 }

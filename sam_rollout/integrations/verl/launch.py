@@ -1,8 +1,9 @@
 """From a composed configuration to verl's trainer.
 
-Users write our groups (``sam``, ``dynamic_sampling``, ``rollout_telemetry``); verl and vLLM read
-theirs. The translation happens here and nowhere else, after everything was checked, so that a typo
-ends the run within a second and not after the model is loaded.
+Users write our groups (``sam``, ``rollout_sampler``, ``dynamic_sampling``,
+``rollout_telemetry``); verl and vLLM read theirs. The translation happens here and nowhere else,
+after everything was checked, so that a typo ends the run within a second and not after the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import (
     ConfigError,
     DynamicSamplingConfig,
+    RolloutSamplerConfig,
     RolloutTelemetryConfig,
     SamConfig,
     check_engine_limits,
@@ -46,6 +48,7 @@ def check(config: DictConfig) -> None:
         ConfigError: Names the field, its value and what is allowed.
     """
     sam = SamConfig.from_mapping(_plain(config.sam))
+    RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
     RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
     _check_verl(config)
     rollout = config.actor_rollout_ref.rollout
@@ -132,7 +135,7 @@ def _check_verl(config: DictConfig) -> None:
         raise ConfigError(
             f"{prefix}.additional_config.{ADDITIONAL_CONFIG_KEY}",
             _plain(engine_kwargs.additional_config[ADDITIONAL_CONFIG_KEY]),
-            "must not be set: it is filled from the group sam",
+            "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
         )
 
 
@@ -169,7 +172,8 @@ def translate(config: DictConfig) -> None:
     sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
     with open_dict(config):
         engine_kwargs = config.actor_rollout_ref.rollout.engine_kwargs.vllm
-        arguments = engine_arguments(sam)
+        sampler = RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
+        arguments = engine_arguments(sam, sampler)
         arguments["additional_config"][ADDITIONAL_CONFIG_KEY]["telemetry"] = _plain(
             config.rollout_telemetry
         )

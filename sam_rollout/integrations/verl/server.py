@@ -19,11 +19,11 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import RequestIdentity, group_of
 from sam_rollout.integrations.verl.plugin import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
-from sam_rollout.integrations.vllm.startup_check import check_drafters
+from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 from sam_rollout.telemetry.records import (
     RequestRecord,
@@ -83,6 +83,8 @@ class SamHttpServer(vLLMHttpServer):
         reports = await self.engine.collective_rpc("sam_bind")
         # Printed, not logged: the proof belongs in every log, whatever its level.
         print(check_drafters(reports, SamConfig.from_mapping(settings["sam"])), flush=True)
+        sampler = RolloutSamplerConfig.from_mapping(settings["rollout_sampler"])
+        print(check_samplers(reports, sampler), flush=True)
         await self._warm_up()
         self._finished: list[_FinishedRequest] = []
         self._recorder = EngineStepRecorder()

@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
 
 
-def engine_arguments(config: SamConfig) -> dict[str, Any]:
+def engine_arguments(
+    config: SamConfig, sampler: RolloutSamplerConfig | None = None
+) -> dict[str, Any]:
     """Return the vLLM engine arguments that switch drafting on, or only record that it is off.
+
+    Args:
+        config: Whether and what to draft.
+        sampler: What draws and verifies tokens; by default the engine's own.
 
     Returns:
         Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
         ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
         ``speculative_config``.
     """
-    arguments: dict[str, Any] = {
-        "additional_config": {ADDITIONAL_CONFIG_KEY: {"sam": config.to_mapping()}}
+    settings = {
+        "sam": config.to_mapping(),
+        "rollout_sampler": (sampler or RolloutSamplerConfig()).to_mapping(),
     }
+    arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: settings}}
     if config.enabled:
         arguments["speculative_config"] = {
             "method": "custom_class",
@@ -36,15 +44,28 @@ def engine_arguments(config: SamConfig) -> dict[str, Any]:
 
 
 def sam_config_of(vllm_config: Any) -> SamConfig:
-    """Read the configuration back from an engine's ``VllmConfig``.
+    """Read the configuration of drafting back from an engine's ``VllmConfig``.
 
     Raises:
         ValueError: The engine was started with the proposer class but without our configuration.
     """
+    return SamConfig.from_mapping(_settings_of(vllm_config)["sam"])
+
+
+def sampler_config_of(vllm_config: Any) -> RolloutSamplerConfig:
+    """Read the configuration of the samplers back from an engine's ``VllmConfig``.
+
+    Raises:
+        ValueError: The engine was started without our configuration.
+    """
+    return RolloutSamplerConfig.from_mapping(_settings_of(vllm_config)["rollout_sampler"])
+
+
+def _settings_of(vllm_config: Any) -> Mapping[str, Any]:
     additional: Mapping[str, Any] = vllm_config.additional_config or {}
     if ADDITIONAL_CONFIG_KEY not in additional:
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
             "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
         )
-    return SamConfig.from_mapping(additional[ADDITIONAL_CONFIG_KEY]["sam"])
+    return additional[ADDITIONAL_CONFIG_KEY]

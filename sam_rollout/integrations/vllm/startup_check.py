@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 
 
@@ -49,3 +49,25 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         f"k={config.max_draft_tokens}, gate={config.gate.kind}"
         f" (threshold {config.gate.threshold})"
     )
+
+
+class WrongSamplerError(RuntimeError):
+    """The engine samples with something else than the configuration asks for."""
+
+
+def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConfig) -> str:
+    """Compare every worker's report (``sam_bind``) with the configuration.
+
+    Returns:
+        One line that names what runs, for the log.
+
+    Raises:
+        WrongSamplerError: A worker has another sampler.
+    """
+    found = sorted({report["sampler"] for report in reports})
+    if found != [config.kind]:
+        raise WrongSamplerError(
+            f"rollout_sampler.kind={config.kind} asks for that sampler, but the engine's workers "
+            f"run: {', '.join(found)}"
+        )
+    return f"sam_rollout: sampler {config.kind} on {len(reports)} worker(s)"

@@ -1,4 +1,4 @@
-"""What the engine's front end can ask of a worker process about its drafter.
+"""What the engine's front end can ask of a worker process about its drafter and samplers.
 
 vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker and
 every public method is reachable through ``collective_rpc``.
@@ -16,25 +16,30 @@ register()
 
 
 class SamWorkerExtension:
-    """Worker methods for binding, checking and draining the drafter."""
+    """Worker methods for installing, checking and draining drafter and samplers."""
 
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
-        """Connect the proposer to its model runner and report what is really running.
+        """Install the samplers, connect the proposer, and report what is really running.
 
         Returns:
-            ``{"proposer": None}`` without a drafter; otherwise ``SamProposer.describe()``, or just
-            the class name when the drafter is not ours.
+            ``sampler``: the kind that is installed. ``proposer``: None without a drafter, its class
+            name when it is not ours, and otherwise all of ``SamProposer.describe()``.
         """
         from vllm.distributed import get_pp_group, get_tp_group
 
+        from sam_rollout.integrations.vllm.sampling import install_sampler, installed_sampler
+        from sam_rollout.integrations.vllm.settings import sampler_config_of
+
+        install_sampler(self.model_runner, sampler_config_of(self.vllm_config))
+        report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
         drafter = getattr(self.model_runner, "drafter", None)
         if drafter is None:
-            return {"proposer": None}
+            return report
         if not hasattr(drafter, "describe"):
-            return {"proposer": f"{type(drafter).__module__}.{type(drafter).__qualname__}"}
+            return report | {"proposer": f"{type(drafter).__module__}.{type(drafter).__qualname__}"}
         is_output_rank = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         drafter.bind(self.model_runner, drafts_are_used=is_output_rank, record=record)
-        return drafter.describe()
+        return report | drafter.describe()
 
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""

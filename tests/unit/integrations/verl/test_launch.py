@@ -143,7 +143,13 @@ BAD = {
         [f"+{ENGINE}.additional_config={{sam_rollout:{{sam:1}}}}"],
         f"{ENGINE}.additional_config.sam_rollout",
         "{'sam': 1}",
-        "filled from the group sam",
+        "filled from sam, rollout_sampler",
+    ),
+    "unknown sampler": (
+        ["rollout_sampler.kind=gumbel"],
+        "rollout_sampler.kind",
+        "'gumbel'",
+        "'stock', 'vectorised', 'coupled'",
     ),
     "unknown sampling": (
         ["dynamic_sampling.kind=batches"],
@@ -254,6 +260,7 @@ def test_drafting_is_switched_on_in_the_engine():
     assert SamConfig.from_mapping(ours["sam"]) == SamConfig.from_mapping(
         OmegaConf.to_container(config.sam)
     )
+    assert ours["rollout_sampler"] == {"kind": "coupled"}
     assert ours["telemetry"] == {"tail_threshold": 16, "record_traces": True}
 
 

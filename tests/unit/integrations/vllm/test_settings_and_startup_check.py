@@ -6,10 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments, sam_config_of
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm.settings import (
+    PROPOSER_CLASS,
+    engine_arguments,
+    sam_config_of,
+    sampler_config_of,
+)
+from sam_rollout.integrations.vllm.startup_check import (
+    WrongDrafterError,
+    WrongSamplerError,
+    check_drafters,
+    check_samplers,
+)
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
 OFF = SamConfig(enabled=False)
@@ -17,9 +27,12 @@ OURS = {"proposer": PROPOSER_CLASS, "sam": ON.to_mapping()}
 
 
 @pytest.mark.parametrize("config", [ON, OFF])
-def test_configuration_survives_the_way_through_the_engine(config):
-    sent = json.loads(json.dumps(engine_arguments(config)))
-    assert sam_config_of(SimpleNamespace(additional_config=sent["additional_config"])) == config
+@pytest.mark.parametrize("sampler", ["stock", "coupled"])
+def test_configuration_survives_the_way_through_the_engine(config, sampler):
+    sent = json.loads(json.dumps(engine_arguments(config, RolloutSamplerConfig(sampler))))
+    received = SimpleNamespace(additional_config=sent["additional_config"])
+    assert sam_config_of(received) == config
+    assert sampler_config_of(received).kind == sampler
 
 
 def test_speculation_is_asked_for_only_when_enabled():
@@ -82,3 +95,14 @@ def test_another_configuration_is_refused():
     other = {**OURS, "sam": {**OURS["sam"], "max_draft_tokens": 4}}
     with pytest.raises(WrongDrafterError, match=r"'max_draft_tokens': 5"):
         check_drafters([OURS, other], ON)
+
+
+def test_the_right_sampler_on_all_workers_is_one_line():
+    line = check_samplers([{"sampler": "coupled"}] * 2, RolloutSamplerConfig("coupled"))
+    assert line == "sam_rollout: sampler coupled on 2 worker(s)"
+
+
+@pytest.mark.parametrize("found", [["stock"], ["coupled", "stock"], []])
+def test_another_sampler_is_refused(found):
+    with pytest.raises(WrongSamplerError, match="kind=coupled"):
+        check_samplers([{"sampler": kind} for kind in found], RolloutSamplerConfig("coupled"))

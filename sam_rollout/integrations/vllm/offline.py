@@ -1,0 +1,86 @@
+"""Starts vLLM's offline engine with our drafter and sampler, and ends it.
+
+For programs that measure: one engine after the other in a process, each bound and checked as in a
+training run, each giving its memory back before the next one starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
+# What vLLM takes from the environment; read by its CPU backend alone, except for the last two.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@contextmanager
+def offline_engine(
+    model: str,
+    sam: SamConfig,
+    sampler: RolloutSamplerConfig | None = None,
+    *,
+    worker_extension: str = EXTENSION,
+    **overrides: Any,
+) -> Iterator[LLM]:
+    """Run a bound and checked ``vllm.LLM`` for the length of a ``with`` statement.
+
+    Args:
+        model: Checkpoint folder or hub name.
+        sam: Whether and what to draft.
+        sampler: What draws and verifies tokens; by default the engine's own.
+        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it.
+        overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
+            caller's, who also has to check it.
+
+    Raises:
+        WrongDrafterError, WrongSamplerError: The engine runs something else than asked for.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # before vLLM is imported; what is set already stays
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    from sam_rollout.integrations.vllm.settings import engine_arguments
+    from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
+
+    sampler = sampler or RolloutSamplerConfig()
+    arguments = {
+        "model": model,
+        "generation_config": "vllm",  # not the checkpoint's: sampling is what the caller says
+        "enable_prefix_caching": False,
+        "worker_extension_cls": worker_extension,
+        **engine_arguments(sam, sampler),
+        **overrides,
+    }
+    if current_platform.is_cpu():
+        arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
+        if arguments.get("tensor_parallel_size", 1) == 1:
+            # All in this process: starting others takes longer than what is measured here.
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+            arguments.setdefault("distributed_executor_backend", "uni")
+    engine = LLM(**arguments)
+    try:
+        reports = engine.collective_rpc("sam_bind", kwargs={"record": False})
+        if "speculative_config" not in overrides:
+            check_drafters(reports, sam)
+        check_samplers(reports, sampler)
+        yield engine
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+        del engine
+        gc.collect()

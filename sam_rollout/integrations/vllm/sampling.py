@@ -1,0 +1,308 @@
+"""Our samplers inside vLLM: for steps without drafts and for verify steps.
+
+Both sides of a comparison sample through here, so that a response depends on its key and its logits
+alone. What happens to the logits before (penalties, temperature, cuts) is vLLM's business and its
+code is used for it; where its verify step leaves something out (min-p, logit bias) or works through
+bonus and draft rows apart, all rows take the one way that steps without drafts take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
+from sam_rollout.verification import (
+    NO_TOKEN,
+    DraftLayout,
+    draw_tokens,
+    verify_coupled,
+    verify_vectorised,
+)
+
+ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
+GREEDY_TEMPERATURE = 0.0
+
+
+def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
+    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+
+    Raises:
+        ConfigError: The engine is configured for something our samplers do not do.
+    """
+    if config.kind == "stock":
+        return
+    sampler = model_runner.sampler
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    rows = KeyedRows(model_runner)
+    sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = KeyedRejectionSampler(
+            sampler, model_runner.speculative_config, model_runner.device, rows, config
+        )
+
+
+def installed_sampler(model_runner: Any) -> str:
+    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    drawing = model_runner.sampler.topk_topp_sampler
+    if not isinstance(drawing, KeyedTopKTopPSampler):
+        return "stock"
+    verifying = getattr(model_runner, "rejection_sampler", None)
+    if verifying is not None and not isinstance(verifying, KeyedRejectionSampler):
+        return f"{drawing.config.kind} for steps without drafts only"
+    return drawing.config.kind
+
+
+class KeyedTopKTopPSampler(TopKTopPSampler):
+    """Draws the tokens of steps without drafts, from keyed random numbers.
+
+    Args:
+        logprobs_mode: vLLM's; decides what is returned for log-probabilities.
+        rows: Random bits of the step's rows.
+        config: What was asked for; both keyed kinds draw alike where there are no drafts.
+    """
+
+    def __init__(self, logprobs_mode: str, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
+        super().__init__(logprobs_mode)
+        self.config = config
+        self._rows = rows
+        self.forward = self._draw  # the parent chooses its own per platform
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
+        logits = self._cut(logits, k, p)
+        tokens = draw_tokens(
+            logits.softmax(dim=-1, dtype=torch.float32), self._rows.decode_bits(logits.shape[0])
+        )
+        returned = None
+        if self.logprobs_mode == "processed_logits":
+            returned = logits
+        elif self.logprobs_mode == "processed_logprobs":
+            returned = logits.log_softmax(dim=-1, dtype=torch.float32)
+        return tokens, returned
+
+    @staticmethod
+    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return apply_top_k_top_p(logits, k, p)
+
+
+class KeyedRejectionSampler(RejectionSampler):
+    """Verifies drafts, from keyed random numbers.
+
+    Args:
+        sampler: vLLM's sampler of steps without drafts, for its rules on logits.
+        spec_config, device: As vLLM's rejection sampler takes them.
+        rows: Random bits of the step's rows.
+        config: ``coupled`` or ``vectorised``.
+
+    Raises:
+        ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
+            simulates.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        spec_config: Any,
+        device: torch.device,
+        rows: KeyedRows,
+        config: RolloutSamplerConfig,
+    ) -> None:
+        super().__init__(sampler, spec_config, device)
+        if self.synthetic_mode:
+            raise ConfigError(
+                "speculative_config.rejection_sample_method",
+                "synthetic",
+                f"not with rollout_sampler.kind = {config.kind!r}; use 'stock'",
+            )
+        self.config = config
+        self._rows = rows
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Verify one step's drafts; arguments and result as vLLM's own.
+
+        Args:
+            metadata: The step's drafts and where their rows are.
+            draft_probs: [num_drafts, vocabulary] of a draft model, or None.
+            logits: [num_drafts + batch, vocabulary]; may be overwritten.
+            sampling_metadata: Temperature, cuts, penalties of every request.
+        """
+        layout = DraftLayout(
+            metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
+        )
+        raw = logits.to(torch.float32)
+        wants_logprobs = sampling_metadata.max_num_logprobs is not None
+        keep_raw = wants_logprobs and not self.is_processed_logprobs_mode
+        processed = self._process(
+            raw.clone() if keep_raw else raw, metadata, sampling_metadata, layout
+        )
+        token_ids, row_tokens = self._verify(
+            metadata, draft_probs, processed, sampling_metadata, layout
+        )
+        logprobs = None
+        if wants_logprobs:
+            source = raw if keep_raw else processed
+            if not self.is_logits_logprobs_mode:
+                source = self.sampler.compute_logprobs(source)
+            logprobs = self._gather(source, sampling_metadata.max_num_logprobs, row_tokens, layout)
+        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
+
+    def _verify(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens, int32 [batch, max_drafts + 1], and those by row, int64 [rows]."""
+        drafts = metadata.draft_token_ids
+        if sampling.all_greedy:
+            row_tokens = logits.argmax(dim=-1)
+            return verify_coupled(layout, drafts, row_tokens), row_tokens
+        greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
+        if self.config.kind == "coupled":
+            row_tokens = draw_tokens(probabilities, bits)
+            if greedy is not None:
+                likeliest = logits.argmax(dim=-1)
+                row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
+            return verify_coupled(layout, drafts, row_tokens), row_tokens
+        accept_bits = self._rows.verify_bits(
+            metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
+        )
+        token_ids = verify_vectorised(
+            layout,
+            drafts,
+            probabilities,
+            accept_bits,
+            bits,
+            draft_probabilities=draft_probs,
+            greedy=greedy,
+        )
+        place = torch.arange(layout.num_rows, device=logits.device)
+        place = place - layout.first_row[layout.request_of_row]
+        row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
+        return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _gather(
+        self,
+        logprobs: torch.Tensor,  # [rows, vocabulary]
+        count: int,
+        row_tokens: torch.Tensor,  # int64 [rows]
+        layout: DraftLayout,
+    ) -> LogprobsTensors:
+        """Gather log-probabilities and ranks by row, laid out as vLLM filters them."""
+        gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
+        rows = layout.rows.flatten()
+        return LogprobsTensors(
+            gathered.logprob_token_ids[rows],
+            gathered.logprobs[rows],
+            gathered.selected_token_ranks[rows],
+        )
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        metadata: SpecDecodeMetadata,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> torch.Tensor:
+        """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
+        if _changes_logits(sampling):
+            # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
+            draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
+            bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
+            drafts = _add_bias(logits[draft_rows], sampling, layout, draft_rows)
+            drafts = self.apply_logits_processors(drafts, sampling, metadata)
+            logits[bonus_rows] = bonus
+            logits[draft_rows] = drafts
+        if sampling.all_greedy:
+            return logits
+        requests = layout.request_of_row
+        temperature = sampling.temperature
+        if not sampling.all_random:
+            temperature = temperature.masked_fill(temperature == GREEDY_TEMPERATURE, 1.0)
+        logits.div_(temperature[requests].unsqueeze(1))
+        logits = _cut_min_p(logits, sampling, requests)
+        top_k = None if sampling.top_k is None else sampling.top_k[requests]
+        top_p = None if sampling.top_p is None else sampling.top_p[requests]
+        return self._cut(logits, top_k, top_p)
+
+    @staticmethod
+    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return apply_top_k_top_p(logits, k, p)
+
+
+def _changes_logits(sampling: SamplingMetadata) -> bool:
+    """Tell whether anything but temperature and cuts applies to this batch."""
+    budget = getattr(sampling, "thinking_budget_state_holder", None)
+    return (
+        not sampling.no_penalties
+        or bool(sampling.bad_words_token_ids)
+        or sampling.allowed_token_ids_mask is not None
+        or any(map(_is_active, sampling.logitsprocs.non_argmax_invariant))
+        or (budget is not None and budget.has_tracked_requests())
+    )
+
+
+def _is_active(processor: Any) -> bool:
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return bool(processor.min_toks)
+    if isinstance(processor, LogitBiasLogitsProcessor):
+        return bool(processor.biases)
+    return True
+
+
+def _add_bias(
+    logits: torch.Tensor,  # [num_drafts, vocabulary]
+    sampling: SamplingMetadata,
+    layout: DraftLayout,
+    draft_rows: torch.Tensor,  # integer [num_drafts]
+) -> torch.Tensor:
+    """Apply logit biases to draft rows, which vLLM's own verification leaves out."""
+    for processor in sampling.logitsprocs.non_argmax_invariant:
+        if isinstance(processor, LogitBiasLogitsProcessor) and processor.biases:
+            biases = processor.apply(logits.new_zeros(layout.batch, logits.shape[1]))
+            logits += biases[layout.request_of_row[draft_rows]]
+    return logits
+
+
+def _cut_min_p(
+    logits: torch.Tensor,  # [rows, vocabulary]
+    sampling: SamplingMetadata,
+    requests: torch.Tensor,  # int64 [rows]
+) -> torch.Tensor:
+    """Apply min-p to all rows, which vLLM's own verification leaves out."""
+    for processor in sampling.logitsprocs.argmax_invariant:
+        if isinstance(processor, MinPLogitsProcessor) and processor.min_p_count:
+            probabilities = logits.softmax(dim=-1)
+            limit = probabilities.amax(dim=-1, keepdim=True) * processor.min_p[requests]
+            logits = logits.masked_fill_(probabilities < limit, float("-inf"))
+    return logits

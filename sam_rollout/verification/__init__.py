@@ -1,0 +1,17 @@
+"""Keeping or refusing draft tokens without changing what is sampled. torch, nothing else."""
+
+from sam_rollout.verification.coupled import verify_coupled
+from sam_rollout.verification.inverse_cdf import draw_tokens
+from sam_rollout.verification.layout import NO_TOKEN, DraftLayout, expand_batch_to_tokens
+from sam_rollout.verification.uniforms import keyed_bits
+from sam_rollout.verification.vectorised import verify_vectorised
+
+__all__ = [
+    "NO_TOKEN",
+    "DraftLayout",
+    "draw_tokens",
+    "expand_batch_to_tokens",
+    "keyed_bits",
+    "verify_coupled",
+    "verify_vectorised",
+]

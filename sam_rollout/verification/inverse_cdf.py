@@ -1,0 +1,97 @@
+"""Drawing tokens from whole rows of probabilities with one random number a row.
+
+Sums decide which token a number falls on, so their order must not depend on the batch or the
+device: a token drawn in a batch of one must be the token drawn in a batch of a hundred. Cumulative
+sums are therefore taken over integers (fixed point), where every order gives the same result;
+floating-point ``cumsum`` on CUDA gives none that repeats. Large vocabularies are searched on two
+levels, blocks first, so that the probabilities are read once and only one block per row is scanned.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sam_rollout.verification.uniforms import logical_shift
+
+# Fixed point: one is 2**40. A token's probability is off by 2**-40 at most, 1e-12, which is below
+# what a float32 softmax knows about it. Products with 22 random bits stay below 2**63.
+FRACTION_BITS = 40
+_RANDOM_BITS = 22  # taken twice
+BLOCK = 512  # tokens; near the square root of a large vocabulary
+
+
+def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """Draw one token per row by inverting its cumulative distribution.
+
+    No token of probability zero is ever drawn, provided the row holds a positive one.
+
+    Args:
+        probabilities: float32 [rows, vocabulary], not negative. A row need not sum to one (what is
+            left of a distribution may be passed as it is), but must not exceed it by much.
+        bits: int64 [rows], random in all bits (``keyed_bits``).
+
+    Returns:
+        int64 [rows], token ids.
+    """
+    vocabulary = probabilities.shape[1]
+    if vocabulary <= 2 * BLOCK:
+        tokens, _ = _search(to_fixed_point(probabilities), bits=bits)
+        return tokens.clamp_(0, vocabulary - 1)
+    block, rest = _search(to_fixed_point(_block_masses(probabilities)), bits=bits)
+    first = block * BLOCK
+    columns = first.unsqueeze(1) + torch.arange(BLOCK, device=probabilities.device)
+    inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1))
+    inside = to_fixed_point(inside).masked_fill_(columns >= vocabulary, 0)
+    offset, _ = _search(inside, target=rest)
+    return (first + offset).clamp_(0, vocabulary - 1)
+
+
+def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
+    """Convert to integers, rounding up: what is possible stays possible."""
+    return probabilities.mul(2.0**FRACTION_BITS).ceil_().to(torch.int64)
+
+
+def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
+    """Sum each block of ``BLOCK`` tokens; the last one may be shorter. float32 [rows, blocks].
+
+    The one sum over floating-point numbers. Its extent is fixed, so that a row's masses do not
+    depend on how many rows there are.
+    """
+    rows, vocabulary = probabilities.shape
+    whole = vocabulary // BLOCK * BLOCK
+    masses = probabilities[:, :whole].view(rows, -1, BLOCK).sum(dim=-1)
+    if whole == vocabulary:
+        return masses
+    rest = probabilities[:, whole:].sum(dim=-1, keepdim=True)
+    return torch.cat((masses, rest), dim=1)
+
+
+def _search(
+    masses: torch.Tensor,  # int64 [rows, n]
+    *,
+    bits: torch.Tensor | None = None,  # int64 [rows]: draw the target
+    target: torch.Tensor | None = None,  # int64 [rows]: or search this one
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the entry whose share of the cumulative sum holds the target.
+
+    Returns:
+        Its index, int64 [rows], and how far into its share the target lies, int64 [rows].
+    """
+    cumulative = masses.cumsum(dim=1)
+    total = cumulative[:, -1]
+    if target is None:
+        target = _scale(bits, total)
+    # A block's tokens may add up to a little less than its mass: then the last one is meant.
+    target = torch.minimum(target, total - 1)
+    index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
+    here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)
+    before = cumulative.gather(1, here) - masses.gather(1, here)
+    return index, target - before.squeeze(1)
+
+
+def _scale(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return ``floor(u * total)`` for u in [0, 1) made of 44 of the bits, without overflow."""
+    mask = (1 << _RANDOM_BITS) - 1
+    high = logical_shift(bits, 64 - _RANDOM_BITS)
+    low = (bits >> (64 - 2 * _RANDOM_BITS)) & mask
+    return (high * total + ((low * total) >> _RANDOM_BITS)) >> _RANDOM_BITS

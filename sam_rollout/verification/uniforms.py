@@ -1,0 +1,41 @@
+"""Random bits that depend on who asks, and on nothing that happened before.
+
+A generator with a state gives a response other random numbers as soon as a neighbour finishes
+earlier or a draft is one token longer. Here they are a pure function of the response's key and the
+token's position: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014), whose n-th output is a hash of ``key + n * GOLDEN``. One call serves a whole batch and
+needs integer arithmetic only, so that every device computes the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+STREAMS = 2  # independent numbers per position
+# 64-bit constants of SplitMix64, as the signed integers torch holds.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
+    """Return 64 random bits for each (key, position).
+
+    Args:
+        keys: int64 [rows], what each response's random numbers are keyed by.
+        positions: Integer [rows], the token's position in its text.
+        stream: Which of the position's ``STREAMS`` independent numbers.
+
+    Returns:
+        int64 [rows]; all 64 bits are random, the sign bit included.
+    """
+    counter = positions.to(torch.int64) * STREAMS + (stream + 1)
+    bits = keys + counter * _GOLDEN  # int64 arithmetic wraps around, as the algorithm wants
+    bits = (bits ^ logical_shift(bits, 30)) * _MIX_1
+    bits = (bits ^ logical_shift(bits, 27)) * _MIX_2
+    return bits ^ logical_shift(bits, 31)
+
+
+def logical_shift(bits: torch.Tensor, places: int) -> torch.Tensor:
+    """Shift right and fill with zeros (torch's ``>>`` on int64 repeats the sign bit)."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)

@@ -1,0 +1,92 @@
+"""Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
+
+The test of a draft needs one probability, so it is a gather. A token is drawn only where a request
+stops: from what the first rejected draft leaves of the distribution, or after the last draft when
+all were accepted. That is one row per request, where the usual implementations draw at every draft
+position and throw all but one away.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sam_rollout.verification.inverse_cdf import FRACTION_BITS, draw_tokens, to_fixed_point
+from sam_rollout.verification.layout import DraftLayout, leading
+from sam_rollout.verification.uniforms import logical_shift
+
+
+def verify_vectorised(
+    layout: DraftLayout,
+    draft_ids: torch.Tensor,
+    probabilities: torch.Tensor,
+    accept_bits: torch.Tensor,
+    draw_bits: torch.Tensor,
+    *,
+    draft_probabilities: torch.Tensor | None = None,
+    greedy: torch.Tensor | None = None,
+    scratch: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Accept or reject drafts, and draw the token that follows the last accepted one.
+
+    Args:
+        layout: Rows of this step.
+        draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
+        probabilities: float32 [num_rows, vocabulary], the target's, after temperature and cuts.
+        accept_bits: int64 [num_rows], random bits for the test of the row's draft.
+        draw_bits: int64 [num_rows], random bits for drawing at the row.
+        draft_probabilities: float32 [num_drafts, vocabulary] a draft model sampled from; None for
+            drafts that were not sampled (one-hot).
+        greedy: bool [batch], requests that take the likeliest token; None when there are none.
+        scratch: float32 [at least batch, vocabulary], overwritten; a caller that keeps one from
+            step to step spares the allocation of that size, most of the time of a call on a CPU.
+
+    Returns:
+        int32 [batch, max_drafts + 1]: per request the accepted drafts and one token more, then
+        ``NO_TOKEN``.
+    """
+    drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
+    rows = layout.rows[:, :-1]
+    # Padding asks for the probability of token 0 and is rejected by its id.
+    chance = probabilities[rows, drafts.clamp(min=0)]
+    if draft_probabilities is not None:
+        proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
+        proposed = layout.spread(proposed.squeeze(1), fill=1.0)
+        chance = torch.where(proposed > 0, chance / proposed, 0.0).clamp_(max=1.0)
+    uniform = logical_shift(accept_bits, 64 - FRACTION_BITS)
+    accept = (uniform[rows] < to_fixed_point(chance)) & (drafts >= 0)
+    if greedy is not None:
+        likeliest = probabilities.argmax(dim=-1)
+        accept = torch.where(greedy.unsqueeze(1), likeliest[rows] == drafts, accept)
+    accepted = leading(accept)  # [batch]
+
+    final_row = layout.first_row + accepted
+    weights = _select(probabilities, final_row, scratch)
+    # The draft that was rejected. There is none after the last one (column max_drafts), and padding
+    # takes nothing from the target's distribution.
+    beyond = drafts.new_full((layout.batch, 1), -1)
+    culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
+    rejected = culprit >= 0
+    if draft_probabilities is None:
+        culprit = culprit.clamp_(min=0)
+        kept = weights.gather(1, culprit).masked_fill_(rejected, 0.0)
+        weights.scatter_(1, culprit, kept)
+    elif layout.num_drafts:
+        index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
+        left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
+        # Rounding may leave nothing of two distributions that are all but equal.
+        has_mass = left.amax(dim=1, keepdim=True) > 0
+        weights = torch.where(rejected & has_mass, left, weights)
+    final = draw_tokens(weights, draw_bits[final_row])
+    if greedy is not None:
+        final = torch.where(greedy, likeliest[final_row], final)
+
+    tokens = torch.cat((drafts, final.unsqueeze(1)), dim=1)
+    tokens.scatter_(1, accepted.unsqueeze(1), final.unsqueeze(1))
+    return layout.keep(tokens, accepted)
+
+
+def _select(rows: torch.Tensor, index: torch.Tensor, scratch: torch.Tensor | None) -> torch.Tensor:
+    """Copy the rows of the index: float32 [batch, vocabulary], to be written to."""
+    if scratch is None:
+        return rows.index_select(0, index)
+    return torch.index_select(rows, 0, index, out=scratch[: len(index)])

@@ -1,0 +1,200 @@
+"""`rollout_sampler=coupled` inside the engine: drafts change the time it takes, and nothing else.
+
+`benchmarks/trajectories.py` does the same with more and longer responses and every k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.identity import identify
+from sam_rollout.integrations.vllm.startup_check import WrongSamplerError, check_samplers
+from tests.integration.conftest import MODEL
+from tests.integration.engines import FORCED_PROPOSER
+
+SIBLINGS = 4  # of each of 24 prompts
+MAX_TOKENS = 200
+# How near a boundary the random number, or the top-k/top-p cut a token, must be for two texts to be
+# allowed to part there.
+TIE = 1e-5
+COUPLED = RolloutSamplerConfig("coupled")
+OFF = SamConfig(enabled=False)
+ALWAYS = GateConfig(threshold=10_000)
+
+
+@pytest.fixture(scope="module")
+def engine_of(make_engine) -> Any:
+    """``engine_of(sam, sampler)``: engines made once."""
+    from sam_rollout.integrations.vllm.settings import engine_arguments
+
+    made: dict[tuple, Any] = {}
+
+    def get(sam: SamConfig, sampler: RolloutSamplerConfig = COUPLED, **overrides: Any) -> Any:
+        name = (sam, sampler, tuple(overrides))
+        if name not in made:
+            arguments = {**engine_arguments(sam, sampler), "max_num_seqs": 32, **overrides}
+            made[name] = make_engine(sam, **arguments)
+        return made[name]
+
+    return get
+
+
+def generate(engine: Any, prompts: list[list[int]], siblings: int, **sampling: Any) -> list[Any]:
+    """Responses of ``siblings`` siblings of every prompt, with logprobs, prompt by prompt."""
+    from vllm import SamplingParams, TokensPrompt
+
+    requests = [
+        (prompt, identify(prompt, seed=1, step=0, sibling=number, split="train"))
+        for prompt in prompts
+        for number in range(siblings)
+    ]
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests],
+        [
+            SamplingParams(
+                **{"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling},
+                extra_args=identity.to_extra_args(),
+            )
+            for _, identity in requests
+        ],
+        use_tqdm=False,
+    )
+    return [output.outputs[0] for output in outputs]
+
+
+def texts(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def reference(engine_of, prompts) -> list[Any]:
+    """Every response without speculation, at T = 1."""
+    return generate(engine_of(OFF), prompts, SIBLINGS)
+
+
+@pytest.mark.parametrize(
+    "sam",
+    [
+        SamConfig(gate=GateConfig(threshold=16)),
+        SamConfig(max_draft_tokens=1, gate=ALWAYS),
+        SamConfig(max_draft_tokens=8, gate=ALWAYS),
+    ],
+    ids=["gate opening, k=3", "k=1", "k=8"],
+)
+def test_whole_rollouts_are_the_same_token_for_token(engine_of, prompts, reference, sam):
+    engine = engine_of(sam)
+    engine.collective_rpc("sam_drain")
+    outputs = generate(engine, prompts, SIBLINGS)
+    requests = engine.collective_rpc("sam_drain")[0]["requests"]
+    assert sum(accepted for _, _, accepted in requests.values()) > 50, "drafts were at work"
+    for number, (theirs, ours) in enumerate(zip(texts(reference), texts(outputs), strict=True)):
+        if theirs != ours:
+            prompt = prompts[number // SIBLINGS]
+            assert parting_is_a_tie(prompt, number % SIBLINGS, theirs, ours), (number, theirs, ours)
+
+
+def parting_is_a_tie(prompt: list[int], sibling: int, theirs: list[int], ours: list[int]) -> bool:
+    """Whether the first difference of two texts is within what rounding may decide."""
+    from transformers import AutoModelForCausalLM
+
+    from sam_rollout.verification import keyed_bits
+    from sam_rollout.verification.inverse_cdf import FRACTION_BITS
+    from sam_rollout.verification.uniforms import logical_shift
+
+    place = next(i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    text = prompt + theirs[:place]
+    with torch.no_grad():
+        cumulative = model(torch.tensor([text])).logits[0, -1].double().softmax(-1).cumsum(0)
+    key = identify(prompt, seed=1, step=0, sibling=sibling, split="train").key
+    bits = keyed_bits(torch.tensor([key]), torch.tensor([len(text)]))
+    uniform = logical_shift(bits, 64 - FRACTION_BITS).item() / 2**FRACTION_BITS
+    return (cumulative - uniform).abs().min().item() < TIE
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.9},
+        {"top_p": 0.7},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.3},
+        {"min_p": 0.05, "logit_bias": {40: 2.0, 41: -1.5}, "frequency_penalty": 0.2},
+        {"min_tokens": 150, "bad_words": ["7"]},
+        {"temperature": 0.0},
+    ],
+    ids=["T=0.6 top-k top-p", "top-p", "penalties", "min-p, bias, penalty", "min tokens", "greedy"],
+)
+def test_every_sampling_parameter_is_kept_by_drafts(engine_of, prompts, sampling):
+    drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
+    without = generate(engine_of(OFF), prompts[:6], 2, **sampling)
+    drafted = generate(drafting, prompts[:6], 2, **sampling)
+    same = [a == b for a, b in zip(texts(without), texts(drafted), strict=True)]
+    # A cut or a greedy choice between equals may fall either way, rarely.
+    assert sum(same) >= len(same) - 1
+    for left, right, equal in zip(without, drafted, same, strict=True):
+        for token, a, b in zip(left.token_ids, left.logprobs, right.logprobs, strict=False):
+            if equal:
+                assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-3)
+                assert a[token].rank == b[token].rank
+
+
+def test_greedy_and_random_requests_share_a_batch(engine_of, prompts):
+    from vllm import SamplingParams, TokensPrompt
+
+    drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
+    results = []
+    for engine in (engine_of(OFF), drafting):
+        outputs = engine.generate(
+            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts[:8]],
+            [SamplingParams(max_tokens=150, temperature=float(n % 2), seed=n) for n in range(8)],
+            use_tqdm=False,
+        )
+        results.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert sum(a == b for a, b in zip(*results, strict=True)) >= 7
+
+
+def test_siblings_differ_and_a_run_repeats(engine_of, prompts, reference):
+    again = generate(engine_of(OFF), prompts[:2], SIBLINGS)
+    assert texts(again) == texts(reference[: 2 * SIBLINGS])
+    assert len({tuple(text) for text in texts(again[:SIBLINGS])}) > SIBLINGS // 2
+
+
+def test_rejected_drafts_do_not_show_either(engine_of, prompts, reference):
+    """Drafts that are nearly always wrong, at every step."""
+    sam = SamConfig(gate=ALWAYS)
+    speculative = {
+        "method": "custom_class",
+        "model": FORCED_PROPOSER,
+        "num_speculative_tokens": sam.max_draft_tokens,
+    }
+    outputs = generate(engine_of(sam, speculative_config=speculative), prompts[:4], SIBLINGS)
+    assert texts(outputs) == texts(reference[: 4 * SIBLINGS])
+
+
+def test_the_sampler_in_use_is_checked(engine_of):
+    reports = engine_of(OFF).collective_rpc("sam_bind")
+    assert "sampler coupled" in check_samplers(reports, COUPLED)
+    with pytest.raises(WrongSamplerError, match="run: coupled"):
+        check_samplers(reports, RolloutSamplerConfig("stock"))
+
+
+def test_vectorised_agrees_with_the_model(engine_of, prompts):
+    """Log-probabilities of sampled tokens, drafted or not, are those without drafts."""
+    sampler = RolloutSamplerConfig("vectorised")
+    outputs = generate(engine_of(SamConfig(gate=ALWAYS), sampler), prompts[:6], 2)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    for number, output in enumerate(outputs):
+        prompt, tokens = prompts[number // 2], list(output.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        ours = torch.tensor(
+            [entry[t].logprob for t, entry in zip(tokens, output.logprobs, strict=True)]
+        )
+        assert (ours - expected).abs().max() < 1e-3
