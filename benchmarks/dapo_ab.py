@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
 from benchmarks.training_run import train
+from sam_rollout.bench.machine import machine
 from sam_rollout.telemetry.records import RunFolder
 
 SIDES = ("off", "on")

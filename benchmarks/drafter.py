@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import machine
+from sam_rollout.bench.machine import machine
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.drafting import SamDrafter
 

@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.machine import machine
 from benchmarks.training_run import train
+from sam_rollout.bench.machine import machine
 from sam_rollout.report.learning import learning
 from sam_rollout.report.plots import plot_learning
 from sam_rollout.telemetry.records import RunFolder

@@ -55,9 +55,9 @@ def _spread(cell: dict[str, float] | None, low: str, high: str) -> str:
 
 
 def rollout_section() -> str:
-    """One rollout, three ways."""
+    """One rollout, four ways."""
     record = _load("rollout_tiny_cpu")
-    columns = ("off", "matched", "on", "off/matched", "off/on")
+    columns = (*rollout.sides(), *(f"{base}/{side}" for base, side in rollout.RATIOS))
     rows = [
         [f"{title}, {unit}"]
         + [_spread(record["summary"][metric].get(column), "q1", "q3") for column in columns]
@@ -66,13 +66,14 @@ def rollout_section() -> str:
     setting = record["setting"]
     text = (
         f"{setting['prompts']} prompts with {setting['siblings']} responses each, T = 1, at most "
-        f"{setting['max_tokens']} tokens, {setting['repeats']} rounds in which the three engines "
-        "take turns; median and quartiles over rounds. `off` is the engine without us, `matched` "
-        "our path with a gate that never opens (it gives up asynchronous scheduling), `on` drafts "
-        f"while at most {setting['tail_threshold']} requests run."
+        f"{setting['max_tokens']} tokens, {setting['repeats']} rounds in which the four engines "
+        "take turns; median and quartiles over rounds. `stock` is the engine without us, `off` the "
+        "same with the coupled sampler, `matched` our path with a gate that never opens (it gives "
+        f"up asynchronous scheduling), `on` drafts while at most {setting['tail_threshold']} "
+        "requests run. All but `stock` sample the same texts."
     )
     return _section(
-        "One rollout, three ways",
+        "One rollout, four ways",
         "python -m benchmarks.rollout",
         record,
         text,

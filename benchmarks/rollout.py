@@ -1,12 +1,13 @@
-"""One rollout, three ways, on the same prompts: without SAM, with a shut gate, with SAM.
+"""One rollout, four ways, on the same prompts: without SAM, with a shut gate, with SAM.
 
     python -m benchmarks.rollout [--repeats 4] [--output benchmarks/results/rollout_tiny_cpu.json]
 
 All engines are alive during the whole measurement and take turns, round after round, so that a
-drift of the speed hits every side. ``off`` is the engine as it runs without us, ``matched``
-our path with a gate that never opens (what the path costs), ``on`` the published setting.
-Every round generates the same prompts with samples of its own; times per token are therefore the
-figures to compare, and rollout times only in the median.
+drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
+with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
+``on`` the published setting. Every round generates other responses to the same prompts; with the
+coupled sampler they are the same on every side, so that off, matched and on do the same work. What
+``stock`` samples differs: there, times per token are the figures to compare.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from sam_rollout.bench.machine import machine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
@@ -38,6 +39,7 @@ FIGURES = (
     ("sam/draft/time_us_per_step", "drafter, per step", "us"),
     ("sam/draft/catch_up_us_per_step", "drafter, gate closed", "us"),
 )
+RATIOS = (("stock", "off"), ("off", "matched"), ("off", "on"), ("stock", "on"))
 
 # Before vLLM is imported.
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -47,25 +49,27 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def sides() -> dict[str, Any]:
-    """Name -> configuration of each engine."""
-    from sam_rollout.config import GateConfig, SamConfig
+def sides() -> dict[str, tuple[Any, Any]]:
+    """Name -> configuration of each engine's drafting and sampler."""
+    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 
+    stock, coupled = RolloutSamplerConfig("stock"), RolloutSamplerConfig("coupled")
     return {
-        "off": SamConfig(enabled=False),
-        "matched": SamConfig(gate=GateConfig(kind="closed")),
-        "on": SamConfig(gate=GateConfig(threshold=TAIL_THRESHOLD)),
+        "stock": (SamConfig(enabled=False), stock),
+        "off": (SamConfig(enabled=False), coupled),
+        "matched": (SamConfig(gate=GateConfig(kind="closed")), coupled),
+        "on": (SamConfig(gate=GateConfig(threshold=TAIL_THRESHOLD)), coupled),
     }
 
 
 class Side:
     """An engine with its step recorder."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, sampler: Any) -> None:
         from vllm import LLM
 
         from sam_rollout.integrations.vllm.settings import engine_arguments
-        from sam_rollout.integrations.vllm.startup_check import check_drafters
+        from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
         from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 
         self.engine = LLM(
@@ -78,20 +82,35 @@ class Side:
             disable_log_stats=False,
             logprobs_mode="processed_logprobs",
             worker_extension_cls="sam_rollout.integrations.vllm.worker.SamWorkerExtension",
-            **engine_arguments(config),
+            **engine_arguments(config, sampler),
         )
-        print(check_drafters(self.engine.collective_rpc("sam_bind"), config), flush=True)
+        reports = self.engine.collective_rpc("sam_bind")
+        print(check_drafters(reports, config), check_samplers(reports, sampler), flush=True)
         self._recorder = EngineStepRecorder()
         self.engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
 
-    def rollout(self, prompts: list[list[int]]) -> dict[str, float]:
+    def rollout(self, prompts: list[list[int]], number: int) -> dict[str, float]:
         """Generate ``SIBLINGS`` responses to every prompt; returns the rollout's metrics."""
         from vllm import SamplingParams, TokensPrompt
 
+        from sam_rollout.identity import identify
         from sam_rollout.telemetry.aggregate import aggregate
 
-        requests = [TokensPrompt(prompt_token_ids=ids) for ids in prompts for _ in range(SIBLINGS)]
-        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
+        pairs = [(ids, sibling) for ids in prompts for sibling in range(SIBLINGS)]
+        requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
+        identities = [
+            identify(ids, seed=1, step=number, sibling=sibling, split="train")
+            for ids, sibling in pairs
+        ]
+        sampling = [
+            SamplingParams(
+                max_tokens=MAX_TOKENS,
+                temperature=1.0,
+                logprobs=0,
+                extra_args=identity.to_extra_args(),
+            )
+            for identity in identities
+        ]
         self._recorder.work_arrived()
         self.engine.generate(requests, sampling, use_tqdm=False)
         drained = self.engine.collective_rpc("sam_drain")[0]
@@ -122,10 +141,10 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     for metric, _name, _unit in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
         summary[metric] = {side: _spread(column) for side, column in values.items()}
-        for side in ("matched", "on"):
-            if all(values[side]):
-                ratios = [a / b for a, b in zip(values["off"], values[side], strict=True)]
-                summary[metric][f"off/{side}"] = _spread(ratios)
+        for base, side in RATIOS:
+            if all(values[base]) and all(values[side]):
+                ratios = [a / b for a, b in zip(values[base], values[side], strict=True)]
+                summary[metric][f"{base}/{side}"] = _spread(ratios)
     return summary
 
 
@@ -137,12 +156,12 @@ def _spread(values: list[float]) -> dict[str, float]:
 def show(result: dict[str, Any]) -> None:
     """Print the summary as a table."""
     print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    columns = ("off", "matched", "on", "off/matched", "off/on")
-    print(f"{'median [quartiles]':<30}" + "".join(f"{column:>24}" for column in columns))
+    columns = ("stock", "off", "matched", "on", *(f"{base}/{side}" for base, side in RATIOS))
+    print(f"{'median [quartiles]':<26}" + "".join(f"{column:>22}" for column in columns))
     for metric, name, unit in FIGURES:
         cells = [result["summary"][metric].get(column) for column in columns]
         texts = [f"{c['median']:.3g} [{c['q1']:.3g}, {c['q3']:.3g}]" if c else "" for c in cells]
-        print(f"{f'{name}, {unit}':<30}" + "".join(f"{text:>24}" for text in texts))
+        print(f"{f'{name}, {unit}':<26}" + "".join(f"{text:>22}" for text in texts))
 
 
 def main() -> None:
@@ -153,13 +172,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
     about = machine("torch", "vllm-cpu", "transformers", "numba")
-    engines = {name: Side(config) for name, config in sides().items()}
+    engines = {name: Side(*configs) for name, configs in sides().items()}
     prompts = load_prompts()
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(arguments.repeats + 1):
         # Rotated, so that no side always follows the same other one.
-        order = list(engines)[number % 3 :] + list(engines)[: number % 3]
-        one = {side: engines[side].rollout(prompts) for side in order}
+        order = list(engines)[number % len(engines) :] + list(engines)[: number % len(engines)]
+        one = {side: engines[side].rollout(prompts, number) for side in order}
         print(
             f"round {number}: "
             + ", ".join(f"{side} {one[side]['sam/engine/rollout_s']:.1f} s" for side in engines),

@@ -122,26 +122,17 @@ VLLM_SAMPLERS = [
     ),
     Row(
         "vllm",
-        "v1.sample.logits_processor.builtin",
-        "MinPLogitsProcessor.__init__",
-        "min-p under speculation: state and number of requests that use it",
-        parameters=("vllm_config", "device", "is_pin_memory"),
-        contains=("self.min_p_count: int = 0",),
-    ),
-    Row(
-        "vllm",
-        "v1.sample.logits_processor.builtin",
-        "LogitBiasLogitsProcessor.apply",
-        "logit bias under speculation: applied to a row per request",
-        contains=("logits[self.logits_slice] += self.bias_tensor",),
+        "sampling_params",
+        "SamplingParams._validate_spec_decode",
+        "requests that our verification would have to treat specially are refused by vLLM",
+        contains=("self.min_p > _SAMPLING_EPS or self.logit_bias",),
     ),
     Row(
         "vllm",
         "v1.sample.logits_processor",
         "build_logitsprocs",
-        "under speculation vLLM leaves out all processors but min-tokens; once it no longer does, "
-        "KeyedRows need not add them",
-        contains=("MinTokensLogitsProcessor(vllm_config, device, is_pin_memory)",),
+        "custom logits processors are refused under speculation",
+        contains=("raise ValueError(STR_SPEC_DEC_REJECTS_LOGITSPROCS)",),
     ),
     Row(
         "vllm",

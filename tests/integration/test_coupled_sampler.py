@@ -122,11 +122,11 @@ def parting_is_a_tie(prompt: list[int], sibling: int, theirs: list[int], ours: l
         {"temperature": 0.6, "top_k": 20, "top_p": 0.9},
         {"top_p": 0.7},
         {"repetition_penalty": 1.2, "presence_penalty": 0.3},
-        {"min_p": 0.05, "logit_bias": {40: 2.0, 41: -1.5}, "frequency_penalty": 0.2},
+        {"frequency_penalty": 0.2, "top_k": 12},
         {"min_tokens": 150, "bad_words": ["7"]},
         {"temperature": 0.0},
     ],
-    ids=["T=0.6 top-k top-p", "top-p", "penalties", "min-p, bias, penalty", "min tokens", "greedy"],
+    ids=["T=0.6 top-k top-p", "top-p", "penalties", "penalty and top-k", "min tokens", "greedy"],
 )
 def test_every_sampling_parameter_is_kept_by_drafts(engine_of, prompts, sampling):
     drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
@@ -173,6 +173,13 @@ def test_rejected_drafts_do_not_show_either(engine_of, prompts, reference):
     }
     outputs = generate(engine_of(sam, speculative_config=speculative), prompts[:4], SIBLINGS)
     assert texts(outputs) == texts(reference[: 4 * SIBLINGS])
+
+
+@pytest.mark.parametrize("sampling", [{"min_p": 0.1}, {"logit_bias": {40: 1.0}}])
+def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling):
+    drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
+    with pytest.raises(ValueError, match="min_p and logit_bias"):
+        generate(drafting, prompts[:1], 1, **sampling)
 
 
 def test_the_sampler_in_use_is_checked(engine_of):

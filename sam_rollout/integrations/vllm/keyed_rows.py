@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, identify
@@ -104,21 +103,8 @@ class KeyedRows:
         device = model_runner.device
         max_rows = config.scheduler_config.max_num_seqs
         self._row_keys = RowKeys(config.model_config.seed or 0, max_rows, device)
-        present = list(model_runner.input_batch.logitsprocs.all)
-        added: list[LogitsProcessor] = [self._row_keys]
-        if config.speculative_config is not None:
-            # vLLM drops these two under speculation; our verification applies them.
-            known = tuple(type(processor) for processor in present)
-            added += [
-                kind(config, device, device.type == "cuda")
-                for kind in (MinPLogitsProcessor, LogitBiasLogitsProcessor)
-                if kind not in known
-            ]
-        model_runner.input_batch.logitsprocs = LogitsProcessors([*present, *added])
-        # Metadata of the empty batch was made with the old list and is used until a row joins.
-        model_runner.input_batch.sampling_metadata.logitsprocs = (
-            model_runner.input_batch.logitsprocs
-        )
+        batch = model_runner.input_batch
+        batch.logitsprocs = LogitsProcessors([*batch.logitsprocs.all, self._row_keys])
 
     def decode_bits(self, rows: int, stream: int = 0) -> torch.Tensor:
         """Return the bits of a step without drafts: int64 [rows], one row per request."""

@@ -28,6 +28,12 @@ ENVIRONMENT = {
 }
 
 
+def prepare_environment() -> None:
+    """Set what is not set yet; call it before torch or vLLM is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def offline_engine(
     model: str,
@@ -50,8 +56,7 @@ def offline_engine(
     Raises:
         WrongDrafterError, WrongSamplerError: The engine runs something else than asked for.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # before vLLM is imported; what is set already stays
+    prepare_environment()
     from vllm import LLM
     from vllm.platforms import current_platform
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.config import MAX_DRAFT_TOKENS, GateConfig, SamConfig
-from sam_rollout.integrations.vllm.offline import offline_engine
+from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,6 +192,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     Raises:
         OperatorCheckError: The engine verified no whole group of drafts.
     """
+    prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
     longest = max(map(len, prompts)) + check.max_tokens
     arguments = {
@@ -278,8 +279,7 @@ def _sample(
         candidates = output.outputs[0].logprobs
         logprobs = [found[token].logprob for token, found in zip(ids, candidates, strict=True)]
         top = [
-            next(token for token, value in found.items() if value.rank == 1)
-            for found in candidates
+            next(token for token, value in found.items() if value.rank == 1) for found in candidates
         ]
         scored.append(ScoredText(len(prompt), logprobs, top, [1] * len(ids)))
     return token_ids, scored
@@ -328,10 +328,7 @@ def _verify(
                 raise OperatorCheckError("the engine did not follow the known texts")
             scores = next(filter(None, engine.collective_rpc("known_text_drain")))
             passes.append(
-                [
-                    ScoredText(len(prompt), **scores[number])
-                    for number, prompt in enumerate(prompts)
-                ]
+                [ScoredText(len(prompt), **scores[number]) for number, prompt in enumerate(prompts)]
             )
     return passes
 

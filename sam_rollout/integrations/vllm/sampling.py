@@ -1,9 +1,9 @@
 """Our samplers inside vLLM: for steps without drafts and for verify steps.
 
 Both sides of a comparison sample through here, so that a response depends on its key and its logits
-alone. What happens to the logits before (penalties, temperature, cuts) is vLLM's business and its
-code is used for it; where its verify step leaves something out (min-p, logit bias) or works through
-bonus and draft rows apart, all rows take the one way that steps without drafts take.
+alone. What happens to the logits before (penalties, temperature, cuts) is vLLM's business, and its
+code is used for it. Requests with min-p or a logit bias are refused by vLLM itself when it
+speculates; custom logits processors at start-up.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor.builtin import (
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -239,8 +235,7 @@ class KeyedRejectionSampler(RejectionSampler):
             # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
-            drafts = _add_bias(logits[draft_rows], sampling, layout, draft_rows)
-            drafts = self.apply_logits_processors(drafts, sampling, metadata)
+            drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
         if sampling.all_greedy:
@@ -250,7 +245,6 @@ class KeyedRejectionSampler(RejectionSampler):
         if not sampling.all_random:
             temperature = temperature.masked_fill(temperature == GREEDY_TEMPERATURE, 1.0)
         logits.div_(temperature[requests].unsqueeze(1))
-        logits = _cut_min_p(logits, sampling, requests)
         top_k = None if sampling.top_k is None else sampling.top_k[requests]
         top_p = None if sampling.top_p is None else sampling.top_p[requests]
         return self._cut(logits, top_k, top_p)
@@ -275,34 +269,4 @@ def _changes_logits(sampling: SamplingMetadata) -> bool:
 def _is_active(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return bool(processor.min_toks)
-    if isinstance(processor, LogitBiasLogitsProcessor):
-        return bool(processor.biases)
     return True
-
-
-def _add_bias(
-    logits: torch.Tensor,  # [num_drafts, vocabulary]
-    sampling: SamplingMetadata,
-    layout: DraftLayout,
-    draft_rows: torch.Tensor,  # integer [num_drafts]
-) -> torch.Tensor:
-    """Apply logit biases to draft rows, which vLLM's own verification leaves out."""
-    for processor in sampling.logitsprocs.non_argmax_invariant:
-        if isinstance(processor, LogitBiasLogitsProcessor) and processor.biases:
-            biases = processor.apply(logits.new_zeros(layout.batch, logits.shape[1]))
-            logits += biases[layout.request_of_row[draft_rows]]
-    return logits
-
-
-def _cut_min_p(
-    logits: torch.Tensor,  # [rows, vocabulary]
-    sampling: SamplingMetadata,
-    requests: torch.Tensor,  # int64 [rows]
-) -> torch.Tensor:
-    """Apply min-p to all rows, which vLLM's own verification leaves out."""
-    for processor in sampling.logitsprocs.argmax_invariant:
-        if isinstance(processor, MinPLogitsProcessor) and processor.min_p_count:
-            probabilities = logits.softmax(dim=-1)
-            limit = probabilities.amax(dim=-1, keepdim=True) * processor.min_p[requests]
-            logits = logits.masked_fill_(probabilities < limit, float("-inf"))
-    return logits

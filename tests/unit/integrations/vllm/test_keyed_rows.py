@@ -6,7 +6,6 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
 from sam_rollout.identity import identify
@@ -98,7 +97,6 @@ def runner(**attributes) -> SimpleNamespace:
     config = SimpleNamespace(
         model_config=SimpleNamespace(seed=1),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
-        speculative_config=attributes.pop("speculative_config", None),
     )
     return SimpleNamespace(
         vllm_config=config,
@@ -124,14 +122,3 @@ def test_bits_are_keyed_by_request_and_position():
     verified = rows.verify_bits(torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1]), stream=1)
     expected = keyed_bits(both[[0, 0, 1]], torch.tensor([12, 13, 41]), stream=1)
     assert torch.equal(verified, expected)
-
-
-def test_processors_that_vllm_leaves_out_under_speculation_are_added():
-    left_out = (MinPLogitsProcessor, LogitBiasLogitsProcessor)
-    speculating = runner(speculative_config=object())
-    KeyedRows(speculating)
-    added = [p for p in speculating.input_batch.logitsprocs.all if isinstance(p, left_out)]
-    assert len(added) == 2
-    plain = runner()
-    KeyedRows(plain)
-    assert not any(isinstance(p, left_out) for p in plain.input_batch.logitsprocs.all)

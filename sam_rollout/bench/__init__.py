@@ -1,0 +1,1 @@
+"""Measurements that an installed package can repeat on the machine at hand."""

@@ -1,0 +1,128 @@
+"""The arithmetic of the operator check, and the leading along known texts, without an engine."""
+
+import io
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from sam_rollout.integrations.vllm.known_text import TextScores, known_text_arguments
+from sam_rollout.integrations.vllm.operator_check import (
+    OperatorCheck,
+    OperatorCheckError,
+    ScoredText,
+    buckets,
+    differences,
+    exceeds,
+    questions,
+    show,
+    to_json,
+)
+
+
+def scored(context, logprobs, top=None, widths=None):
+    count = len(logprobs)
+    return ScoredText(context, logprobs, top or [0] * count, widths or [1] * count)
+
+
+def test_buckets_double_and_leave_out_empty_ones():
+    assert buckets(np.array([3, 127])) == [(0, 128)]
+    assert buckets(np.array([128, 255, 600])) == [(128, 256), (512, 1024)]
+
+
+def test_differences_by_context_length_and_overall():
+    reference = [scored(126, [-9.0, -1.0, -2.0, -3.0], top=[1, 2, 3, 4])]
+    verified = [scored(126, [-5.0, -1.5, -2.0, -3.25], top=[9, 2, 3, 5], widths=[1, 3, 3, 3])]
+    short, long, overall = differences(reference, verified, width=3)
+    assert (short.low, short.high, short.positions, short.maximum) == (0, 128, 1, 0.5)
+    assert (long.low, long.positions, long.maximum, long.mean) == (128, 2, 0.25, 0.125)
+    # The first token comes from the prefill on both sides and does not count.
+    assert (overall.positions, overall.maximum, overall.mean) == (3, 0.5, 0.25)
+    assert (short.top_differs, long.top_differs, overall.top_differs) == (0, 1, 1)
+
+
+def test_only_whole_verify_steps_count():
+    reference = [scored(5, [-1.0, -1.0, -1.0])]
+    verified = [scored(5, [-1.0, -1.0, -8.0], widths=[1, 4, 2])]
+    assert differences(reference, verified, width=4)[-1].positions == 1
+    with pytest.raises(OperatorCheckError, match="no token was scored 9 at a time"):
+        differences(reference, verified, width=9)
+
+
+def test_scorings_of_other_texts_are_refused():
+    with pytest.raises(OperatorCheckError, match="same texts"):
+        differences([scored(5, [-1.0, -1.0])], [scored(5, [-1.0])], width=1)
+
+
+@pytest.mark.parametrize(("maximum", "above"), [(0.5, False), (0.51, True), (math.nan, True)])
+def test_limit(maximum, above):
+    assert exceeds({"maximum": maximum}, 0.5) is above
+
+
+def test_a_broken_operator_is_still_json():
+    assert json.loads(to_json({"rows": [{"mean": math.nan}], "maximum": 1.0})) == {
+        "rows": [{"mean": None}],
+        "maximum": 1.0,
+    }
+
+
+def test_questions_differ():
+    assert len(set(questions(50))) == 50
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "int8"}, {"draft_tokens": ()}, {"draft_tokens": (0,)}, {"max_tokens": 9}]
+)
+def test_settings_that_cannot_work_are_named(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        OperatorCheck("model", **change)
+
+
+def test_the_table_names_control_and_verdict():
+    entry = {"low": 0, "high": 128, "positions": 4, "maximum": 0.5, "mean": 0.1, "top_differs": 1}
+    result = {
+        "setting": {"model": "m", "dtype": "float32"},
+        "device": "cpu",
+        "rows": [{"draft_tokens": k, "overall": entry, "by_length": [entry]} for k in (0, 3)],
+        "maximum": 0.5,
+    }
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(result, console, limit=0.4)
+    text = console.export_text()
+    assert "decoded again" in text and "1 (25.00%)" in text and "ABOVE the limit 0.4" in text
+
+
+def request(number, known, done, drafts):
+    extra = known_text_arguments(number, known, drafts)
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(extra_args=extra), output_token_ids=known[:done]
+    )
+
+
+def test_leading_notes_scores_and_allows_the_known_token_only():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 10)
+    before = logits.log_softmax(-1)
+    scores = TextScores()
+    # The second request has one token left, though two positions are scored for it.
+    requests = [request(0, [7, 3, 5], 1, 1), request(1, [2, 4], 1, 1)]
+    scores.lead(logits, requests, [2, 2])
+    assert logits[:3].argmax(-1).tolist() == [3, 5, 4]
+    assert torch.isinf(logits[:3]).sum() == 3 * 9
+    assert torch.isfinite(logits[3]).all()  # beyond the text: the model's business
+    drained = scores.drain()
+    expected = [before[0, 3], before[1, 5]]
+    assert drained[0]["logprobs"][1:] == pytest.approx([float(value) for value in expected])
+    assert drained[0]["top"][1:] == before[:2].argmax(-1).tolist()
+    assert drained[0]["widths"] == [0, 2, 2]
+    assert drained[1]["widths"] == [0, 2]
+    assert scores.drain() == {}
+
+
+def test_rows_that_do_not_fit_are_an_error():
+    with pytest.raises(RuntimeError, match="2 scored positions expected, 3 rows"):
+        TextScores().lead(torch.zeros(3, 10), [request(0, [1, 2], 0, 1)], [2])
