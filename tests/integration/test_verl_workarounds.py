@@ -21,10 +21,11 @@ def test_every_part_of_verl_finds_our_registrations(monkeypatch):
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    import sam_rollout.integrations.verl.plugin as plugin
+    import sam_rollout.integrations.verl.plugin  # noqa: F401 - registers
+    from sam_rollout.integrations.verl.names import ROLLOUT_NAME
     from sam_rollout.integrations.verl.platform_cpu import PlatformCPU
     from sam_rollout.integrations.verl.server import SamReplica
 
     assert PlatformRegistry.get("cpu") is PlatformCPU
-    assert RolloutReplicaRegistry.get(plugin.ROLLOUT_NAME) is SamReplica
-    assert get_rollout_class(plugin.ROLLOUT_NAME).__name__ == "ServerAdapter"
+    assert RolloutReplicaRegistry.get(ROLLOUT_NAME) is SamReplica
+    assert get_rollout_class(ROLLOUT_NAME).__name__ == "ServerAdapter"

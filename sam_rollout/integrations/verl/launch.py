@@ -22,13 +22,11 @@ from sam_rollout.config import (
     SamConfig,
     check_engine_limits,
 )
+from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine_arguments
 
-ROLLOUT_NAME = "sam_vllm"
-TRAINER_NAME = "sam_sync"
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
-SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",

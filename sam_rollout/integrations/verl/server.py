@@ -21,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import RequestIdentity, group_of
-from sam_rollout.integrations.verl.plugin import ROLLOUT_NAME
+from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder

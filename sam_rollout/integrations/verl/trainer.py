@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from sam_rollout.config import RolloutTelemetryConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.integrations.verl.names import TRAINER_NAME
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
@@ -27,8 +28,6 @@ from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import RunFolder
 
 logger = logging.getLogger(__name__)
-
-TRAINER_NAME = "sam_sync"
 
 
 @register_trainer(TRAINER_NAME)

@@ -382,14 +382,8 @@ def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
     assert config.trainer.default_local_dir == f"{tmp_path}/runs/one/checkpoints"
 
 
-def test_names_said_twice_agree():
-    """The launcher must not import verl, so it repeats two names."""
-    from sam_rollout.integrations.verl import plugin
-
-    assert launch.ROLLOUT_NAME == plugin.ROLLOUT_NAME
-    trainer = Path(launch.__file__).with_name("trainer.py").read_text()
-    assert f'TRAINER_NAME = "{launch.TRAINER_NAME}"\n' in trainer
+def test_every_kind_of_sampling_has_its_class():
+    """The launcher must not import verl, so it names classes of a module that does."""
     sampler = Path(launch.__file__).with_name("sampler.py").read_text()
     for name in launch.SAMPLER_CLASSES.values():
         assert f"class {name}(" in sampler
-    assert launch.SAMPLER_MODULE == "pkg://sam_rollout.integrations.verl.sampler"
