@@ -1,4 +1,4 @@
-"""The command `sam-rollout`: everything about runs that needs no accelerator.
+"""The command `sam-rollout`: everything that can be asked about runs and this machine.
 
 Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
 """
@@ -23,7 +23,11 @@ app = typer.Typer(
     add_completion=False,
 )
 
+bench = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
+TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
 PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) there.")]
 
 
@@ -107,6 +111,106 @@ def metrics_docs(
                 f"sam-rollout: {path} is out of date: run sam-rollout metrics-docs", err=True
             )
             raise typer.Exit(1)
+
+
+@bench.command()
+def sampler(
+    batch: Annotated[list[int], typer.Option(min=1, help="Requests; may be repeated.")] = (
+        1,
+        8,
+        32,
+        128,
+    ),
+    k: Annotated[list[int], typer.Option(min=1, help="Drafts a request; may be repeated.")] = (
+        1,
+        3,
+        4,
+        8,
+    ),
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or npu; what is there unless given.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
+    vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Measure the targets only (one CPU thread); exit 1 if missed."
+        ),
+    ] = False,
+) -> None:
+    """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
+    try:
+        from sam_rollout.bench import sampler as program
+    except ModuleNotFoundError as error:
+        typer.echo(f"sam-rollout: {error}; install the profile of a device", err=True)
+        raise typer.Exit(2) from error
+    if check:
+        if device not in (None, "cpu"):
+            raise typer.BadParameter(
+                "the targets of --check are for the CPU", param_hint="--device"
+            )
+        verdicts = program.check(vocabulary)
+        program.show_check(verdicts, _console())
+        raise typer.Exit(0 if all(verdict.reached for verdict in verdicts) else 1)
+    device = device or program.default_device()
+    if device not in ("cpu", "cuda", "npu"):
+        raise typer.BadParameter(f"{device}: cpu, cuda or npu", param_hint="--device")
+    setting = program.Setting(tuple(batch), tuple(k), vocabulary, device, threads, budget_s)
+    result = program.measure(setting)
+    if as_json:
+        typer.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        program.show(result, _console())
+
+
+@app.command()
+def check_operators(
+    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL,
+    dtype: Annotated[
+        str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
+    ] = "bfloat16",
+    draft_tokens: Annotated[
+        list[int], typer.Option(min=1, max=32, help="Drafts a step; may be repeated.")
+    ] = (1, 3, 8),
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the sampled texts.")] = 0,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
+    ] = None,
+) -> None:
+    """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device."""
+    from sam_rollout.integrations.vllm import operator_check as program
+
+    try:
+        check = program.OperatorCheck(
+            model,
+            program.SHORT_DTYPES.get(dtype, dtype),
+            tuple(draft_tokens),
+            max_tokens,
+            prompts,
+            seed,
+            tensor_parallel_size,
+        )
+        if model == TINY_MODEL and not Path(model).is_dir():
+            raise ValueError(f"no folder {model}: run in the repository, or name a --model")
+        result = program.run(check)
+    except (ValueError, ModuleNotFoundError, program.OperatorCheckError) as error:
+        typer.echo(f"sam-rollout: {error}", err=True)
+        raise typer.Exit(2) from error
+    program.show(result, _console(), limit)
+    if json_path is not None:
+        with _one_line_errors():
+            json_path.write_text(program.to_json(result) + "\n", encoding="utf-8")
+    if limit is not None and program.exceeds(result, limit):
+        raise typer.Exit(1)
 
 
 @app.command()

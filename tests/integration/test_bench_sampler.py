@@ -1,4 +1,4 @@
-"""The benchmark's sampler made of vLLM's CPU kernels is a rejection sampler with what it is given."""
+"""The sampler that the benchmark makes of vLLM's CPU kernels samples from the target."""
 
 import pytest
 import torch

@@ -20,15 +20,17 @@ MAY_IMPORT = {
     "telemetry": set(),
     "report": {"telemetry"},
     "simulation": {"automaton", "config", "drafting", "gating", "telemetry"},
-    "cli": {"report", "telemetry", "simulation"},
+    "bench": {"verification"},
+    "cli": {"bench", "report", "telemetry", "simulation", "integrations"},
     "integrations": {
         "automaton", "config", "drafting", "gating", "identity", "telemetry", "verification",
     },
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
-# What makes a package heavy to import; the verification of drafts is torch code by nature.
+# What makes a package heavy to import. The verification of drafts is torch code by nature, and its
+# measurement compares with the engines' samplers where these are installed.
 HEAVY = UPSTREAM | {"ray", "tensordict", "torch", "transfer_queue", "transformers"}
-MAY_USE_TORCH = {"verification"}
+MAY_USE = {"verification": {"torch"}, "bench": {"torch", "vllm", "vllm_ascend"}}
 
 
 def part_of(path: Path) -> str:
@@ -85,8 +87,18 @@ def test_arrows_point_one_way(path):
     "path", [path for path in library_files() if part_of(path) != "integrations"], ids=name_of
 )
 def test_the_library_needs_no_engine(path):
-    allowed = {"torch"} if part_of(path) in MAY_USE_TORCH else set()
-    assert packages_imported(path) & HEAVY <= allowed
+    assert packages_imported(path) & HEAVY <= MAY_USE.get(part_of(path), set())
+
+
+def test_measuring_does_not_need_what_it_compares_with():
+    """The engines are imported inside functions, never with the module."""
+    for path in sorted((LIBRARY / "bench").rglob("*.py")):
+        top = ast.Module([n for n in ast.parse(path.read_text()).body if _is_import(n)], [])
+        assert not re.search(r"\b(vllm|vllm_ascend|verl)\b", ast.unparse(top)), name_of(path)
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def test_no_script_of_ours_imports_an_engine():

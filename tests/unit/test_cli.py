@@ -17,10 +17,16 @@ def run_cli(*arguments: object):
 
 def make_run(path, sam: bool, time_s: float):
     folder = RunFolder(path)
-    folder.write_start(RunInfo(
-        f"sam={'on' if sam else 'off'}", {"sam": {"enabled": sam}}, {}, {}, {},
-        "2026-07-01T00:00:00+00:00",
-    ))
+    folder.write_start(
+        RunInfo(
+            f"sam={'on' if sam else 'off'}",
+            {"sam": {"enabled": sam}},
+            {},
+            {},
+            {},
+            "2026-07-01T00:00:00+00:00",
+        )
+    )
     for step in range(1, 7):
         accuracy = 0.1 * step + 0.01 * (step % 2)
         metrics = {"timing_s/gen": time_s, "sam/rounds/accuracy_unfiltered": accuracy}
@@ -36,8 +42,9 @@ def pair(tmp_path):
 def test_compare_prints_and_writes(pair, tmp_path):
     base, sam = pair
     picture, figures = tmp_path / "out.png", tmp_path / "out.json"
-    result = run_cli("compare", base, "--with", sam, "--picture", picture, "--json", figures,
-                     "--skip-first", 2)
+    result = run_cli(
+        "compare", base, "--with", sam, "--picture", picture, "--json", figures, "--skip-first", 2
+    )
     assert result.exit_code == 0, result.output
     assert "+9.64%" in result.output and "+8.79%" in result.output
     assert "skipped at the start: 1, 2" in result.output

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# What vLLM takes from the environment; read by its CPU backend alone, except for the last two.
+# What vLLM takes from the environment; the first three concern CPUs alone.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # standard output is for results
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -41,6 +42,7 @@ def offline_engine(
     sampler: RolloutSamplerConfig | None = None,
     *,
     worker_extension: str = EXTENSION,
+    record: bool = False,
     **overrides: Any,
 ) -> Iterator[LLM]:
     """Run a bound and checked ``vllm.LLM`` for the length of a ``with`` statement.
@@ -50,6 +52,7 @@ def offline_engine(
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens; by default the engine's own.
         worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it.
+        record: Keep what ``sam_drain`` returns; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
 
@@ -80,7 +83,7 @@ def offline_engine(
             arguments.setdefault("distributed_executor_backend", "uni")
     engine = LLM(**arguments)
     try:
-        reports = engine.collective_rpc("sam_bind", kwargs={"record": False})
+        reports = engine.collective_rpc("sam_bind", kwargs={"record": record})
         if "speculative_config" not in overrides:
             check_drafters(reports, sam)
         check_samplers(reports, sampler)

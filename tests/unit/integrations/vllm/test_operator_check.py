@@ -3,13 +3,17 @@
 import io
 import json
 import math
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sam_rollout.cli import app
+from sam_rollout.integrations.vllm import operator_check
 from sam_rollout.integrations.vllm.known_text import TextScores, known_text_arguments
 from sam_rollout.integrations.vllm.operator_check import (
     OperatorCheck,
@@ -126,3 +130,38 @@ def test_leading_notes_scores_and_allows_the_known_token_only():
 def test_rows_that_do_not_fit_are_an_error():
     with pytest.raises(RuntimeError, match="2 scored positions expected, 3 rows"):
         TextScores().lead(torch.zeros(3, 10), [request(0, [1, 2], 0, 1)], [2])
+
+
+@pytest.fixture
+def check_operators(tmp_path, monkeypatch):
+    """The command with an engine that found a maximum difference of 0.5."""
+    entry = {"low": 0, "high": 128, "positions": 4, "maximum": 0.5, "mean": 0.1, "top_differs": 1}
+
+    def found(check):
+        row = {"draft_tokens": 3, "overall": entry, "by_length": [entry]}
+        return {"setting": asdict(check), "device": "cpu", "rows": [row], "maximum": 0.5}
+
+    monkeypatch.setattr(operator_check, "run", found)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, ["check-operators", *words])
+
+
+@pytest.mark.parametrize(("limit", "status"), [("0.6", 0), ("0.4", 1)])
+def test_command_judges_and_writes(check_operators, limit, status, tmp_path):
+    result = check_operators(
+        "--model", "some/model", "--dtype", "bf16", "--limit", limit, "--json", "out.json"
+    )
+    assert result.exit_code == status, result.output
+    setting = json.loads((tmp_path / "out.json").read_text())["setting"]
+    assert (setting["model"], setting["dtype"]) == ("some/model", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["--dtype", "int8"], "int8"), ([], "no folder recipes"), (["--max-tokens", "5"], "at least")],
+)
+def test_command_names_mistakes_in_one_line(check_operators, words, named):
+    result = check_operators(*words)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert named in line

@@ -1,0 +1,110 @@
+"""What a call asks of its device: kernels launched, synchronisations, bytes read and written.
+
+Counted from the operations that PyTorch dispatches, which are the same on every device. A pure
+read-out of shapes is no operation, and a view moves no bytes. On CUDA, kernels and synchronisations
+are counted by the device's own tools instead.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# The host waits for the device to learn a value or a size.
+_SYNCHRONISE = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "item"}
+_NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "lift_fresh"}
+# Of their first argument they read as much as they return.
+_GATHER = {"index", "gather", "index_select"}
+# Their first argument is written where the others say, or is not read at all.
+_WRITE = {"fill_", "zero_", "copy_", "exponential_", "uniform_", "scatter_", "index_put_"}
+
+
+@dataclass
+class Counts:
+    """Per call."""
+
+    kernels: int = 0
+    synchronisations: int = 0
+    nbytes: int = 0
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.__name__.partition(".")[0]
+        if self._synchronises(name, args, kwargs):
+            self.counts.synchronisations += 1
+        if not (func.is_view or name in _NO_KERNEL or name == "_local_scalar_dense"):
+            self.counts.kernels += 1
+            self.counts.nbytes += _bytes_touched(name, args, kwargs, result)
+        return result
+
+    @staticmethod
+    def _synchronises(name: str, args: tuple, kwargs: dict) -> bool:
+        if name in ("index", "index_put_"):  # a mask's size is not known beforehand
+            return any(index.dtype == torch.bool for index in _tensors(args[1]))
+        if name == "repeat_interleave":
+            return kwargs.get("output_size") is None
+        return name in _SYNCHRONISE
+
+
+def count(call: Callable[[], Any], device: str = "cpu") -> Counts:
+    """Count what one call does; call it once before, so that nothing is counted but the call."""
+    with _Counter() as counter:
+        call()
+    if device == "cuda":
+        counter.counts.kernels, counter.counts.synchronisations = _count_on_cuda(call)
+    return counter.counts
+
+
+def _count_on_cuda(call: Callable[[], Any]) -> tuple[int, int]:
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    synchronisations = sum("synchronizing" in str(warning.message) for warning in caught)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    kernels = sum(event.device_type == DeviceType.CUDA for event in profiler.events())
+    return kernels, synchronisations
+
+
+def _bytes_touched(name: str, args: tuple, kwargs: dict, result: Any) -> int:
+    inputs = _tensors((args, {key: value for key, value in kwargs.items() if key != "out"}))
+    if name in _GATHER:
+        returned = sum(map(_nbytes, _tensors(result)))
+        return sum(map(_nbytes, inputs[1:])) + 2 * returned
+    if name in ("scatter_", "index_put_"):
+        return 2 * sum(map(_nbytes, inputs[1:]))
+    read = inputs[1:] if name in _WRITE else inputs
+    return sum(map(_nbytes, read)) + sum(map(_nbytes, _tensors(result)))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes that hold its values: an expanded dimension repeats the same ones."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride) * tensor.element_size()

@@ -1,0 +1,350 @@
+"""What verifying drafts costs per call: our two ways against the samplers in use.
+
+Every request brings k drafts that the target accepts with probability 0.7 each, without a draft
+distribution (one-hot), at temperature > 0. Random numbers are part of every call. Samplers take
+turns, so that other work on the machine meets all of them; the time to read all target
+probabilities once, and to copy one row per request, is measured in the same turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sam_rollout.bench import stock
+from sam_rollout.bench.counting import count
+from sam_rollout.bench.machine import machine
+from sam_rollout.verification import (
+    DraftLayout,
+    draw_tokens,
+    keyed_bits,
+    verify_coupled,
+    verify_vectorised,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ACCEPTANCE = 0.7  # of each draft
+DISTINCT_ROWS = 32  # contents repeat, memory does not: caches see every row's own
+MIN_REPEATS, MAX_REPEATS = 3, 31
+READ, COPY = "read all", "copy a row each"
+
+# What --check holds us to, at this size on one CPU thread.
+CHECK_BATCH, CHECK_K = 128, 4
+CHECK_BUDGET_S = 6.0
+MIN_VECTORISED_SPEEDUP = 30.0  # over ascend_0.11
+MIN_COUPLED_SPEEDUP = 15.0
+MAX_COUPLED_READS = 2.0  # times as long as reading the target probabilities
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and limits of a measurement."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    ks: tuple[int, ...] = (1, 3, 4, 8)
+    vocabulary: int = 151_936  # Qwen3
+    device: str = "cpu"
+    threads: int = 1
+    budget_s: float = 3.0  # per sampler and size
+
+
+@dataclass
+class Timing:
+    """One sampler at one size."""
+
+    name: str
+    source: str
+    median_ms: float
+    q1_ms: float
+    q3_ms: float
+    repeats: int
+    kernels: int | None  # None: not countable
+    synchronisations: int | None
+    mb_touched: float | None
+
+
+@dataclass
+class Case:
+    """One size, and what the samplers are given."""
+
+    batch: int
+    k: int
+    probabilities: torch.Tensor  # float32 [batch * (k + 1), vocabulary]
+    draft_ids: torch.Tensor  # int64 [batch * k]
+    cumulative: torch.Tensor  # int64 [batch]
+    keys: torch.Tensor  # int64 [batch]
+    positions: torch.Tensor  # int64 [batch]
+    scratch: torch.Tensor  # float32 [batch, vocabulary]
+    stock: stock.StockInput = field(init=False)
+
+    def __post_init__(self) -> None:
+        vocabulary = self.probabilities.shape[1]
+        rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
+        self.stock = stock.StockInput(
+            rows[:, :-1].reshape(-1, vocabulary),
+            self.draft_ids,
+            self.cumulative,
+            self.draft_ids.new_zeros(self.batch, 1),
+            self.k,
+        )
+
+
+def make_case(batch: int, k: int, setting: Setting) -> Case:
+    """Random distributions whose draft has probability ``ACCEPTANCE``."""
+    device, vocabulary = setting.device, setting.vocabulary
+    generator = torch.Generator().manual_seed(0)
+    distinct = min(DISTINCT_ROWS, batch * (k + 1))
+    pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
+    pool.mul_(1 - ACCEPTANCE)
+    likely = torch.randint(vocabulary, (distinct,), generator=generator)
+    pool[torch.arange(distinct), likely] += ACCEPTANCE
+    which = torch.arange(batch * (k + 1)) % distinct
+    drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
+    return Case(
+        batch,
+        k,
+        pool.to(device)[which.to(device)],
+        drafts.to(device),
+        (torch.arange(1, batch + 1) * k).to(device),
+        torch.randint(1 << 62, (batch,), generator=generator).to(device),
+        torch.randint(1 << 15, (batch,), generator=generator).to(device),
+        torch.empty(batch, vocabulary, device=device),
+    )
+
+
+def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and position of every row: a request's rows are consecutive positions of its text."""
+    request = layout.request_of_row
+    place = torch.arange(layout.num_rows, device=request.device) - layout.first_row[request]
+    return case.keys[request], case.positions[request] + place
+
+
+def run_vectorised(case: Case) -> torch.Tensor:
+    """A whole call of the vectorised way."""
+    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    keys, positions = _row_keys(case, layout)
+    accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
+    return verify_vectorised(
+        layout, case.draft_ids, case.probabilities, accept, draw, scratch=case.scratch
+    )
+
+
+def run_coupled(case: Case) -> torch.Tensor:
+    """A whole call of the coupled way."""
+    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    return verify_coupled(layout, case.draft_ids, tokens)
+
+
+OURS: dict[str, Callable[[Case], torch.Tensor]] = {
+    "vectorised": run_vectorised,
+    "coupled": run_coupled,
+}
+
+
+def measure_case(case: Case, others: Iterable[stock.Stock], setting: Setting) -> list[Timing]:
+    """Time all samplers in turns, slow ones fewer times."""
+    calls: dict[str, Callable[[], Any]] = {
+        READ: case.probabilities.sum,
+        COPY: lambda: case.scratch.copy_(case.probabilities[: case.batch]),
+    }
+    sources = dict.fromkeys(calls, "torch")
+    opaque = set()
+    for name, run in OURS.items():
+        calls[name], sources[name] = (lambda run=run: run(case)), "sam_rollout"
+    for other in others:
+        calls[other.name] = lambda sample=other.sample: sample(case.stock)
+        sources[other.name] = other.source
+        opaque |= set() if other.countable else {other.name}
+    times_s: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()  # fills caches and the allocator
+    for _ in range(MAX_REPEATS):
+        for name, call in calls.items():
+            taken = times_s[name]
+            if len(taken) < MIN_REPEATS or sum(taken) < setting.budget_s:
+                taken.append(_time_s(call, setting.device))
+    timings = []
+    for name, call in calls.items():
+        counts = None if name in opaque else count(call, setting.device)
+        quartiles_ms = [1e3 * value for value in statistics.quantiles(times_s[name], n=4)]
+        q1, median, q3 = quartiles_ms
+        timings.append(
+            Timing(
+                name,
+                sources[name],
+                median,
+                q1,
+                q3,
+                len(times_s[name]),
+                counts and counts.kernels,
+                counts and counts.synchronisations,
+                counts and counts.nbytes / 1e6,
+            )
+        )
+    return timings
+
+
+def _time_s(call: Callable[[], Any], device: str) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        getattr(torch, device).synchronize()
+
+
+def default_device() -> str:
+    """The accelerator of this machine, or its CPU."""
+    try:
+        import torch_npu  # noqa: F401
+    except (ImportError, OSError):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "npu" if torch.npu.is_available() else "cpu"
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Every size. JSON values."""
+    torch.set_num_threads(setting.threads)
+    others = stock.available(setting.device)
+    cases = []
+    for batch in setting.batches:
+        for k in setting.ks:
+            case = make_case(batch, k, setting)
+            timings = measure_case(case, others, setting)
+            cases.append(_describe(case, timings))
+            del case  # the next one needs the memory
+    return {"machine": _machine(setting), "setting": asdict(setting), "cases": cases}
+
+
+def _describe(case: Case, timings: list[Timing]) -> dict[str, Any]:
+    speed = {
+        timing.name: timing.mb_touched / timing.median_ms  # MB per ms is GB per s
+        for timing in timings
+        if timing.name in (READ, COPY)
+    }
+    return {
+        "batch": case.batch,
+        "k": case.k,
+        "target_mb": case.probabilities.nbytes / 1e6,
+        "read_gb_per_s": speed[READ],
+        "copy_gb_per_s": speed[COPY],
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+def _machine(setting: Setting) -> dict[str, Any]:
+    described = machine("torch")
+    if setting.device != "cpu":
+        described["device"] = getattr(torch, setting.device).get_device_name()
+    return described
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target of --check."""
+
+    target: str
+    measured: str
+    reached: bool
+
+
+def check(vocabulary: int = Setting.vocabulary) -> list[Verdict]:
+    """Measure what the targets need, on one CPU thread."""
+    setting = Setting((CHECK_BATCH,), (CHECK_K,), vocabulary, budget_s=CHECK_BUDGET_S)
+    torch.set_num_threads(setting.threads)
+    loop = stock.Stock("ascend_0.11", "its algorithm", stock.ascend_011)
+    timings = measure_case(make_case(CHECK_BATCH, CHECK_K, setting), [loop], setting)
+    return judge({timing.name: timing for timing in timings})
+
+
+def judge(timings: dict[str, Timing]) -> list[Verdict]:
+    """Hold timings against the targets."""
+    loop, read = timings["ascend_0.11"].median_ms, timings[READ].median_ms
+    vectorised, coupled = timings["vectorised"], timings["coupled"]
+    verdicts = []
+    for timing, least in (
+        (vectorised, MIN_VECTORISED_SPEEDUP),
+        (coupled, MIN_COUPLED_SPEEDUP),
+    ):
+        speedup = loop / timing.median_ms
+        verdicts.append(
+            Verdict(
+                f"{timing.name}: at least {least:.0f}x as fast as vLLM-Ascend 0.11's loop",
+                f"{speedup:.1f}x ({timing.median_ms:.1f} ms, {loop:.0f} ms)",
+                speedup >= least,
+            )
+        )
+    reads = coupled.median_ms / read
+    verdicts.append(
+        Verdict(
+            f"coupled: at most {MAX_COUPLED_READS:.0f}x the time of reading the probabilities",
+            f"{reads:.2f}x ({coupled.median_ms:.1f} ms, {read:.1f} ms)",
+            reads <= MAX_COUPLED_READS,
+        )
+    )
+    for timing in (vectorised, coupled):
+        waits = timing.synchronisations
+        verdicts.append(Verdict(f"{timing.name}: no synchronisation", str(waits), waits == 0))
+    return verdicts
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the measurement as one table."""
+    from rich.table import Table
+
+    setting = result["setting"]
+    console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+    console.print(
+        f"{setting['device']}, {setting['threads']} CPU thread(s), vocabulary "
+        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included. At copy speed: "
+        "what moving the bytes touched would take."
+    )
+    table = Table("batch", "k", "sampler", "from")
+    for head in ("ms", "quartiles", "kernels", "syncs", "MB touched", "at copy speed, ms"):
+        table.add_column(head, justify="right")
+    for case in result["cases"]:
+        for timing in case["timings"]:
+            table.add_row(
+                str(case["batch"]),
+                str(case["k"]),
+                timing["name"],
+                timing["source"],
+                f"{timing['median_ms']:.3g}",
+                f"{timing['q1_ms']:.3g} .. {timing['q3_ms']:.3g}",
+                *_count_cells(timing, case["copy_gb_per_s"]),
+            )
+        table.add_section()
+    console.print(table)
+
+
+def _count_cells(timing: dict[str, Any], copy_gb_per_s: float) -> list[str]:
+    if timing["kernels"] is None:
+        return ["-"] * 4
+    return [
+        str(timing["kernels"]),
+        str(timing["synchronisations"]),
+        f"{timing['mb_touched']:.4g}",
+        f"{timing['mb_touched'] / copy_gb_per_s:.3g}",
+    ]
+
+
+def show_check(verdicts: list[Verdict], console: Console) -> None:
+    """Print the targets and whether they are reached."""
+    from rich.table import Table
+
+    table = Table("target", "measured", "verdict")
+    for verdict in verdicts:
+        table.add_row(verdict.target, verdict.measured, "ok" if verdict.reached else "MISSED")
+    console.print(table)

@@ -1,0 +1,228 @@
+"""The samplers that are compared with ours: vLLM-Ascend's in PyTorch, vLLM's kernels for the CPU.
+
+What is installed is used. Where vLLM-Ascend is not, its algorithms stand here once more, for drafts
+without a distribution (one-hot) at temperature > 0, operation by operation in the same order, so
+that time, kernels and synchronisations are those of the originals:
+
+* vLLM-Ascend 0.11, ``vllm_ascend/sample/rejection_sampler.py``: loops over requests and positions,
+* vLLM-Ascend 0.23, same file: whole-batch operations on ``[num_drafts, vocabulary]``.
+
+Both draw a recovered token at every draft position as the argmax of p / q with exponential q, and
+take the bonus token as given: its cost is not counted against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class StockInput:
+    """What the rejection samplers of vLLM and vLLM-Ascend are called with.
+
+    Attributes:
+        probabilities: float32 [num_drafts, vocabulary], rows of draft positions only.
+        draft_ids: int64 [num_drafts].
+        cumulative: int64 [batch], cumulative number of drafts.
+        bonus_ids: int64 [batch, 1].
+        max_drafts: The largest number of drafts a request has.
+    """
+
+    probabilities: torch.Tensor
+    draft_ids: torch.Tensor
+    cumulative: torch.Tensor
+    bonus_ids: torch.Tensor
+    max_drafts: int
+
+
+Sampler = Callable[[StockInput], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A sampler and where it comes from."""
+
+    name: str
+    source: str
+    sample: Sampler  # -> int32 [batch, max_drafts + 1]
+    countable: bool = True  # False: PyTorch's dispatcher does not see all that it does
+
+
+def available(device: str) -> list[Stock]:
+    """The samplers that can run here."""
+    found = [Stock("ascend_0.11", "its algorithm", ascend_011), _ascend_023()]
+    kernels = _vllm_cpu() if device == "cpu" else None
+    return found + ([kernels] if kernels else [])
+
+
+def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
+    """The random numbers: exponential [batch, vocabulary], uniform float64 [num_drafts]."""
+    shape = (len(given.cumulative), given.probabilities.shape[1])
+    q = torch.empty(shape, dtype=torch.float32, device=given.probabilities.device).exponential_()
+    uniform = torch.rand(len(given.draft_ids), dtype=torch.float64, device=q.device)
+    return q, uniform
+
+
+def _new_output(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results to be filled in, and which requests are greedy: none."""
+    batch, device = len(given.cumulative), given.probabilities.device
+    output = torch.full((batch, given.max_drafts + 1), NO_TOKEN, dtype=torch.int32, device=device)
+    return output, torch.zeros(batch, dtype=torch.bool, device=device)
+
+
+def ascend_011(given: StockInput) -> torch.Tensor:
+    """Sample as ``*_pytorch`` of vLLM-Ascend 0.11 do, one ``.item()`` after the other."""
+    q, uniform = _draw_noise(given)
+    output, is_greedy = _new_output(given)
+    recovered = _recover_by_loop(given, q)
+    for request in range(len(output)):
+        if is_greedy[request]:
+            continue
+        first = 0 if request == 0 else given.cumulative[request - 1].item()
+        count = given.cumulative[request].item() - first
+        rejected = False
+        for place in range(count):
+            if rejected:
+                continue
+            draft = given.draft_ids[first + place].item()
+            chance = given.probabilities[first + place, draft].item()
+            if chance >= uniform[first + place].item():
+                token = draft
+            else:
+                rejected = True
+                token = recovered[first + place].item()
+            output[request, place] = token
+        if not rejected:
+            output[request, count] = given.bonus_ids[request].item()
+    return output
+
+
+def _recover_by_loop(given: StockInput, q: torch.Tensor) -> torch.Tensor:
+    """One recovered token per draft position, one position at a time."""
+    recovered = torch.empty_like(given.draft_ids)
+    for request in range(len(q)):
+        first = 0 if request == 0 else given.cumulative[request - 1]
+        for place in range(given.cumulative[request] - first):
+            row = first + place
+            draft = given.draft_ids[row]
+            saved = given.probabilities[row, draft].item()
+            given.probabilities[row, draft] = 0  # the original, too, borrows its argument
+            left = given.probabilities[row].clone()
+            noise = torch.full((q.shape[1],), float("-inf"), device=q.device)
+            noise[: q.shape[1]] = q[request]
+            recovered[row] = torch.argmax(left / noise).item()
+            given.probabilities[row, draft] = saved
+    return recovered
+
+
+def ascend_023(given: StockInput) -> torch.Tensor:
+    """Sample as the functions of the same names in vLLM-Ascend 0.23 do."""
+    q, uniform = _draw_noise(given)
+    output, is_greedy = _new_output(given)
+    recovered = _recover_at_once(given, q)
+    width, device = given.max_drafts, q.device
+    first = torch.cat([given.cumulative.new_zeros(1), given.cumulative[:-1]])
+    counts = given.cumulative - first
+    places = torch.arange(width, device=device)[None, :]
+    valid = places < counts[:, None]
+    rows = (first[:, None] + places).clamp(0, len(given.draft_ids) - 1)
+    drafts = given.draft_ids[rows]
+    padding = drafts == NO_TOKEN
+    chance = given.probabilities[rows.flatten(), drafts.masked_fill(padding, 0).flatten()]
+    accept = (chance.view(drafts.shape) / 1.0 >= uniform[rows]) & ~padding
+    reject = ~accept & valid
+    where = reject.float().argmax(dim=1, keepdim=True)
+    where = torch.where(reject.any(dim=1, keepdim=True), where, width)
+    sampled = ~is_greedy[:, None]
+    at_reject = (places == where) & valid & sampled
+    kept = torch.where(accept & (places < where), drafts, output[:, :width])
+    tokens = torch.where(at_reject, recovered[rows], kept)
+    update = (sampled & valid & (places < where)) | at_reject
+    output[:, :width] = torch.where(update, tokens, output[:, :width])
+    bonus = ((where.squeeze(1) >= counts) & ~is_greedy)[:, None]
+    at_bonus = (torch.arange(width + 1, device=device)[None, :] == counts[:, None]) & bonus
+    output[:] = torch.where(at_bonus, given.bonus_ids.expand(-1, width + 1), output)
+    return output
+
+
+def _recover_at_once(given: StockInput, q: torch.Tensor) -> torch.Tensor:
+    """One recovered token per draft position, with temporaries of the size of all of them."""
+    num_drafts = len(given.draft_ids)
+    row = torch.arange(num_drafts, device=q.device)
+    first = torch.cat([given.cumulative.new_zeros(1), given.cumulative[:-1]])
+    owns = (row[:, None] >= first[None, :]) & (row[:, None] < given.cumulative[None, :])
+    request = torch.where(owns.any(dim=1), torch.argmax(owns.int(), dim=1), 0)
+    left = given.probabilities.clone()
+    real = given.draft_ids != NO_TOKEN
+    left[row[real], given.draft_ids[real]] = 0  # masks: two synchronisations on a device
+    noise = q[request]
+    safe = torch.where(noise == 0, 1e-10, noise)
+    safe = torch.where(torch.isinf(noise), 1e-10, safe)
+    weights = left / safe
+    weights = torch.where((noise == 0) | torch.isinf(noise), -1e10, weights)
+    return torch.argmax(weights, dim=1)
+
+
+def _ascend_023() -> Stock:
+    """Take vLLM-Ascend's own functions if it is installed."""
+    try:
+        from vllm_ascend.sample import rejection_sampler as theirs
+
+        functions = theirs.sample_recovered_tokens_pytorch, theirs.rejection_random_sample_pytorch
+    except (ImportError, AttributeError):
+        return Stock("ascend_0.23", "its algorithm", ascend_023)
+    source = f"vllm_ascend {version('vllm-ascend')}"
+    return Stock("ascend_0.23", source, lambda given: _call(functions, given, {"IS_NGRAM": True}))
+
+
+def _vllm_cpu() -> Stock | None:
+    """Take vLLM's C++ kernels if they are installed."""
+    try:
+        import vllm
+        import vllm._C
+        from vllm.utils import cpu_triton_utils as theirs
+
+        recover = theirs.sample_recovered_tokens_kernel[(0,)]
+        accept = theirs.rejection_random_sample_kernel[(0,)]
+    except (ImportError, AttributeError, OSError):
+        return None
+
+    def recover_with_inverse(*arguments, **options) -> None:
+        *others, q, vocabulary = arguments
+        recover(*others, q.reciprocal(), vocabulary, **options)
+
+    functions = recover_with_inverse, accept
+    source = f"vllm {vllm.__version__}, C++"
+
+    def sample(given: StockInput) -> torch.Tensor:
+        return _call(functions, given, {"NO_DRAFT_PROBS": True})
+
+    return Stock("vllm_cpu", source, sample, countable=False)
+
+
+def _call(functions: tuple[Callable, Callable], given: StockInput, options: dict) -> torch.Tensor:
+    """Random numbers, recovered tokens, acceptance: the calls of both upstream samplers."""
+    recover, accept = functions
+    q, uniform = _draw_noise(given)
+    output, is_greedy = _new_output(given)
+    recovered = torch.empty_like(given.draft_ids)
+    common = given.cumulative, given.draft_ids, None, given.probabilities
+    recover(recovered, *common, q, q.shape[1], **options)
+    accept(
+        output,
+        *common,
+        given.bonus_ids,
+        recovered,
+        uniform,
+        is_greedy,
+        given.max_drafts,
+        q.shape[1],
+        **options,
+    )
+    return output

@@ -1,0 +1,201 @@
+"""`sam-rollout bench sampler`: what it runs, counts and prints. Nothing here looks at times."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from scipy.stats import chisquare
+from typer.testing import CliRunner
+
+from sam_rollout.bench import sampler, stock
+from sam_rollout.bench.counting import count
+from sam_rollout.cli import app
+
+SMALL = sampler.Setting((2, 3), (1, 2), 1500, budget_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def without_engines(monkeypatch):
+    """An engine takes long to import; tests/integration compares with the installed one."""
+    monkeypatch.setattr(stock, "_vllm_cpu", lambda: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run_cli(*arguments: object):
+    return CliRunner().invoke(app, ["bench", "sampler", *map(str, arguments)])
+
+
+def stock_input(probabilities, draft_ids, k) -> stock.StockInput:
+    batch = len(draft_ids) // k
+    bonus = torch.full((batch, 1), 99)
+    return stock.StockInput(probabilities, draft_ids, torch.arange(1, batch + 1) * k, bonus, k)
+
+
+@pytest.mark.parametrize("name", ["ascend_011", "ascend_023"])
+def test_the_loops_written_once_more_are_rejection_sampling(name):
+    """Every place follows the target, and the bonus token is given to those who kept all drafts."""
+    torch.manual_seed(0)
+    batch, k, vocabulary = 1200, 2, 6
+    row = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1, 0.0])
+    probabilities = row.repeat(batch * k, 1)
+    given = stock_input(probabilities.clone(), torch.zeros(batch * k, dtype=torch.int64), k)
+    output = getattr(stock, name)(given)
+    assert output.dtype == torch.int32 and output.shape == (batch, k + 1)
+    assert torch.equal(given.probabilities, probabilities)
+    counts = torch.bincount(output[:, 0], minlength=vocabulary)
+    assert chisquare(counts[:5].numpy(), (row[:5] * batch).numpy()).pvalue > 1e-4
+    assert counts[5] == 0
+    second = output[output[:, 0] == 0, 1]
+    counts = torch.bincount(second, minlength=vocabulary)
+    expected = row[:5].double() * len(second)
+    assert chisquare(counts[:5].numpy(), expected.numpy()).pvalue > 1e-4
+    kept = (output[:, :2] == 0).all(dim=1)
+    assert ((output[:, 2] == 99) == kept).all()
+    assert ((output[:, 2] == -1) == ~kept).all()
+    assert ((output[:, 1] == -1) == (output[:, 0] != 0)).all()
+
+
+def test_each_size_has_every_sampler():
+    result = sampler.measure(SMALL)
+    assert [(case["batch"], case["k"]) for case in result["cases"]] == [
+        (2, 1), (2, 2), (3, 1), (3, 2),
+    ]  # fmt: skip
+    for case in result["cases"]:
+        names = [timing["name"] for timing in case["timings"]]
+        assert names[:6] == [
+            sampler.READ, sampler.COPY, "vectorised", "coupled", "ascend_0.11", "ascend_0.23",
+        ]  # fmt: skip
+        for timing in case["timings"]:
+            assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
+            assert timing["repeats"] == sampler.MIN_REPEATS
+            assert timing["kernels"] > 0
+        assert case["target_mb"] == case["batch"] * (case["k"] + 1) * 1500 * 4 / 1e6
+
+
+def test_what_the_dispatcher_does_not_see_is_not_counted():
+    other = stock.Stock("other", "elsewhere", stock.ascend_023, countable=False)
+    *_, timing = sampler.measure_case(sampler.make_case(2, 1, SMALL), [other], SMALL)
+    assert (timing.kernels, timing.synchronisations, timing.mb_touched) == (None, None, None)
+    assert timing.median_ms > 0
+
+
+def test_ours_never_wait_and_the_loop_does_for_every_draft():
+    cases = [sampler.make_case(batch, 2, SMALL) for batch in (2, 16)]
+    for run in sampler.OURS.values():
+        counts = [count(lambda run=run, case=case: run(case)) for case in cases]
+        assert [each.synchronisations for each in counts] == [0, 0]
+        assert counts[0].kernels == counts[1].kernels
+    waits = [count(lambda case=case: stock.ascend_011(case.stock)) for case in cases]
+    assert waits[1].synchronisations > 4 * waits[0].synchronisations > 0
+
+
+def test_drafts_have_the_stated_probability():
+    case = sampler.make_case(8, 2, SMALL)
+    chances = case.stock.probabilities.gather(1, case.draft_ids[:, None])
+    assert ((chances >= sampler.ACCEPTANCE) & (chances < 1)).all()
+    assert torch.allclose(case.probabilities.sum(-1), torch.ones(24))
+
+
+def test_bytes_are_those_of_the_tensors():
+    a, out = torch.ones(100, 10), torch.empty(5, 10)
+    index = torch.arange(5)
+    assert count(lambda: a.sum()).nbytes == 4000 + 4
+    assert count(lambda: torch.index_select(a, 0, index, out=out)).nbytes == 40 + 2 * 200
+    assert count(lambda: a.exponential_()).nbytes == 4000
+    assert count(lambda: a.view(-1)[:5]).nbytes == 0
+    assert count(lambda: a[:1].expand(50, 10).sum()).nbytes == 40 + 4
+    assert count(lambda: torch.empty(9)).kernels == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "call"),
+    [
+        (1, lambda x: x[0].item()),
+        (1, lambda x: x[x > 1]),
+        (1, lambda x: x.repeat_interleave(x)),
+        (0, lambda x: x.repeat_interleave(x, output_size=3)),
+        (0, lambda x: x[x]),
+    ],
+)
+def test_synchronisations_are_seen(waits, call):
+    assert count(lambda: call(torch.arange(3))).synchronisations == waits
+
+
+def test_the_table_shows_every_sampler():
+    result = run_cli("--batch", 2, "--k", 1, "--vocabulary", 50, "--budget-s", 0, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    for name in ("vectorised", "coupled", "ascend_0.11", "ascend_0.23", "date 20"):
+        assert name in result.output
+
+
+def test_json_holds_machine_setting_and_sizes():
+    result = run_cli("--batch", 1, "--batch", 2, "--k", 1, "--vocabulary", 50, "--budget-s", 0,
+                     "--device", "cpu", "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert {"cpu", "cores", "python", "torch", "date"} <= set(record["machine"])
+    assert record["setting"]["vocabulary"] == 50
+    assert record["setting"]["threads"] == 1
+    assert [case["batch"] for case in record["cases"]] == [1, 2]
+
+
+def test_an_unknown_device_is_refused():
+    result = run_cli("--device", "tpu")
+    assert result.exit_code == 2
+    assert "tpu" in result.output
+
+
+def test_targets_are_for_the_cpu():
+    assert run_cli("--check", "--device", "cuda").exit_code == 2
+
+
+def timings(**median_ms: float) -> dict[str, sampler.Timing]:
+    blank = sampler.Timing("", "", 0, 0, 0, 3, 1, 0, 1.0)
+    return {
+        name.replace("_", " "): replace(blank, name=name, median_ms=value)
+        for name, value in median_ms.items()
+    } | {"ascend_0.11": replace(blank, median_ms=600.0)}
+
+
+@pytest.mark.parametrize(
+    ("vectorised", "coupled", "read", "reached"),
+    [
+        (20, 40, 20, [True, True, True, True, True]),
+        (21, 40, 20, [False, True, True, True, True]),
+        (20, 41, 30, [True, False, True, True, True]),
+        (20, 40, 19, [True, True, False, True, True]),
+    ],
+)
+def test_targets_are_held_at_their_limits(vectorised, coupled, read, reached):
+    measured = timings(vectorised=vectorised, coupled=coupled, read_all=read)
+    assert [verdict.reached for verdict in sampler.judge(measured)] == reached
+
+
+def test_a_synchronisation_misses_a_target():
+    measured = timings(vectorised=1, coupled=1, read_all=1)
+    measured["coupled"].synchronisations = 1
+    assert [verdict.reached for verdict in sampler.judge(measured)] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_check_says_so_and_exits_with_1_if_a_target_is_missed(monkeypatch, missed):
+    monkeypatch.setattr(sampler, "CHECK_BUDGET_S", 0.0)
+    monkeypatch.setattr(sampler, "MIN_VECTORISED_SPEEDUP", 1e9 if missed else 0.0)
+    monkeypatch.setattr(sampler, "MIN_COUPLED_SPEEDUP", 0.0)
+    monkeypatch.setattr(sampler, "MAX_COUPLED_READS", 1e9)
+    monkeypatch.setattr(sampler, "CHECK_BATCH", 2)
+    result = run_cli("--check", "--vocabulary", 1500)
+    assert result.exit_code == (1 if missed else 0), result.output
+    assert ("MISSED" in result.output) == missed
+    assert result.output.count("synchronisation") == 2
+
+
+def test_the_printed_check_names_target_measurement_and_verdict():
+    console = Console(width=120, record=True, quiet=False)
+    sampler.show_check([sampler.Verdict("as fast", "3x", True)], console)
+    text = console.export_text()
+    assert "as fast" in text and "3x" in text and "ok" in text

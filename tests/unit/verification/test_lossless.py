@@ -1,0 +1,268 @@
+"""Both ways of verifying sample from the target at every place, whatever was drafted."""
+
+import pytest
+import torch
+
+from sam_rollout.verification import (
+    NO_TOKEN,
+    draw_tokens,
+    verify_coupled,
+    verify_vectorised,
+)
+from tests.unit.verification.distributions import (
+    assert_lossless,
+    bits,
+    layout_of,
+    make_likely,
+    place_of_row,
+    target,
+)
+
+WAYS = ["coupled", "vectorised"]
+K = 3
+REQUESTS = 2000
+
+
+def verify(way, layout, draft_ids, probabilities, *, greedy=None, seed=0, **options):
+    """One call of either way with its random numbers, as a caller makes it."""
+    accept, draw = (bits(layout.num_rows, stream=stream, seed=seed) for stream in (0, 1))
+    if way == "vectorised":
+        return verify_vectorised(
+            layout, draft_ids, probabilities, accept, draw, greedy=greedy, **options
+        )
+    tokens = draw_tokens(probabilities, accept)
+    if greedy is not None:
+        tokens = torch.where(greedy[layout.request_of_row], probabilities.argmax(-1), tokens)
+    return verify_coupled(layout, draft_ids, tokens)
+
+
+def rows_of(layout, by_place: torch.Tensor) -> torch.Tensor:
+    return by_place[place_of_row(layout)]
+
+
+def drafts_of(layout, by_place: torch.Tensor) -> torch.Tensor:
+    """The same drafts for every request: int64 [num_drafts]."""
+    return by_place.expand(layout.batch, -1)[layout.is_draft]
+
+
+@pytest.fixture(params=[7, 1300])
+def vocabulary(request) -> int:
+    return request.param
+
+
+CUTS = [{}, {"temperature": 0.6}, {"top_p": 0.9}, {"temperature": 0.6, "top_k": 5, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_likely_drafts(way, vocabulary, cut):
+    """Every place is reached often: first, middle, and after the last draft."""
+    drafts = torch.tensor([1, 0, 5])
+    by_place = target(K + 1, vocabulary, **cut)
+    by_place[:K] = make_likely(by_place[:K], drafts, 0.7)
+    counts = torch.full((2 * REQUESTS,), K)
+    layout = layout_of(counts)
+    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    assert_lossless(output, by_place, counts, places=K + 1)
+
+
+@pytest.mark.parametrize("likelihood", ["least likely", "impossible", "second"])
+@pytest.mark.parametrize("way", WAYS)
+def test_unlikely_drafts(way, vocabulary, likelihood):
+    by_place = target(K + 1, vocabulary, top_k=5)
+    order = by_place.argsort(dim=1, descending=True)
+    drafts = order[:K, {"least likely": 4, "impossible": 5, "second": 1}[likelihood]]
+    counts = torch.full((REQUESTS,), K)
+    layout = layout_of(counts)
+    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    assert_lossless(output, by_place, counts, places=1)
+    if likelihood == "impossible":
+        assert (output[:, 1:] == NO_TOKEN).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_certain_drafts_are_all_kept(way, vocabulary):
+    drafts = torch.tensor([3, vocabulary - 1, 0])
+    by_place = target(K + 1, vocabulary)
+    by_place[:K] = 0.0
+    by_place[torch.arange(K), drafts] = 1.0
+    counts = torch.full((REQUESTS,), K)
+    layout = layout_of(counts)
+    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    assert (output[:, :K] == drafts).all()
+    assert_lossless(output, by_place, counts, places=K + 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_with_different_numbers_of_drafts(way, vocabulary):
+    """None, one, two or three drafts, side by side."""
+    drafts = torch.tensor([2, 6, 4])
+    by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 6, 4, 0]), 0.7)
+    counts = torch.arange(2 * REQUESTS) % (K + 1)
+    layout = layout_of(counts)
+    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    assert_lossless(output, by_place, counts, places=2)
+    for count in range(K + 1):
+        some = counts == count
+        assert_lossless(output[some][:, : count + 1], by_place, counts[some], places=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_request_has_drafts(way, vocabulary):
+    by_place = target(1, vocabulary)
+    counts = torch.zeros(REQUESTS, dtype=torch.int64)
+    layout = layout_of(counts)
+    none = torch.zeros(0, dtype=torch.int64)
+    output = verify(way, layout, none, rows_of(layout, by_place))
+    assert_lossless(output, by_place, counts, places=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_and_random_requests_side_by_side(way, vocabulary):
+    by_place = target(K + 1, vocabulary, temperature=0.6)
+    likeliest = by_place.argmax(dim=1)
+    by_place = make_likely(by_place, likeliest, 0.6)
+    drafts = likeliest[:K].clone()
+    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
+    counts = 1 + torch.arange(2 * REQUESTS) % K
+    greedy = torch.arange(2 * REQUESTS) % 2 == 1
+    layout = layout_of(counts)
+    output = verify(
+        way, layout, drafts_of(layout, drafts), rows_of(layout, by_place), greedy=greedy
+    )
+    random = ~greedy
+    assert_lossless(output[random], by_place, counts[random], places=2)
+    places = torch.arange(K + 1)
+    lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
+    expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
+    assert (output[greedy] == expected[greedy]).all()
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("places", [1, 2])
+def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
+    """Some tokens are impossible for the target, others for the draft model."""
+    by_place = target(K + 1, vocabulary, temperature=0.6, **cut)
+    proposed = target(K, vocabulary, seed=5, top_k=6) if cut else target(K, vocabulary, seed=5)
+    proposed = 0.4 * proposed + 0.6 * by_place[:K] if places == 2 else proposed
+    counts = torch.full((REQUESTS,), K)
+    layout = layout_of(counts)
+    generator = torch.Generator().manual_seed(3)
+    proposals = proposed.repeat(REQUESTS, 1)
+    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
+    output = verify(
+        "vectorised", layout, drafts, rows_of(layout, by_place), draft_probabilities=proposals
+    )
+    assert_lossless(output, by_place, counts, places=places)
+
+
+def test_drafts_sampled_from_the_target_itself_are_all_kept(vocabulary):
+    by_place = target(K + 1, vocabulary)
+    counts = torch.full((1000,), K)
+    layout = layout_of(counts)
+    proposals = by_place[:K].repeat(1000, 1)
+    generator = torch.Generator().manual_seed(3)
+    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
+    output = verify(
+        "vectorised", layout, drafts, rows_of(layout, by_place), draft_probabilities=proposals
+    )
+    assert (output[:, :K] == drafts.view(-1, K)).all()
+    assert_lossless(output, by_place, counts, places=K + 1)
+
+
+@pytest.mark.parametrize("distribution", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary, distribution):
+    """Token 0, which stands in for padding where an index is needed, must stay as likely."""
+    by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 0, 0, 0]), 0.7)
+    counts = torch.full((REQUESTS,), K)
+    layout = layout_of(counts)
+    drafts = drafts_of(layout, torch.tensor([2, -1, 0]))
+    options = {}
+    if distribution and way == "vectorised":
+        sure = torch.zeros(K, vocabulary).index_put(
+            (torch.arange(K), torch.tensor([2, 0, 0])), torch.tensor(1.0)
+        )
+        options = {"draft_probabilities": sure.repeat(REQUESTS, 1)}
+    output = verify(way, layout, drafts, rows_of(layout, by_place), **options)
+    assert (output[:, 2:] == NO_TOKEN).all()
+    assert_lossless(output, by_place, counts, places=2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_large_vocabulary_in_bins(way):
+    """A batch at a time, so that the test stays small."""
+    vocabulary, batch, calls = 151_936, 16, 80
+    drafts = torch.tensor([7])
+    by_place = make_likely(target(2, vocabulary, temperature=0.6), torch.tensor([7, 9]), 0.5)
+    layout = layout_of(torch.ones(batch, dtype=torch.int64))
+    rows = rows_of(layout, by_place)
+    outputs = [
+        verify(way, layout, drafts_of(layout, drafts), rows, seed=seed) for seed in range(calls)
+    ]
+    output = torch.cat(outputs)
+    bins = torch.randint(50, (vocabulary + 1,), generator=torch.Generator().manual_seed(1))
+    bins[[7, 9]] = torch.tensor([50, 51])  # drafts stand alone
+    masses = torch.zeros(2, 52, dtype=torch.float64)
+    masses.index_add_(1, bins[:-1], by_place.double())
+    binned = torch.where(output == NO_TOKEN, NO_TOKEN, bins[output.long()]).to(torch.int32)
+    assert_lossless(binned, masses, torch.ones(batch * calls, dtype=torch.int64), places=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_alone_gets_what_it_gets_in_a_batch(way, vocabulary):
+    batch = 24
+    counts = torch.arange(batch) % (K + 1)
+    layout = layout_of(counts)
+    probabilities = target(layout.num_rows, vocabulary)
+    drafts = draw_tokens(probabilities, bits(layout.num_rows, seed=9))[: layout.num_drafts]
+    drafts[::2] = layout.keep(
+        draw_tokens(probabilities, bits(layout.num_rows))[layout.rows], counts
+    )[:, :-1][layout.is_draft][::2].long()
+    accept, draw = (bits(layout.num_rows, stream=stream) for stream in (0, 1))
+    together = _call(way, layout, drafts, probabilities, accept, draw)
+    for request in range(batch):
+        rows = layout.request_of_row == request
+        own = drafts[layout.first_draft[request] :][: counts[request]]
+        alone = layout_of(counts[request : request + 1])
+        output = _call(way, alone, own, probabilities[rows], accept[rows], draw[rows])
+        assert output[0].tolist() == together[request, : counts[request] + 1].tolist()
+
+
+def _call(way, layout, drafts, probabilities, accept, draw):
+    if way == "vectorised":
+        return verify_vectorised(layout, drafts, probabilities, accept, draw)
+    return verify_coupled(layout, drafts, draw_tokens(probabilities, accept))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_nan_yield_valid_ids_and_leave_the_others_alone(way, vocabulary):
+    counts = torch.full((12,), K)
+    layout = layout_of(counts)
+    probabilities = target(layout.num_rows, vocabulary)
+    drafts = probabilities[layout.rows[:, :-1].flatten()].argmax(dim=-1)
+    good = verify(way, layout, drafts, probabilities)
+    probabilities[: 4 * (K + 1)] = float("nan")
+    output = verify(way, layout, drafts, probabilities)
+    assert ((output >= NO_TOKEN) & (output < vocabulary)).all()
+    assert (output[:, 0] >= 0).all()
+    assert output[4:].tolist() == good[4:].tolist()
+
+
+@pytest.mark.parametrize("distribution", [False, True])
+def test_scratch_memory_changes_nothing(vocabulary, distribution):
+    counts = torch.arange(40) % (K + 1)
+    layout = layout_of(counts)
+    probabilities = target(layout.num_rows, vocabulary)
+    untouched = probabilities.clone()
+    drafts = probabilities[: layout.num_drafts].argmax(dim=-1)
+    options = {}
+    if distribution:
+        options["draft_probabilities"] = target(layout.num_drafts, vocabulary, seed=2)
+    expected = verify("vectorised", layout, drafts, probabilities, **options)
+    for rows in (40, 64):
+        scratch = torch.full((rows, vocabulary), float("nan"))
+        output = verify("vectorised", layout, drafts, probabilities, scratch=scratch, **options)
+        assert output.tolist() == expected.tolist()
+        assert not scratch[:40].isnan().any()
+    assert torch.equal(probabilities, untouched)

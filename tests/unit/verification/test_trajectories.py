@@ -1,0 +1,81 @@
+"""Coupled verification: drafts decide how fast a text is written, never which."""
+
+import pytest
+import torch
+
+from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verify_coupled
+
+VOCABULARY, LENGTH, SEEDS = 50, 100, 20
+CONTEXT = 3  # tokens the toy model looks back
+MAX_K = 8
+
+TABLES = torch.randn(CONTEXT, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
+GREEDY = torch.arange(SEEDS) % 4 == 0
+
+
+def probabilities_after(text: list[int]) -> torch.Tensor:
+    """A random but fixed function of the last tokens."""
+    logits = sum(table[token] for table, token in zip(TABLES, reversed(text), strict=False))
+    return (logits / 0.8).softmax(dim=-1)
+
+
+def write(propose) -> tuple[list[list[int]], int]:
+    """Write all texts in one batch; returns them without their starts, and the steps it took."""
+    keys = torch.arange(SEEDS) * 1_000_003
+    texts = [[seed % VOCABULARY] * CONTEXT for seed in range(SEEDS)]
+    steps = 0
+    while any(len(text) < CONTEXT + LENGTH for text in texts):
+        drafts = [propose(seed, len(text) - CONTEXT) for seed, text in enumerate(texts)]
+        counts = torch.tensor([len(draft) for draft in drafts])
+        layout = DraftLayout(counts.cumsum(0), int(counts.sum()), int(counts.max()))
+        rows, positions = [], []
+        for text, draft in zip(texts, drafts, strict=True):
+            for place in range(len(draft) + 1):
+                rows.append(probabilities_after(text + draft[:place]))
+                positions.append(len(text) + place)
+        rows, request = torch.stack(rows), layout.request_of_row
+        drawn = draw_tokens(rows, keyed_bits(keys[request], torch.tensor(positions)))
+        targets = torch.where(GREEDY[request], rows.argmax(dim=-1), drawn)
+        flat = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int64)
+        for text, new in zip(texts, verify_coupled(layout, flat, targets).tolist(), strict=True):
+            text += [token for token in new if token >= 0]
+        steps += 1
+    return [text[CONTEXT : CONTEXT + LENGTH] for text in texts], steps
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[int]]:
+    texts, steps = write(lambda seed, at: [])
+    assert steps == LENGTH
+    assert len({tuple(text) for text in texts}) == SEEDS
+    return texts
+
+
+def test_right_drafts(reference):
+    texts, steps = write(lambda seed, at: reference[seed][at : at + 4])
+    assert texts == reference
+    assert steps == LENGTH // 5
+
+
+def test_wrong_drafts(reference):
+    texts, steps = write(
+        lambda seed, at: [(token + 1) % VOCABULARY for token in reference[seed][at : at + 3]]
+    )
+    assert texts == reference
+    assert steps == LENGTH
+
+
+@pytest.mark.parametrize("rightness", [0.0, 0.5, 0.9])
+def test_random_numbers_of_drafts_of_mixed_quality(reference, rightness):
+    generator = torch.Generator().manual_seed(4)
+
+    def propose(seed: int, at: int) -> list[int]:
+        k = int(torch.randint(1, MAX_K + 1, (), generator=generator))
+        right = torch.rand(k, generator=generator) < rightness
+        other = torch.randint(-1, VOCABULARY, (k,), generator=generator).tolist()  # -1: padding
+        true = reference[seed][at : at + k]
+        return [t if r else o for t, r, o in zip(true, right, other, strict=False)]
+
+    texts, steps = write(propose)
+    assert texts == reference
+    assert rightness == 0 or steps < LENGTH
