@@ -1,12 +1,17 @@
-"""Measures pass@1 of a model on a prepared data set with vLLM.
+"""Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
 
-Why it exists: rewards logged during training are those of the training prompts; whether the policy
-has become better is seen on problems it has never met. Usage:
+Why it exists: speculation must not change how good the answers are (section 2.2 of the article on
+speculation in RL training), and rewards logged during training are those of training prompts.
+Usage:
 
-    python -m recipes.dapo_qwen3.evaluate --model recipes/dapo_qwen3/tiny_qwen3 \\
-        --data data/synthetic/test.parquet --samples 4
+    python -m recipes.dapo_qwen3.evaluate                     # tiny model, synthetic test set
+    python -m recipes.dapo_qwen3.prepare_data gsm8k --output-dir data/gsm8k
+    python -m recipes.dapo_qwen3.evaluate --model Qwen/Qwen3-8B --data data/gsm8k/test.parquet \\
+        --samples 4 --max-tokens 8192 --tensor-parallel-size 2
 
-Prints one JSON object; ``--responses`` also writes every response to a file.
+Both sides are printed with 95 % intervals over problems, and their paired difference. With
+``--rollout-sampler coupled`` (the default) and with ``--greedy`` a stronger statement is checked:
+every response has to be the same one, up to numerical ties. Exit status 1: it was not.
 """
 
 from __future__ import annotations
@@ -15,37 +20,112 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+from scipy.stats import bootstrap, norm
 
 from recipes.dapo_qwen3.reward import compute_score
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.identity import VAL_SPLIT, RequestIdentity, identify
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput
+    from vllm import LLM
 
 COLUMNS = ("data_source", "prompt", "reward_model")
+TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
+CONFIDENCE = 0.95
+RESAMPLES = 5000
+SIDES = ("off", "on")
+OUTSIDE_TRAINING = -1
+# How far a random number may lie from the boundary between two tokens, in probability, for the
+# difference of the sides to count as rounding; with --greedy in log-probability. By dtype.
+TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+RANDOM_BITS = 44  # of a position's 64 decide its token
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Result of an evaluation; shares between 0 and 1, lengths in tokens.
+class Response:
+    """One scored response. ``accuracy`` is 1.0 or 0.0, ``clipped`` whether its limit ended it."""
 
-    ``pass_at_1`` is the mean over problems of the share of right samples, ``half_width`` half the
-    width of its 95 % interval over problems (``None`` for a single problem).
+    text: str
+    token_ids: list[int]
+    clipped: bool
+    accuracy: float
+    prediction: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share between 0 and 1 (or a difference of two) and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Result of one side; shares between 0 and 1, lengths in tokens.
+
+    ``pass_at_1`` is the mean over problems of the share of right samples. Drafts are counted so
+    that a side that was meant to draft and did not is seen.
     """
 
     problems: int
     samples_per_problem: int
-    pass_at_1: float
-    half_width: float | None
+    pass_at_1: Interval
     clipped_share: float
     mean_response_length: float
-    generation_seconds: float
+    generation_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two responses to one request part.
+
+    ``position`` counts tokens of the response from 0; the tokens are None where a response has
+    ended. ``tie`` says whether rounding explains the difference, None if that was not looked at,
+    and ``distance`` how far off the explanation is (see ``TIE``; None also if no distance explains
+    it, as where one response has ended and the other has not).
+    """
+
+    problem: int
+    sample: int
+    position: int
+    off: int | None
+    on: int | None
+    tie: bool | None = None
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both sides together.
+
+    ``difference`` is pass@1 on - off, paired by problem. ``must_be_identical`` says whether the
+    sampler promises identical responses; ``kept`` whether it kept that promise up to ties.
+    """
+
+    difference: Interval
+    equal_within_interval: bool
+    responses: int
+    identical: int
+    identical_share: float
+    must_be_identical: bool
+    kept: bool | None
+    divergences: list[Divergence] = field(default_factory=list)
 
 
 def read_problems(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
@@ -60,109 +140,514 @@ def read_problems(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     return table.head(limit if limit is not None else len(table)).to_dict("records")
 
 
-def generate(
-    engine: LLM, problems: Sequence[dict[str, Any]], arguments: argparse.Namespace
-) -> list[RequestOutput]:
-    """Sample ``arguments.samples`` responses to every problem, in one call of the engine."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(
-        n=arguments.samples,
-        temperature=arguments.temperature,
-        top_p=1.0,
-        top_k=-1,
-        max_tokens=arguments.max_tokens,
-    )
-    conversations = [list(problem["prompt"]) for problem in problems]
-    return engine.chat(
-        conversations,
-        sampling,
-        chat_template_kwargs={"enable_thinking": not arguments.no_thinking},
-    )
+def wilson(right: int, total: int, confidence: float = CONFIDENCE) -> Interval:
+    """Return the share ``right / total`` with Wilson's score interval."""
+    z = float(norm.ppf(0.5 + confidence / 2))
+    share = right / total
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def score(
-    problems: Sequence[dict[str, Any]], outputs: Sequence[RequestOutput]
-) -> list[list[dict[str, Any]]]:
-    """Return one record (text, tokens, clipped, acc, pred) per sample, grouped by problem."""
-    groups = []
-    for problem, output in zip(problems, outputs, strict=True):
-        truth = problem["reward_model"]["ground_truth"]
-        groups.append(
-            [
-                {
-                    "text": sample.text,
-                    "tokens": len(sample.token_ids),
-                    "clipped": sample.finish_reason == "length",
-                    **compute_score(problem["data_source"], sample.text, truth),
-                }
-                for sample in output.outputs
-            ]
-        )
-    return groups
+def over_problems(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Return the mean of a value per problem with its bootstrap interval over problems.
+
+    Samples of one problem resemble each other, so problems are resampled, not samples. A single
+    problem, or values that are all the same, give an interval of one point.
+    """
+    data = np.asarray(values, float)
+    mean = float(data.mean())
+    if len(data) < 2 or np.all(data == data[0]):
+        return Interval(mean, mean, mean)
+    interval = bootstrap(
+        (data,),
+        np.mean,
+        confidence_level=confidence,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Interval(mean, float(interval.low), float(interval.high))
 
 
-def summarise(groups: Sequence[Sequence[dict[str, Any]]], seconds: float) -> Evaluation:
-    """Summarise scored samples, given as one sequence per problem."""
-    shares = [sum(record["acc"] for record in group) / len(group) for group in groups]
-    records = [record for group in groups for record in group]
-    mean = sum(shares) / len(shares)
-    half_width = None
-    if len(shares) > 1:
-        variance = sum((share - mean) ** 2 for share in shares) / (len(shares) - 1)
-        half_width = round(1.96 * math.sqrt(variance / len(shares)), 4)
-    return Evaluation(
+def _shares(groups: Sequence[Sequence[Response]]) -> list[float]:
+    return [sum(response.accuracy for response in group) / len(group) for group in groups]
+
+
+def summarise(groups: Sequence[Sequence[Response]], seconds: float) -> Side:
+    """Summarise scored responses, given as one sequence per problem.
+
+    The interval is Wilson's with one sample a problem, else from a bootstrap over problems.
+    """
+    shares = _shares(groups)
+    responses = [response for group in groups for response in group]
+    single = all(len(group) == 1 for group in groups)
+    return Side(
         problems=len(groups),
         samples_per_problem=len(groups[0]),
-        pass_at_1=round(mean, 4),
-        half_width=half_width,
-        clipped_share=round(sum(record["clipped"] for record in records) / len(records), 4),
-        mean_response_length=round(sum(record["tokens"] for record in records) / len(records), 1),
-        generation_seconds=round(seconds, 2),
+        pass_at_1=wilson(round(sum(shares)), len(shares)) if single else over_problems(shares),
+        clipped_share=sum(response.clipped for response in responses) / len(responses),
+        mean_response_length=sum(len(r.token_ids) for r in responses) / len(responses),
+        generation_s=seconds,
     )
 
 
-def _write_responses(groups: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
-    rows = [{"problem": i, **record} for i, group in enumerate(groups) for record in group]
+def first_difference(off: Sequence[int], on: Sequence[int]) -> int | None:
+    """Return the first position where two texts differ, None if they are the same."""
+    for position, (left, right) in enumerate(zip(off, on, strict=False)):
+        if left != right:
+            return position
+    return None if len(off) == len(on) else min(len(off), len(on))
+
+
+def divergences(
+    off: Sequence[Sequence[Response]], on: Sequence[Sequence[Response]]
+) -> list[Divergence]:
+    """List the requests whose two responses differ, with the place where they part."""
+    found = []
+    for problem, (left, right) in enumerate(zip(off, on, strict=True)):
+        for sample, (one, other) in enumerate(zip(left, right, strict=True)):
+            position = first_difference(one.token_ids, other.token_ids)
+            if position is not None:
+                ids = [
+                    side.token_ids[position] if position < len(side.token_ids) else None
+                    for side in (one, other)
+                ]
+                found.append(Divergence(problem, sample, position, *ids))
+    return found
+
+
+def compare(
+    off: Sequence[Sequence[Response]],
+    on: Sequence[Sequence[Response]],
+    parted: Sequence[Divergence],
+    must_be_identical: bool,
+) -> Comparison:
+    """Compare two sides that answered the same requests; ``parted`` as ``divergences`` made it."""
+    difference = over_problems(
+        [right - left for left, right in zip(_shares(off), _shares(on), strict=True)]
+    )
+    total = sum(map(len, off))
+    identical = total - len(parted)
+    return Comparison(
+        difference=difference,
+        equal_within_interval=difference.low <= 0.0 <= difference.high,
+        responses=total,
+        identical=identical,
+        identical_share=identical / total,
+        must_be_identical=must_be_identical,
+        kept=all(one.tie for one in parted) if must_be_identical else None,
+        divergences=list(parted),
+    )
+
+
+def distance_of_draw(
+    probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
+) -> float:
+    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest way.
+
+    Args:
+        probabilities: [vocabulary], in the order of token ids.
+        uniform: The position's random number, in [0, 1).
+        tokens: Token ids; None (a response that has ended) cannot be drawn: infinitely far.
+    """
+    cumulative = np.cumsum(probabilities / probabilities.sum())
+    farthest = 0.0
+    for token in tokens:
+        if token is None:
+            return math.inf
+        low = cumulative[token - 1] if token else 0.0
+        farthest = max(farthest, low - uniform, uniform - cumulative[token])
+    return float(farthest)
+
+
+def uniform_of(key: int, position: int) -> float:
+    """Return the number in [0, 1) that the coupled sampler draws a token of the text from."""
+    import torch
+
+    from sam_rollout.verification import keyed_bits
+
+    bits = int(keyed_bits(torch.tensor([key]), torch.tensor([position]))[0]) & ((1 << 64) - 1)
+    return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
+
+
+# ---- the engine's side -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response that is asked for."""
+
+    problem: int
+    sample: int
+    prompt_ids: list[int]
+    identity: RequestIdentity
+
+
+def make_requests(problems: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
+    """Lay out ``options.samples`` requests per problem, the same for both sides."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    requests = []
+    for number, problem in enumerate(problems):
+        prompt_ids = tokenizer.apply_chat_template(
+            [dict(message) for message in problem["prompt"]],
+            add_generation_prompt=True,
+            enable_thinking=not options.no_thinking,
+            return_dict=True,
+        )["input_ids"]
+        for sample in range(options.samples):
+            identity = identify(
+                prompt_ids,
+                seed=options.seed,
+                step=OUTSIDE_TRAINING,
+                sibling=sample,
+                split=VAL_SPLIT,
+            )
+            requests.append(Request(number, sample, prompt_ids, identity))
+    return requests
+
+
+def _sampling(request: Request, options: argparse.Namespace, **changes: Any) -> Any:
+    from vllm import SamplingParams
+
+    keyed = options.rollout_sampler != "stock"
+    arguments = {
+        "temperature": 0.0 if options.greedy else options.temperature,
+        "top_p": 1.0 if options.greedy else options.top_p,
+        "top_k": -1,
+        "max_tokens": options.max_tokens,
+        # The engine's own sampler knows no keys; a seed makes its responses repeatable at least.
+        "seed": None if keyed or options.greedy else request.identity.key % 2**31,
+        "extra_args": request.identity.to_extra_args(),
+        **changes,
+    }
+    return SamplingParams(**arguments)
+
+
+def generate(
+    engine: LLM,
+    requests: Sequence[Request],
+    problems: Sequence[dict[str, Any]],
+    options: argparse.Namespace,
+) -> tuple[list[list[Response]], float]:
+    """Answer all requests; returns the scored responses by problem, and seconds of generation."""
+    from vllm import TokensPrompt
+
+    begin = time.perf_counter()
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests],
+        [_sampling(request, options) for request in requests],
+        use_tqdm=not options.json,
+    )
+    seconds = time.perf_counter() - begin
+    groups: list[list[Response]] = [[] for _ in problems]
+    for request, output in zip(requests, outputs, strict=True):
+        problem, answer = problems[request.problem], output.outputs[0]
+        verdict = compute_score(
+            problem["data_source"], answer.text, problem["reward_model"]["ground_truth"]
+        )
+        groups[request.problem].append(
+            Response(
+                answer.text,
+                list(answer.token_ids),
+                answer.finish_reason == "length",
+                verdict["acc"],
+                verdict["pred"],
+            )
+        )
+    return groups, seconds
+
+
+def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
+    """Sum drafted and accepted tokens over what the workers' ``sam_drain`` returned."""
+    books = [
+        numbers
+        for worker in drained
+        if worker is not None
+        for numbers in worker["requests"].values()  # verify steps, drafted, accepted
+    ]
+    return sum(book[1] for book in books), sum(book[2] for book in books)
+
+
+def look_at_ties(
+    engine: LLM,
+    parted: Sequence[Divergence],
+    requests: Sequence[Request],
+    groups: Sequence[Sequence[Response]],
+    options: argparse.Namespace,
+) -> list[Divergence]:
+    """Find out where responses parted through rounding.
+
+    Asks the engine for the whole distribution at each place of parting. Sampled responses: would
+    the position's random number, moved a little, have drawn either token? Greedy ones: are both
+    tokens as likely as the likeliest one?
+    """
+    from vllm import TokensPrompt
+
+    if not parted:
+        return []
+    places = [requests[one.problem * options.samples + one.sample] for one in parted]
+    texts = [
+        place.prompt_ids + groups[one.problem][one.sample].token_ids[: one.position]
+        for one, place in zip(parted, places, strict=True)
+    ]
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=text) for text in texts],
+        [_sampling(place, options, max_tokens=1, logprobs=-1) for place in places],
+        use_tqdm=False,
+    )
+    tie = TIE[options.dtype]
+    looked_at = []
+    for one, place, text, output in zip(parted, places, texts, outputs, strict=True):
+        found = output.outputs[0].logprobs[0]
+        logprobs = np.full(max(found) + 1, -np.inf)
+        for token, value in found.items():
+            logprobs[token] = value.logprob
+        tokens = (one.off, one.on)
+        if options.greedy:
+            values = [-math.inf if token is None else logprobs[token] for token in tokens]
+            distance = float(logprobs.max() - min(values))
+        else:
+            uniform = uniform_of(place.identity.key, len(text))
+            distance = distance_of_draw(np.exp(logprobs), uniform, tokens)
+        finite = distance if math.isfinite(distance) else None  # JSON knows no infinity
+        looked_at.append(replace(one, tie=distance <= tie, distance=finite))
+    return looked_at
+
+
+def evaluate(problems: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Answer the problems with speculation off and on, one engine after the other.
+
+    Returns ``setting``, ``sides`` (fields of ``Side``) and ``comparison`` (of ``Comparison``; None
+    with one side only) as JSON values, and under ``responses`` the scored responses by side.
+    """
+    from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+
+    prepare_environment()
+    requests = make_requests(problems, options)
+    k = options.draft_tokens
+    longest = max(len(request.prompt_ids) for request in requests) + options.max_tokens
+    arguments = {
+        "dtype": options.dtype,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        # Twice the drafts: vLLM stops drafting that close to the limit.
+        "max_model_len": options.max_model_len or longest + 2 * k,
+        "max_num_seqs": options.max_num_seqs,
+        "seed": options.seed,
+        # For look_at_ties: log-probabilities of the distribution that is sampled from, all of it.
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+    }
+    configurations = {
+        "off": SamConfig(enabled=False),
+        "on": SamConfig(
+            max_draft_tokens=k, gate=GateConfig(threshold=options.gate or options.max_num_seqs)
+        ),
+    }
+    sampler = RolloutSamplerConfig(kind=options.rollout_sampler)
+    must_be_identical = options.greedy or options.rollout_sampler == "coupled"
+    groups: dict[str, list[list[Response]]] = {}
+    sides: dict[str, Side] = {}
+    parted: list[Divergence] = []
+    for side in options.sides:
+        if not options.json:
+            print(f"speculation {side}: {len(requests)} responses", file=sys.stderr, flush=True)
+        with offline_engine(
+            options.model, configurations[side], sampler, record=True, **arguments
+        ) as engine:
+            groups[side], seconds = generate(engine, requests, problems, options)
+            drafted, accepted = count_drafts(engine.collective_rpc("sam_drain"))
+            sides[side] = replace(
+                summarise(groups[side], seconds), drafted_tokens=drafted, accepted_tokens=accepted
+            )
+            if len(groups) == len(SIDES):
+                parted = divergences(groups["off"], groups["on"])
+                if must_be_identical:
+                    parted = look_at_ties(engine, parted, requests, groups["off"], options)
+    comparison = None
+    if len(groups) == len(SIDES):
+        comparison = compare(groups["off"], groups["on"], parted, must_be_identical)
+    return {
+        "setting": _setting(options, len(problems)),
+        "sides": {name: asdict(side) for name, side in sides.items()},
+        "comparison": None if comparison is None else asdict(comparison),
+        "responses": groups,
+    }
+
+
+def _setting(options: argparse.Namespace, problems: int) -> dict[str, Any]:
+    names = (
+        "model", "samples", "greedy", "temperature", "top_p", "max_tokens", "no_thinking", "seed",
+        "dtype", "tensor_parallel_size", "max_num_seqs", "rollout_sampler", "draft_tokens",
+    )  # fmt: skip
+    setting = {name: getattr(options, name) for name in names}
+    model = Path(setting["model"])
+    # A folder's name says enough; where it lay on the machine that measured does not matter.
+    setting["model"] = model.name if model.is_dir() else setting["model"]
+    setting["data"] = str(options.data.name) if options.data else "synthetic test"
+    return {**setting, "gate": options.gate or options.max_num_seqs, "problems": problems}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print both sides as a table, the difference and the verdict."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    setting = result["setting"]
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(
+        title=f"{setting['model']}, {setting['data']}, sampler {setting['rollout_sampler']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("speculation", "pass@1 [95 %]", "tokens", "clipped", "accepted", "time, s"):
+        table.add_column(column, justify="right")
+    for name, side in result["sides"].items():
+        table.add_row(
+            name,
+            str(Interval(**side["pass_at_1"])),
+            f"{side['mean_response_length']:.1f}",
+            f"{side['clipped_share']:.1%}",
+            f"{side['accepted_tokens']} of {side['drafted_tokens']}",
+            f"{side['generation_s']:.1f}",
+        )
+    console.print(table, highlight=False)
+    if result["comparison"] is not None:
+        for line in verdict(result["comparison"]):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def verdict(comparison: dict[str, Any]) -> list[str]:
+    """Say in words what a comparison (fields of ``Comparison``) found."""
+    words = "equal within the interval" if comparison["equal_within_interval"] else "NOT EQUAL"
+    lines = [
+        f"pass@1 on - off, paired: {Interval(**comparison['difference'])}: {words}",
+        f"identical responses: {comparison['identical']} of {comparison['responses']} "
+        f"({comparison['identical_share']:.1%})",
+    ]
+    parted = comparison["divergences"]
+    if parted:
+        places = sorted(one["position"] for one in parted)
+        lines.append(
+            f"first differences at tokens {places[0]} to {places[-1]} (median "
+            f"{places[len(places) // 2]})"
+        )
+    if comparison["must_be_identical"]:
+        strays = [one for one in parted if not one["tie"]]
+        lines.append(
+            f"NOT KEPT: {len(strays)} differences are no numerical ties, the first one: {strays[0]}"
+            if strays
+            else f"same trajectories, up to {len(parted)} numerical ties"
+        )
+    return lines
+
+
+def _write_responses(groups: dict[str, list[list[Response]]], path: Path) -> None:
+    rows = [
+        {"speculation": side, "problem": number, "sample": sample, **asdict(response)}
+        for side, problems in groups.items()
+        for number, group in enumerate(problems)
+        for sample, response in enumerate(group)
+    ]
     pd.DataFrame(rows).to_json(path, orient="records", lines=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _problems(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Read the named data, or make the synthetic test set."""
+    if options.data is not None:
+        return read_problems(options.data, options.limit)
+    from contextlib import redirect_stdout
+
+    from recipes.dapo_qwen3.prepare_data import prepare
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        paths = prepare("synthetic", Path(folder))
+        (test,) = [path for path in paths if path.stem == "test"]
+        return read_problems(test, options.limit)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's options."""
+    made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="checkpoint folder or hub name")
-    parser.add_argument("--data", type=Path, required=True, help="parquet file of prepare_data")
-    parser.add_argument("--samples", type=int, default=1, help="samples per problem")
-    parser.add_argument("--limit", type=int, help="only the first so many problems")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-tokens", type=int, default=1024, help="limit of a response")
-    parser.add_argument("--max-model-len", type=int, help="limit of prompt and response together")
-    parser.add_argument("--no-thinking", action="store_true", help="ask for an answer at once")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--responses", type=Path, help="write every response to this jsonl file")
-    return parser
+    add = made.add_argument
+    add("--model", default=TINY_MODEL, help="checkpoint folder or hub name")
+    add("--data", type=Path, help="parquet file of prepare_data; default: synthetic test set")
+    add("--limit", type=int, help="only the first so many problems")
+    add("--samples", type=int, default=1, help="samples per problem")
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    add("--rollout-sampler", default="coupled", choices=("stock", "vectorised", "coupled"))
+    add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
+    add("--gate", type=int, help="draft while at most so many requests run; default: always")
+    add("--temperature", type=float, default=1.0)
+    add("--top-p", type=float, default=1.0)
+    add("--greedy", action="store_true", help="the likeliest token always")
+    add("--max-tokens", type=int, default=1024, help="limit of a response")
+    add("--max-model-len", type=int, help="limit of prompt and response together")
+    add("--max-num-seqs", type=int, default=64, help="requests that run at once")
+    add("--no-thinking", action="store_true", help="ask for an answer at once")
+    add("--seed", type=int, default=0)
+    add("--dtype", default="bfloat16", choices=tuple(TIE))
+    add("--tensor-parallel-size", type=int, default=1)
+    add("--json", action="store_true", help="print the result as JSON, and nothing else")
+    add("--output", type=Path, help="write the result there, with machine and versions")
+    add("--responses", type=Path, help="write every response to this jsonl file")
+    return made
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for options that cannot work; engines are slow to say so."""
+    for name in ("samples", "limit", "max_tokens", "max_num_seqs", "draft_tokens", "gate"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if options.temperature <= 0 and not options.greedy:
+        raise ValueError(f"--temperature {options.temperature}: must be positive; or --greedy")
+    if len(set(options.sides)) < len(options.sides):
+        raise ValueError("--sides: each one once")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        problems = read_problems(options.data, options.limit)
+        _check(options)
+        problems = _problems(options)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
-    from vllm import LLM  # only now, for it takes seconds and mistakes above should show at once
-
-    engine = LLM(model=options.model, max_model_len=options.max_model_len, seed=options.seed)
-    begin = time.perf_counter()
-    outputs = generate(engine, problems, options)
-    seconds = time.perf_counter() - begin
-    groups = score(problems, outputs)
+        return 2
+    result = evaluate(problems, options)
+    responses = result.pop("responses")
     if options.responses is not None:
-        _write_responses(groups, options.responses)
-    print(json.dumps(asdict(summarise(groups, seconds)), indent=2))
-    return 0
+        _write_responses(responses, options.responses)
+    if options.output is not None:
+        _record(result, options.output)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result)
+    comparison = result["comparison"]
+    return int(comparison is not None and comparison["kept"] is False)
+
+
+def _record(result: dict[str, Any], path: Path) -> None:
+    from sam_rollout.bench.machine import machine
+
+    about = machine("torch", _engine_package(), "transformers")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"machine": about, **result}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _engine_package() -> str:
+    """Return the distribution that vLLM was installed as."""
+    from importlib.metadata import packages_distributions
+
+    return packages_distributions()["vllm"][0]
 
 
 if __name__ == "__main__":

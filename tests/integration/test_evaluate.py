@@ -1,0 +1,68 @@
+"""The evaluation in real engines: the coupled sampler keeps every response, drafts or not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipes.dapo_qwen3 import evaluate
+from recipes.dapo_qwen3.evaluate import Divergence
+
+
+def test_coupled_sides_give_the_same_responses(tmp_path):
+    responses, output = tmp_path / "responses.jsonl", tmp_path / "record.json"
+    status = evaluate.main(
+        ["--limit", "4", "--samples", "2", "--max-tokens", "80", "--dtype", "float32",
+         "--rollout-sampler", "coupled", "--json",
+         "--responses", str(responses), "--output", str(output)]
+    )  # fmt: skip
+    record = json.loads(output.read_text())
+    comparison = record["comparison"]
+    assert status == 0, comparison["divergences"]
+    assert comparison["responses"] == 8 and comparison["must_be_identical"]
+    assert comparison["identical"] >= 7  # float32: a tie is a rare thing
+    lines = [json.loads(line) for line in responses.read_text().splitlines()]
+    by_side = [[line for line in lines if line["speculation"] == side] for side in evaluate.SIDES]
+    assert len(by_side[0]) == len(by_side[1]) == 8
+    # Keys differ between samples: the two responses to a problem are not one.
+    assert by_side[0][0]["token_ids"] != by_side[0][1]["token_ids"]
+    assert {"machine", "setting", "sides"} <= record.keys()
+    assert record["sides"]["off"]["drafted_tokens"] == 0
+    assert record["sides"]["on"]["drafted_tokens"] >= record["sides"]["on"]["accepted_tokens"] > 0
+
+
+@pytest.mark.parametrize("way", [[], ["--greedy"]], ids=["sampled", "greedy"])
+def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
+    """Made-up partings: the token that was drawn is explained by its random number, others not."""
+    place = 20
+
+    def made_up(off, _on):
+        drawn = off[0][0].token_ids[place]
+        return [
+            Divergence(0, 0, place, drawn, drawn),
+            Divergence(0, 0, place, drawn, None),
+            Divergence(0, 0, place, drawn, (drawn + 1) % 500),
+        ]
+
+    monkeypatch.setattr(evaluate, "divergences", made_up)
+    output = tmp_path / "record.json"
+    status = evaluate.main(
+        [
+            "--limit",
+            "1",
+            "--max-tokens",
+            "24",
+            "--dtype",
+            "float32",
+            "--json",
+            "--output",
+            str(output),
+            *way,
+        ]
+    )
+    drawn, ended, other = json.loads(output.read_text())["comparison"]["divergences"]
+    assert drawn["tie"] and drawn["distance"] < 1e-4
+    assert not ended["tie"] and ended["distance"] is None
+    assert other["distance"] > 0
+    assert status == 1

@@ -1,0 +1,43 @@
+"""Decoding against verifying in real engines: they agree, and where they do not, it shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sam_rollout.integrations.vllm import operator_check
+from sam_rollout.integrations.vllm.operator_check import OperatorCheck, run
+from tests.integration.conftest import MODEL
+
+K = 3
+TOKENS = 40
+# Natural logarithm; float32 rounding through twelve layers stays far below, a wrong mask far above.
+LIMIT = 1e-3
+
+
+@pytest.fixture(scope="module")
+def check() -> OperatorCheck:
+    return OperatorCheck(MODEL, "float32", (K,), TOKENS, prompts=3)
+
+
+def test_verifying_agrees_with_decoding_and_whole_groups_were_verified(check):
+    result = run(check)
+    again, verified = result["rows"]
+    assert (again["draft_tokens"], verified["draft_tokens"]) == (0, K)
+    assert again["overall"]["positions"] == check.prompts * (TOKENS - 1)
+    # All but the first token, and at most an incomplete group at the end.
+    assert verified["overall"]["positions"] >= check.prompts * (TOKENS - 1 - K)
+    assert again["overall"]["maximum"] < LIMIT
+    assert result["maximum"] == verified["overall"]["maximum"] < LIMIT
+
+
+def test_another_context_is_noticed(check, monkeypatch):
+    """The check must be able to fail: the texts are verified after other prompts."""
+    verify = operator_check._verify
+
+    def after_other_prompts(check, prompts, *rest):
+        return verify(check, prompts[1:] + prompts[:1], *rest)
+
+    monkeypatch.setattr(operator_check, "_verify", after_other_prompts)
+    result = run(check)
+    assert result["maximum"] > 100 * LIMIT
+    assert result["rows"][1]["overall"]["top_differs"] > 0
