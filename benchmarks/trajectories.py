@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS, MODEL
 from sam_rollout.bench.machine import machine
+from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 PROMPTS = 24
 SIBLINGS = 11
 SEED = 1
 TIE = 1e-5
-
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # engines come and go in one process
 
 
 def settings(dtype: str) -> dict[str, Any]:
@@ -42,34 +40,20 @@ def settings(dtype: str) -> dict[str, Any]:
 
 def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
     from sam_rollout.config import RolloutSamplerConfig
-    from sam_rollout.integrations.vllm.settings import engine_arguments
 
-    engine = LLM(
-        model=str(MODEL),
-        dtype=dtype,
-        max_model_len=1280,
-        max_num_seqs=MAX_NUM_SEQS,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        generation_config="vllm",
-        distributed_executor_backend="uni",
-        worker_extension_cls="sam_rollout.integrations.vllm.worker.SamWorkerExtension",
-        **engine_arguments(sam, RolloutSamplerConfig("coupled")),
-    )
-    engine.collective_rpc("sam_bind")
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests],
-        [
-            SamplingParams(max_tokens=MAX_TOKENS, extra_args=identity.to_extra_args())
-            for _, identity in requests
-        ],
-        use_tqdm=True,
-    )
-    drained = engine.collective_rpc("sam_drain")[0]
-    engine.llm_engine.engine_core.shutdown()
+    prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests]
+    sampling = [
+        SamplingParams(max_tokens=MAX_TOKENS, extra_args=identity.to_extra_args())
+        for _, identity in requests
+    ]
+    coupled = RolloutSamplerConfig("coupled")
+    size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
+    with offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine:
+        outputs = engine.generate(prompts, sampling)
+        drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
     return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}
 
@@ -115,6 +99,7 @@ def compare(
 
 def main() -> None:
     """Measure, print, write."""
+    prepare_environment()
     from transformers import AutoTokenizer
 
     from recipes.dapo_qwen3.synthetic_math import draw_problems

@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 ALL_PARTS="lint unit contracts integration ascend e2e"
 RESULTS="$ROOT/.test-results"
 VENV_PYTHON="$ROOT/.venv/bin/python"
-# vLLM-Ascend's Python parts need vLLM 0.23 and other versions of torch and transformers.
+# vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
 KILL_AFTER_S=30 # for what does not stop when its part runs out of time
 
@@ -86,6 +86,8 @@ for part in $PARTS; do
     status=0
     if [ "$part" = lint ]; then
         run_lint || status=$?
+    elif [ "$part" = ascend ] && ! scripts/lib/ascend_tests_environment.sh; then
+        status=1
     else
         run_pytest "$part" "$@" || status=$?
     fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes constraints/{cpu,cuda,ascend}.txt again from pyproject.toml (extras <profile> and dev) and
-# constraints/<profile>.overrides.txt. Reads package metadata only; installs nothing.
-#   scripts/lib/compile_constraints.sh [cpu|cuda|ascend ...] [-- uv options, e.g. --upgrade]
+# Makes constraints/{cpu,cuda,ascend,ascend-tests}.txt again from pyproject.toml (extras <profile> and
+# dev; ascend-tests: extra dev and constraints/ascend-tests.in) and constraints/<profile>.overrides.txt.
+# Reads package metadata only; installs nothing.
+#   scripts/lib/compile_constraints.sh [cpu|cuda|ascend|ascend-tests ...] [-- uv options, e.g. --upgrade]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -11,7 +12,7 @@ while [ $# -gt 0 ] && [ "$1" != "--" ]; do
     shift
 done
 [ "${1:-}" = "--" ] && shift
-[ ${#PROFILES[@]} -gt 0 ] || PROFILES=(cpu cuda ascend)
+[ ${#PROFILES[@]} -gt 0 ] || PROFILES=(cpu cuda ascend ascend-tests)
 
 find_uv
 configure_uv
@@ -19,15 +20,21 @@ cd "$ROOT"
 
 for profile in "${PROFILES[@]}"; do
     source_args=()
+    wanted=(pyproject.toml --extra "$profile" --extra dev)
     case "$profile" in
         cpu) platform="x86_64-manylinux_2_28"; source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"}) ;;
         cuda) platform="x86_64-manylinux_2_28" ;;
         # Ascend servers have Arm hosts, and only there is the registry's torch 2.10 a CPU build.
         ascend) platform="aarch64-manylinux_2_34" ;;
-        *) die "unknown profile '$profile': cpu, cuda or ascend" ;;
+        ascend-tests)
+            platform="x86_64-manylinux_2_28"
+            source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"})
+            wanted=(pyproject.toml constraints/ascend-tests.in --extra dev)
+            ;;
+        *) die "unknown profile '$profile': cpu, cuda, ascend or ascend-tests" ;;
     esac
     say "constraints/$profile.txt for Python $PYTHON_VERSION on $platform"
-    "$UV" pip compile --quiet pyproject.toml --extra "$profile" --extra dev \
+    "$UV" pip compile --quiet "${wanted[@]}" \
         --overrides "constraints/$profile.overrides.txt" \
         --python-version "$PYTHON_VERSION" --python-platform "$platform" \
         --no-header --no-annotate --no-emit-index-url --no-emit-find-links \

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.trajectories import TIE, distance_to_tie
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.startup_check import WrongSamplerError, check_samplers
@@ -18,9 +19,6 @@ from tests.integration.engines import FORCED_PROPOSER
 
 SIBLINGS = 4  # of each of 24 prompts
 MAX_TOKENS = 200
-# How near a boundary the random number, or the top-k/top-p cut a token, must be for two texts to be
-# allowed to part there.
-TIE = 1e-5
 COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
 ALWAYS = GateConfig(threshold=10_000)
@@ -101,19 +99,10 @@ def parting_is_a_tie(prompt: list[int], sibling: int, theirs: list[int], ours: l
     """Whether the first difference of two texts is within what rounding may decide."""
     from transformers import AutoModelForCausalLM
 
-    from sam_rollout.verification import keyed_bits
-    from sam_rollout.verification.inverse_cdf import FRACTION_BITS
-    from sam_rollout.verification.uniforms import logical_shift
-
     place = next(i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    text = prompt + theirs[:place]
-    with torch.no_grad():
-        cumulative = model(torch.tensor([text])).logits[0, -1].double().softmax(-1).cumsum(0)
     key = identify(prompt, seed=1, step=0, sibling=sibling, split="train").key
-    bits = keyed_bits(torch.tensor([key]), torch.tensor([len(text)]))
-    uniform = logical_shift(bits, 64 - FRACTION_BITS).item() / 2**FRACTION_BITS
-    return (cumulative - uniform).abs().min().item() < TIE
+    return distance_to_tie(model, prompt, theirs[:place], key) < TIE
 
 
 @pytest.mark.parametrize(

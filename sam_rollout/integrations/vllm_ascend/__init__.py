@@ -1,0 +1,1 @@
+"""vllm-ascend: its sampler and rejection sampler. Builds on the integration of vLLM."""

@@ -1,0 +1,97 @@
+"""Our samplers inside vllm-ascend: those of vLLM, with vllm-ascend's own rules on logits.
+
+vllm-ascend replaces vLLM's samplers by subclasses of them. Ours stand in the same places: the
+penalties, the cleaning of logits that are no numbers and the cuts by top-k and top-p are
+vllm-ascend's, from there on everything is as on other devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm_ascend.ascend_config import get_ascend_config
+from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
+from vllm_ascend.sample.sampler import apply_top_k_top_p
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler, KeyedTopKTopPSampler
+from sam_rollout.integrations.vllm_ascend.options import check_options
+from sam_rollout.verification import DraftLayout
+
+
+def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
+    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+
+    Args:
+        model_runner: vllm-ascend's ``NPUModelRunner``.
+        config: What was asked for.
+
+    Raises:
+        ConfigError: The engine is configured for something our samplers do not do.
+    """
+    if config.kind == "stock":
+        return
+    sampler = model_runner.sampler
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    check_options(get_ascend_config())
+    _check_positions_are_whole(model_runner.vllm_config.parallel_config)
+    rows = KeyedRows(model_runner)
+    sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)
+
+
+def _check_positions_are_whole(parallel_config: Any) -> None:
+    for field in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        value = getattr(parallel_config, field)
+        if value > 1:
+            raise ConfigError(
+                f"parallel_config.{field}",
+                value,
+                "must be 1 (a device then knows the positions of its own share of a text only) "
+                "unless rollout_sampler.kind = 'stock'",
+            )
+
+
+class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
+    """In the place of ``AscendTopKTopPSampler``, with its cuts."""
+
+    @staticmethod
+    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return apply_top_k_top_p(logits, k, p)
+
+
+class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
+    """In the place of ``AscendRejectionSampler``, with its rules on logits.
+
+    Args:
+        sampler: vllm-ascend's sampler of steps without drafts.
+        rows: Random bits of the step's rows.
+        config: ``coupled`` or ``vectorised``.
+    """
+
+    def __init__(self, sampler: Any, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
+        # Its constructor takes the sampler alone.
+        AscendRejectionSampler.__init__(self, sampler)
+        self.config = config
+        self._rows = rows
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        metadata: SpecDecodeMetadata,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> torch.Tensor:
+        info = torch.finfo(logits.dtype)
+        logits = torch.nan_to_num_(logits, nan=0.0, posinf=info.max, neginf=info.min)
+        return super()._process(logits, metadata, sampling, layout)
+
+    @staticmethod
+    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return apply_top_k_top_p(logits, k, p)

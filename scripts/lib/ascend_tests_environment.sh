@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes .venv-ascend for tests/ascend: the Python code of vLLM and vllm-ascend on a CPU, without any
+# of their kernels. Called by scripts/test.sh ascend, after scripts/install.sh cpu; a second call does
+# nothing. Leaves vllm-ascend's source package in .cache/sdists, whose own tests are run, too.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+VENV="$ROOT/.venv-ascend"
+PYTHON="$VENV/bin/python"
+STAMP="$VENV/.sam_rollout_install"
+CONSTRAINTS="$ROOT/constraints/ascend-tests.txt"
+SDISTS="$CACHE_DIR/sdists"
+LOG="$CACHE_DIR/ascend-tests-environment.log"
+
+pin() { grep "^$1==" "$CONSTRAINTS"; }
+
+# Runs a step with its output in the log; what goes wrong is said in one line.
+step() {
+    local name="$1"
+    shift
+    "$@" > "$LOG" 2>&1 || die "$name failed, $(grep -m 1 -iE 'error|failed|caused' "$LOG" \
+        || tail -n 1 "$LOG") (all of it: .cache/${LOG##*/})"
+}
+
+sdist() {
+    local files=("$SDISTS"/vllm_ascend-*.tar.gz)
+    echo "${files[0]}"
+}
+
+wanted="$({ echo "$ROOT"; cat "$CONSTRAINTS" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum)"
+if [ "$(cat "$STAMP" 2> /dev/null)" = "$wanted" ] && [ -f "$(sdist)" ]; then
+    say ".venv-ascend is up to date, nothing to do"
+    exit 0
+fi
+
+mkdir -p "$CACHE_DIR"
+rm -rf "$SDISTS" "$VENV"
+step "making .venv-ascend" "$ROOT/.venv/bin/python" -m venv "$VENV"
+find_uv "$PYTHON"
+configure_uv
+INSTALL=("$UV" pip install --quiet --python "$PYTHON" --no-deps)
+
+say "installing $(grep -c == "$CONSTRAINTS") pinned packages from constraints/ascend-tests.txt"
+grep -v -E '^(vllm|vllm-ascend)==' "$CONSTRAINTS" > "$VENV/requirements.txt"
+step "installing packages" "${INSTALL[@]}" \
+    ${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"} -r "$VENV/requirements.txt"
+
+# Both are built with the packages just installed: an isolated build would fetch a CUDA torch.
+say "building $(pin vllm) and $(pin vllm-ascend) without kernels"
+export VLLM_TARGET_DEVICE=empty COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1
+step "building vLLM" "${INSTALL[@]}" --no-build-isolation --no-binary vllm "$(pin vllm)"
+step "downloading vllm-ascend" "$PYTHON" -m pip download --quiet --no-deps --no-build-isolation \
+    --no-binary vllm-ascend --dest "$SDISTS" "$(pin vllm-ascend)"
+step "building vllm-ascend" "${INSTALL[@]}" --no-build-isolation "$(sdist)"
+step "installing the checkout" "${INSTALL[@]}" --editable "$ROOT"
+echo "$wanted" > "$STAMP"

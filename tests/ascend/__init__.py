@@ -1,0 +1,1 @@
+"""A package, so that the tests can import the helpers beside them."""

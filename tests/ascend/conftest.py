@@ -1,0 +1,88 @@
+"""vllm-ascend on a CPU: the stand-in for torch_npu comes before everything else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = str(Path(__file__).parent / "stand_in")
+MODEL = str(ROOT / "recipes" / "dapo_qwen3" / "tiny_qwen3")
+
+# These tests have a virtual environment of their own (scripts/test.sh ascend).
+collect_ignore_glob = [] if find_spec("vllm_ascend") else ["test_*.py"]
+
+if not collect_ignore_glob:
+    sys.path.insert(0, STAND_IN)
+    # Also for the processes that vLLM starts.
+    paths = [STAND_IN, os.environ.get("PYTHONPATH")]
+    os.environ.update(
+        PYTHONPATH=os.pathsep.join(filter(None, paths)),
+        OMP_NUM_THREADS="1",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+        # vLLM keeps there what it found out about model classes, in a slow process of its own.
+        VLLM_CACHE_ROOT=str(ROOT / ".cache" / "vllm-ascend"),
+    )
+    import torch_npu  # noqa: F401
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+@pytest.fixture(scope="session")
+def vllm_config():
+    """The configuration of an engine with drafts, as vllm-ascend's platform completes it."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed.parallel_state import (
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm_ascend.ascend_config import init_ascend_config
+    from vllm_ascend.utils import adapt_patch
+
+    config = EngineArgs(
+        model=MODEL,
+        load_format="dummy",
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        async_scheduling=False,
+        distributed_executor_backend="uni",
+        speculative_config={
+            "method": "ngram",  # any that is not a model: the tests bring their own drafts
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 4,
+        },
+    ).create_engine_config()
+    adapt_patch()
+    with set_current_vllm_config(config), socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        init_ascend_config(config)
+        yield config
+
+
+@pytest.fixture
+def runner(vllm_config):
+    """A real model runner of vllm-ascend, without a model."""
+    import torch
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+
+    batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    made = NPUModelRunner(vllm_config, torch.device("cpu"))
+    # The runner takes a share for its own use off the configuration each time it is made.
+    vllm_config.scheduler_config.max_num_batched_tokens = batched_tokens
+    return made

@@ -1,0 +1,1 @@
+"""The parts of the stand-in for torch_npu; see torch_npu beside it."""

@@ -1,0 +1,81 @@
+"""What lets a whole engine of vllm-ascend run under the stand-in; in the process that samples.
+
+vllm-ascend takes device names, the collective backend, memory sizes and one Triton kernel for
+granted. These are replaced; its platform, worker, runner and samplers stay its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch_npu
+
+from npu_stand_in import operators
+
+MEMORY_FOR_CACHE = 64 << 20
+
+
+def compute_slot_mapping(
+    num_tokens,
+    max_tokens,
+    query_start_loc,
+    positions,
+    block_table,
+    stride,
+    block_size,
+    out,
+    **options,
+):
+    """Find the place of each scheduled token in the cache; vllm-ascend's Triton kernel."""
+    out[num_tokens:max_tokens] = options["PAD_ID"]
+    counts = torch.diff(query_start_loc).long()
+    requests = torch.arange(len(counts)).repeat_interleave(counts)
+    positions = positions[: len(requests)].long()
+    blocks = block_table[requests, positions // block_size].long()
+    out[: len(requests)] = blocks * block_size + positions % block_size
+
+
+class Launch:
+    """A kernel that is called as ``kernel[grid](...)``."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __getitem__(self, _grid):
+        return self.function
+
+
+def prepare():
+    """Replace what needs an NPU; call before the engine is made."""
+    for operator in operators.OPERATORS:
+        setattr(torch_npu, operator.__name__, operator)
+    torch.Tensor.npu = lambda self, *_args, **_kwargs: self
+
+    from vllm.utils import torch_utils
+    from vllm_ascend.platform import NPUPlatform
+
+    register = torch_utils.direct_register_custom_op
+
+    def register_for_cpu(*args, **kwargs):
+        return register(*args[:5], **{**kwargs, "dispatch_key": "CPU"})
+
+    torch_utils.direct_register_custom_op = register_for_cpu
+    NPUPlatform.device_type, NPUPlatform.dispatch_key = "cpu", "CPU"
+    NPUPlatform.dist_backend = "gloo"
+
+    from vllm_ascend.worker import block_table, worker
+
+    block_table._compute_slot_mapping_kernel = Launch(compute_slot_mapping)
+    initialize = worker.init_distributed_environment
+
+    def initialize_with_gloo(world_size, rank, method, local_rank, _backend=None, *args, **kwargs):
+        return initialize(world_size, rank, method, local_rank, "gloo", *args, **kwargs)
+
+    def init_device(self):
+        self._init_worker_distributed_environment()
+        torch_utils.set_random_seed(self.model_config.seed)
+        return torch.device("cpu")
+
+    worker.init_distributed_environment = initialize_with_gloo
+    worker.NPUWorker._init_device = init_device
+    worker.NPUWorker._warm_up_atb = lambda self: None
+    worker.NPUWorker.determine_available_memory = lambda self: MEMORY_FOR_CACHE

@@ -1,0 +1,111 @@
+"""torch_npu's operators that a dense Qwen3 meets in vllm-ascend 0.23, written out in torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def npu_rms_norm(x, weight, epsilon=1e-6):
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return (wide * scale).to(x.dtype) * weight, scale
+
+
+def npu_add_rms_norm(x, residual, weight, epsilon=1e-6):
+    total = x + residual
+    normed, scale = npu_rms_norm(total, weight, epsilon)
+    return normed, scale, total
+
+
+def npu_swiglu(x, dim=-1):
+    gate, up = x.chunk(2, dim)
+    return torch.nn.functional.silu(gate) * up
+
+
+def npu_rotary_mul(x, cos, sin, rotary_mode="half"):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def npu_apply_rotary_pos_emb(query, key, cos, sin, layout="BSND", rotary_mode="half"):
+    return npu_rotary_mul(query, cos, sin), npu_rotary_mul(key, cos, sin)
+
+
+def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+    """Rotate in place; halves of a head are rotated against each other (neox)."""
+    assert is_neox
+    cos, sin = cos_sin_cache[positions.flatten()].chunk(2, -1)
+    cos, sin = cos[:, None].float(), sin[:, None].float()
+    for tensor in (query, key):
+        heads = tensor.view(tensor.shape[0], -1, head_size)
+        first, second = heads[..., : 2 * cos.shape[-1]].float().chunk(2, -1)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        heads[..., : turned.shape[-1]] = turned.to(tensor.dtype)
+
+
+def npu_mrope(positions, query, key, cos_sin_cache, head_size, rotary_mode="half", **_options):
+    query, key = query.clone(), key.clone()
+    _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, rotary_mode == "half")
+    return query, key
+
+
+def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
+    real = slot_indices >= 0
+    slots = slot_indices[real].long()
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache.view(-1, *cache.shape[2:])[slots] = new[: len(real)][real].to(cache.dtype)
+
+
+def npu_fused_infer_attention_score(
+    query,  # [tokens, heads, head_size]
+    key,  # paged: [blocks, block_size, ...]; otherwise [tokens, kv_heads, head_size]
+    value,
+    *,
+    actual_seq_lengths,  # cumulative
+    actual_seq_lengths_kv,  # paged: of each request; otherwise cumulative
+    block_table=None,
+    block_size=128,
+    input_layout="TND",
+    num_heads=1,
+    num_key_value_heads=1,
+    scale=1.0,
+    sparse_mode=0,  # 3: causal, aligned at the end
+    **_options,
+):
+    assert input_layout == "TND"
+    ends = [int(end) for end in actual_seq_lengths]
+    kv_lengths = [int(length) for length in actual_seq_lengths_kv]
+    assert ends == sorted(ends) and ends[-1] == query.shape[0] and len(ends) == len(kv_lengths)
+    output = torch.zeros_like(query)
+    shape = (-1, num_key_value_heads, query.shape[-1])
+    first = first_kv = 0
+    for request, (end, length) in enumerate(zip(ends, kv_lengths, strict=True)):
+        if block_table is not None:
+            blocks = block_table[request, : -(-length // block_size)].long()
+            keys, values = (cache[blocks].reshape(shape)[:length] for cache in (key, value))
+        else:
+            keys, values = key[first_kv:length], value[first_kv:length]
+            first_kv, length = length, length - first_kv
+        groups = num_heads // num_key_value_heads
+        keys, values = (t.float().repeat_interleave(groups, 1) for t in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", query[first:end].float(), keys) * scale
+        if sparse_mode == 3:
+            rows = torch.arange(end - first).unsqueeze(1) + length - (end - first)
+            scores = scores.masked_fill(torch.arange(length) > rows, float("-inf"))
+        result = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        output[first:end] = result.to(query.dtype)
+        first = end
+    return output, None
+
+
+OPERATORS = (
+    npu_rms_norm,
+    npu_add_rms_norm,
+    npu_swiglu,
+    npu_rotary_mul,
+    npu_apply_rotary_pos_emb,
+    _npu_rotary_embedding,
+    npu_mrope,
+    _npu_reshape_and_cache,
+    npu_fused_infer_attention_score,
+)

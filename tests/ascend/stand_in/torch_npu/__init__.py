@@ -1,0 +1,125 @@
+"""A stand-in for torch_npu: vllm-ascend's Python code runs on the CPU, tensors stay there.
+
+Put ``tests/ascend/stand_in`` on PYTHONPATH, and every process gets it with its first
+``import torch_npu`` (which vllm-ascend's platform does before anything else). It shows what host
+code decides and computes; it says nothing about the numerics of an NPU, graphs, collective
+communication, vendor operators or speed.
+
+* ``torch.npu`` has streams and events that do nothing, and one device, an Ascend910B1 (an A2).
+* Operators that samplers need are written out in torch. All other names of torch_npu are mocks.
+* ``pin_memory`` is ignored: a torch without an accelerator refuses it.
+"""
+
+import sys
+from functools import wraps
+from unittest.mock import MagicMock
+
+import torch
+from npu_stand_in.placeholders import Placeholder, install_placeholders
+
+GIB = 1 << 30
+# Take `pin_memory`, and refuse it where there is no accelerator.
+FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
+
+
+class _Context:
+    """What torch.npu hands out for `with`, and orders nothing here."""
+
+    def __init__(self, *_args, **_kwargs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        return False
+
+
+class Stream(_Context):
+    def wait_stream(self, stream):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def record_event(self, event=None):
+        return event or Event()
+
+
+class Event:
+    def __init__(self, *_args, **_kwargs):
+        pass
+
+    def record(self, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+
+def npu_top_k_top_p(logits, k=None, p=None):
+    """The vendor's fused cut, by its definition: k likeliest, then the smallest set of mass p."""
+    probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+    sorted_probabilities, order = probabilities.sort(dim=-1, descending=True)
+    keep = torch.ones_like(sorted_probabilities, dtype=torch.bool)
+    if k is not None:
+        keep &= torch.arange(logits.shape[1]) < k.unsqueeze(1)
+    if p is not None:
+        kept = sorted_probabilities * keep
+        kept = kept / kept.sum(dim=-1, keepdim=True)
+        keep &= kept.cumsum(dim=-1) - kept < p.unsqueeze(1)
+    keep = torch.zeros_like(keep).scatter_(1, order, keep)
+    return logits.masked_fill(~keep, float("-inf"))
+
+
+def _make_torch_npu_namespace():
+    npu = MagicMock(name="torch.npu")
+    npu.Stream, npu.Event = Stream, Event
+    npu.stream = npu.graph = _Context
+    npu.current_stream = npu.default_stream = lambda *_args, **_kwargs: Stream()
+    npu.current_device = lambda: 0
+    npu.device_count = lambda: 1
+    npu.is_available = lambda: True
+    npu.synchronize = lambda *_args, **_kwargs: None
+    npu.mem_get_info = lambda *_args, **_kwargs: (60 * GIB, 64 * GIB)
+    npu.get_device_name = lambda *_args: "Ascend910B1"
+    npu.get_soc_version = lambda: 220
+    return npu
+
+
+def _without_pinning(function):
+    @wraps(function)
+    def call(*args, **kwargs):
+        kwargs.pop("pin_memory", None)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _install():
+    this = sys.modules[__name__]
+    this.__class__ = Placeholder
+    install_placeholders("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
+    torch.utils.rename_privateuse1_backend("npu")
+    torch.npu = this.npu = _make_torch_npu_namespace()
+    torch.version.cann = None
+    torch.distributed.is_hccl_available = lambda: True
+    this._C = MagicMock(name="torch_npu._C", _NPUTaskGroupHandle=MagicMock)
+    sys.modules["torch_npu._C"] = this._C
+    sys.modules["torch_npu._C._distributed_c10d"] = this._C._distributed_c10d
+    this.npu_format_cast = lambda weight, _format: weight
+    for name in FACTORIES:
+        setattr(torch, name, _without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_args, **_kwargs: self
+
+
+_install()

@@ -1,0 +1,220 @@
+"""Our samplers in the places of vllm-ascend's, on its real objects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from vllm.sampling_params import SamplingParams
+from vllm_ascend.ascend_config import get_ascend_config
+from vllm_ascend.sample import rejection_sampler as stock
+from vllm_ascend.sample.sampler import (
+    AscendSampler,
+    _apply_top_k_top_p_pytorch,
+    apply_top_k_top_p,
+)
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.identity import identify
+from sam_rollout.integrations.vllm.sampling import installed_sampler
+from sam_rollout.integrations.vllm_ascend import functions
+from sam_rollout.integrations.vllm_ascend.options import REFUSED
+from sam_rollout.integrations.vllm_ascend.sampling import (
+    AscendKeyedRejectionSampler,
+    install_sampler,
+)
+from sam_rollout.verification import draw_tokens, keyed_bits
+from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling_metadata
+
+VOCABULARY = 12
+CALLS, BATCH = 5, 4_000  # vllm-ascend's own functions take time that grows with the batch squared
+PVALUE = 1e-4
+COUPLED = RolloutSamplerConfig(kind="coupled")
+
+
+class IndependentRows:
+    """Random bits for rows that belong to no request; what KeyedRows is in an engine."""
+
+    def __init__(self):
+        self.position = 0
+
+    def verify_bits(self, logits_indices, request_of_row, stream=0):
+        return keyed_bits(request_of_row, self.position + logits_indices, stream)
+
+
+def make_sampler(kind, monkeypatch, rows):
+    sampler = AscendSampler()
+    if kind in ("coupled", "vectorised"):
+        return AscendKeyedRejectionSampler(sampler, rows, RolloutSamplerConfig(kind))
+    if kind == "functions":
+        monkeypatch.setattr(stock, "rejection_sample", functions.rejection_sample)
+        monkeypatch.setattr(stock, "expand_batch_to_tokens", functions.expand_batch_to_tokens)
+    return stock.AscendRejectionSampler(sampler)
+
+
+@pytest.mark.parametrize(("k", "p"), [(4, None), (None, 0.8)])
+def test_the_stand_in_cuts_as_vllm_ascend_does_without_the_operator(vllm_config, k, p):
+    logits = torch.randn(500, VOCABULARY)
+    cuts = [None if cut is None else torch.full((500,), cut) for cut in (k, p)]
+    expected = _apply_top_k_top_p_pytorch(logits.clone(), *cuts)
+    assert torch.equal(apply_top_k_top_p(logits.clone(), *cuts), expected)
+
+
+@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}])
+@pytest.mark.parametrize("kind", ["stock", "functions", "vectorised", "coupled"])
+def test_every_position_has_the_target_distribution(kind, cuts, vllm_config, monkeypatch):
+    torch.manual_seed(1)
+    logits = 1.5 * torch.randn(3, VOCABULARY)
+    target = apply_top_k_top_p(
+        logits.clone(),
+        *(None if cuts.get(n) is None else torch.full((3,), cuts[n]) for n in ("top_k", "top_p")),
+    ).softmax(dim=-1)
+    drafts = target.argsort(dim=-1, descending=True)[[0, 1], [0, 1]].tolist()
+    rows = IndependentRows()
+    sampler = make_sampler(kind, monkeypatch, rows)
+    outputs = []
+    for _ in range(CALLS):
+        step, parameters = same_draft_for_all(drafts, BATCH), sampling_metadata(BATCH, **cuts)
+        outputs.append(sampler(step, None, logits.repeat(BATCH, 1), parameters).sampled_token_ids)
+        rows.position += len(step.logits_indices)
+
+    reached = torch.cat(outputs)
+    for place, distribution in enumerate(target):
+        tokens = reached[:, place].to(torch.int64)
+        counts = torch.bincount(tokens, minlength=VOCABULARY)
+        possible = distribution > 0
+        assert counts[~possible].sum() == 0
+        expected = distribution[possible].double() * len(tokens) / distribution[possible].sum()
+        if possible.sum() > 1:
+            expected *= counts.sum() / expected.sum()
+            assert chisquare(counts[possible].numpy(), expected.numpy()).pvalue > PVALUE
+        if place < len(drafts):
+            accepted = tokens == drafts[place]
+            assert (reached[~accepted, place + 1 :] == NO_TOKEN).all()
+            reached = reached[accepted]
+
+
+def toy_model(text):
+    generator = torch.Generator().manual_seed(31 * text[-1] + len(text) % 5)
+    return 2 * torch.randn(VOCABULARY, generator=generator)
+
+
+REQUESTS = [
+    ([1, 2, 3], {"temperature": 1.0}),
+    ([4, 5], {"temperature": 0.7, "top_p": 0.9}),
+    ([6], {"temperature": 1.3, "top_k": 5}),
+    ([7, 8, 9, 10], {"temperature": 0.0}),
+]
+LENGTH = 40  # new tokens per request that are compared
+
+
+def by_definition(prompt, params, key):
+    """Token by token: cut, softmax, one keyed number."""
+    text = list(prompt)
+    for _ in range(LENGTH):
+        logits = toy_model(text).unsqueeze(0)
+        if params["temperature"] == 0:
+            text.append(int(logits.argmax()))
+            continue
+        cuts = (None if n not in params else torch.tensor([params[n]]) for n in ("top_k", "top_p"))
+        logits = apply_top_k_top_p(logits / params["temperature"], *cuts)
+        bits = keyed_bits(torch.tensor([key]), torch.tensor([len(text)]))
+        text.append(int(draw_tokens(logits.softmax(dim=-1), bits)))
+    return text
+
+
+def start(runner):
+    engine, keys = ToyEngine(runner, toy_model), []
+    for prompt, params in REQUESTS:
+        identity = identify(prompt, seed=5, step=2, sibling=0, split="train")
+        keys.append(identity.key)
+        extra_args = identity.to_extra_args()
+        engine.add(prompt, SamplingParams(**params, max_tokens=200, extra_args=extra_args))
+    return engine, keys
+
+
+def no_drafts(texts, right):
+    return [[] for _ in texts]
+
+
+def right_drafts(texts, right):
+    return [truth[len(text) : len(text) + 3] for text, truth in zip(texts, right, strict=True)]
+
+
+def wrong_drafts(texts, right):
+    return [[(token + 1) % VOCABULARY for token in some] for some in right_drafts(texts, right)]
+
+
+def ragged_drafts(texts, right):
+    """One request more than the other, right until the last one."""
+    drafts = right_drafts(texts, right)
+    for row, (some, text) in enumerate(zip(drafts, texts, strict=True)):
+        del some[(len(text) + row) % 4 :]
+        if some and len(text) % 2:
+            some[-1] = (some[-1] + 1) % VOCABULARY
+    return drafts
+
+
+@pytest.mark.parametrize("draft", [no_drafts, right_drafts, wrong_drafts, ragged_drafts])
+def test_coupled_tokens_are_ours_whatever_was_drafted(runner, draft):
+    install_sampler(runner, COUPLED)
+    assert installed_sampler(runner) == "coupled"
+    engine, keys = start(runner)
+    right = [
+        by_definition(prompt, params, key)
+        for (prompt, params), key in zip(REQUESTS, keys, strict=True)
+    ]
+    steps = 0
+    while any(len(text) < len(truth) for text, truth in zip(engine.texts, right, strict=True)):
+        engine.step(draft(engine.texts, right))
+        steps += 1
+    for text, truth in zip(engine.texts, right, strict=True):
+        assert text[: len(truth)] == truth
+    assert steps <= {right_drafts: LENGTH // 4, ragged_drafts: LENGTH - 1}.get(draft, LENGTH)
+
+
+def test_both_samplers_are_vllm_ascends_kind(runner):
+    install_sampler(runner, COUPLED)
+    assert isinstance(runner.sampler, AscendSampler)
+    assert isinstance(runner.rejection_sampler, stock.AscendRejectionSampler)
+    assert runner.rejection_sampler.sampler is runner.sampler
+
+
+def test_stock_changes_nothing(runner):
+    before = runner.sampler.topk_topp_sampler, runner.rejection_sampler
+    install_sampler(runner, RolloutSamplerConfig(kind="stock"))
+    assert (runner.sampler.topk_topp_sampler, runner.rejection_sampler) == before
+    assert installed_sampler(runner) == "stock"
+
+
+def test_logits_that_are_no_numbers_are_cleaned(vllm_config, monkeypatch):
+    """As vllm-ascend does: no number counts as 0, infinite ones as the largest there are."""
+    logits = torch.full((2, VOCABULARY), float("-inf"))
+    logits[0, 3] = float("inf")
+    logits[1, 5] = float("nan")
+    for kind in ("stock", "coupled", "vectorised"):
+        output = make_sampler(kind, monkeypatch, IndependentRows())(
+            same_draft_for_all([3], 1), None, logits[[0, 1]], sampling_metadata(1)
+        ).sampled_token_ids
+        assert output[0, 0] == 3
+        if kind != "stock":  # which does not clean the row after the last draft
+            assert output[0, 1] == 5
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_options_that_would_be_ignored_are_refused(runner, monkeypatch, field):
+    holder = get_ascend_config()
+    *path, name = field.split(".")
+    for part in path:
+        holder = getattr(holder, part)
+    monkeypatch.setattr(holder, name, True)
+    with pytest.raises(ConfigError) as caught:
+        install_sampler(runner, COUPLED)
+    assert str(caught.value).startswith(f"additional_config.{field} = True: must be false")
+
+
+@pytest.mark.parametrize("field", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_texts_that_are_spread_over_devices_are_refused(runner, monkeypatch, field):
+    monkeypatch.setattr(runner.vllm_config.parallel_config, field, 2)
+    with pytest.raises(ConfigError, match=rf"parallel_config\.{field} = 2: must be 1"):
+        install_sampler(runner, COUPLED)
