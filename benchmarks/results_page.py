@@ -85,6 +85,7 @@ def dapo_section() -> str:
     """Whole DAPO runs, off and on."""
     record = _load("dapo_ab_tiny_cpu")
     columns = (*dapo_ab.SIDES, "off/on")
+    same, total = dapo_ab.totals(record["identical_responses"])
     rows = [
         [f"{title}, {unit}".rstrip(", ")]
         + [_spread(record["summary"][metric].get(column), "low", "high") for column in columns]
@@ -93,15 +94,17 @@ def dapo_section() -> str:
     setting = record["setting"]
     text = (
         f"{setting['repeats']} runs of each side, alternating, {setting['steps']} training steps "
-        "each, the first left out. Median over runs of each run's median step, with the lowest and "
-        "highest run."
+        "each, the first left out of the times. Median over runs of each run's median step, with the "
+        "lowest and highest run. Both sides sample with the coupled sampler: "
+        f"{same} of {total} responses are identical token for token."
     )
+    picture = "![the first pair of runs](../benchmarks/results/dapo_ab_tiny_cpu.png)"
     return _section(
         "Whole DAPO runs",
         "python -m benchmarks.dapo_ab",
         record,
         text,
-        _table(["figure", *columns], rows),
+        _table(["figure", *columns], rows) + f"\n\n{picture}",
     )
 
 

@@ -122,6 +122,12 @@ VLLM_SAMPLERS = [
     ),
     Row(
         "vllm",
+        "v1.spec_decode.metadata",
+        "SpecDecodeMetadata.num_draft_tokens",
+        "how many rows each request has, for leading an engine along known texts",
+    ),
+    Row(
+        "vllm",
         "sampling_params",
         "SamplingParams._validate_spec_decode",
         "requests that our verification would have to treat specially are refused by vLLM",

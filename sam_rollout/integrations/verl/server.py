@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm import SamplingParams, TokensPrompt
@@ -58,11 +59,19 @@ class _FinishedRequest:
     finish_reason: str
 
 
+def worker_extension(device: str) -> str:
+    """Name the class to mix into the engine's workers on a device of verl's."""
+    if device == "npu":
+        module = "sam_rollout.integrations.verl.worker_extension_ascend"
+        return f"{module}.SamColocateAscendWorkerExtension"
+    return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
+
+
 class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
     def _get_worker_extension_cls(self) -> str:
-        return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
+        return worker_extension(get_device_name())
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Start the engine with as many threads as its device profile gives it."""

@@ -6,11 +6,14 @@ every public method is reachable through ``collective_rpc``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # The extension is imported before the model is loaded, also where the package's entry points are
 # not installed (code shipped through PYTHONPATH): this is the second chance for the workarounds.
 from sam_rollout.integrations.vllm.plugin import register
+
+if TYPE_CHECKING:
+    from sam_rollout.config import RolloutSamplerConfig
 
 register()
 
@@ -27,10 +30,10 @@ class SamWorkerExtension:
         """
         from vllm.distributed import get_pp_group, get_tp_group
 
-        from sam_rollout.integrations.vllm.sampling import install_sampler, installed_sampler
+        from sam_rollout.integrations.vllm.sampling import installed_sampler
         from sam_rollout.integrations.vllm.settings import sampler_config_of
 
-        install_sampler(self.model_runner, sampler_config_of(self.vllm_config))
+        self._install_sampler(sampler_config_of(self.vllm_config))
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
         drafter = getattr(self.model_runner, "drafter", None)
         if drafter is None:
@@ -40,6 +43,12 @@ class SamWorkerExtension:
         is_output_rank = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         drafter.bind(self.model_runner, drafts_are_used=is_output_rank, record=record)
         return report | drafter.describe()
+
+    def _install_sampler(self, config: RolloutSamplerConfig) -> None:
+        """Replace the runner's samplers; other kinds of workers have others to replace."""
+        from sam_rollout.integrations.vllm.sampling import install_sampler
+
+        install_sampler(self.model_runner, config)
 
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""

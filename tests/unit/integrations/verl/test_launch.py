@@ -232,6 +232,14 @@ def test_the_command_ends_with_one_line(tmp_path):
     assert done.stdout == ""
 
 
+def test_a_missing_data_file_is_named_at_once(tmp_path):
+    done = run_main("data.train_files=nowhere.parquet", folder=tmp_path)
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert "data.train_files = 'nowhere.parquet': there is no such file" in line
+    assert "prepare_data" in line
+
+
 def test_a_key_hydra_does_not_know_is_named(tmp_path):
     """Hydra refuses it before we see it; its message has to be enough."""
     done = run_main("sam.treshold=3", folder=tmp_path)

@@ -1,0 +1,11 @@
+"""verl's colocated vLLM worker (weight sync) together with ours for vllm-ascend."""
+
+from __future__ import annotations
+
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
+
+
+class SamColocateAscendWorkerExtension(vLLMColocateWorkerExtension, SamAscendWorkerExtension):
+    """The class verl's engines are started with on NPUs."""
