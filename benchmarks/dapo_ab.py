@@ -19,8 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.compare import compare_folders
@@ -61,8 +59,7 @@ def identical_responses(off: Path, on: Path) -> dict[int, tuple[int, int]]:
     texts = [
         {
             (row["step"], row["group"], row["sibling"]): row["response_ids"]
-            for file in sorted((run_dir / "sam" / "traces").glob("*.parquet"))
-            for row in pq.read_table(file).to_pylist()
+            for row in RunFolder(run_dir).read("traces").to_pylist()
         }
         for run_dir in (off, on)
     ]

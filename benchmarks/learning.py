@@ -2,7 +2,7 @@
 
     python -m benchmarks.learning [--steps 20] [--output benchmarks/results/learning_tiny_cpu.json]
 
-One run; every other step validates on held-out problems. The result compares the last five steps
+One run; every step validates on held-out problems. The result compares the last five steps
 with the first five, with 95 % intervals, and draws both curves.
 """
 
@@ -20,8 +20,7 @@ from sam_rollout.report.learning import learning
 from sam_rollout.report.plots import plot_learning
 from sam_rollout.telemetry.records import RunFolder
 
-HELD_OUT = 64
-VALIDATE_EVERY = 2  # steps
+HELD_OUT = 128
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
 
 
@@ -40,7 +39,7 @@ def main() -> None:
             run_dir,
             "sam=on",
             f"trainer.total_training_steps={arguments.steps}",
-            f"trainer.test_freq={VALIDATE_EVERY}",
+            "trainer.test_freq=1",
             f"data.val_max_samples={HELD_OUT}",
             timeout_s=arguments.timeout_s,
         )

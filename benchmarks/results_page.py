@@ -94,8 +94,8 @@ def dapo_section() -> str:
     setting = record["setting"]
     text = (
         f"{setting['repeats']} runs of each side, alternating, {setting['steps']} training steps "
-        "each, the first left out of the times. Median over runs of each run's median step, with the "
-        "lowest and highest run. Both sides sample with the coupled sampler: "
+        "each, the first left out of the times. Median over runs of each run's median step, with "
+        "the lowest and highest run. Both sides sample with the coupled sampler: "
         f"{same} of {total} responses are identical token for token."
     )
     picture = "![the first pair of runs](../benchmarks/results/dapo_ab_tiny_cpu.png)"
@@ -122,7 +122,7 @@ def learning_section() -> str:
         for row in record["result"]
     ]
     text = (
-        f"{len(record['steps'])} DAPO steps with SAM on, validated after every other step on "
+        f"{len(record['steps'])} DAPO steps with SAM on, validated after every step on "
         f"{record['held_out_problems']} held-out problems. First and last five values, difference "
         "with its 95 % interval (Welch)."
     )
@@ -156,11 +156,139 @@ def drafter_section() -> str:
     )
 
 
+SHOWN_SIZES = ((8, 3), (32, 3), (128, 4))  # of the sampler benchmark; the record has them all
+
+
+def sampler_section() -> str:
+    """Verification per call."""
+    record = _load("sampler")
+    rows = [
+        [
+            str(case["batch"]),
+            str(case["k"]),
+            timing["name"],
+            f"{timing['median_ms']:.3g} [{timing['q1_ms']:.3g}, {timing['q3_ms']:.3g}]",
+            *("" if timing[name] is None else f"{timing[name]:.0f}" for name in counted),
+        ]
+        for counted in [("kernels", "synchronisations", "mb_touched")]
+        for case in record["cases"]
+        if (case["batch"], case["k"]) in SHOWN_SIZES
+        for timing in case["timings"]
+    ]
+    setting = record["setting"]
+    text = (
+        f"{setting['threads']} thread(s), vocabulary {setting['vocabulary']:,}, fp32, one-hot "
+        "drafts, random numbers included, median and quartiles. `ascend_0.11` and `ascend_0.23` are the "
+        "algorithms of vLLM-Ascend's PyTorch functions, `vllm_cpu` is vLLM's C++ code, whose "
+        "kernels cannot be counted."
+    )
+    head = ["batch", "k", "sampler", "ms a call", "kernels", "synchronisations", "MB touched"]
+    command = "sam-rollout bench sampler --json"
+    return _section("Verifying drafts", command, record, text, _table(head, rows))
+
+
+def trajectories_section() -> str:
+    """Speculation on against off, token for token."""
+    record = _load("trajectories_tiny_cpu")
+    setting, results = record["setting"], record["results"]
+    rows = [
+        [
+            dtype,
+            name,
+            f"{run['identical']} of {run['responses']}",
+            str(run["ties"]),
+            ", ".join(map(str, run["first_difference"][:5])),
+            f"{run['accepted']:,}",
+        ]
+        for dtype, runs in results.items()
+        for name, run in runs.items()
+        if name != "tokens"
+    ]
+    text = (
+        f"{setting['prompts']} prompts with {setting['siblings']} responses each at T = 1, at most "
+        f"{setting['max_tokens']} tokens, with `rollout_sampler=coupled`: each run against the one "
+        f"without speculation ({results['float32']['tokens']:,} tokens in float32). Ties: responses "
+        "that part where the random number is within 1e-5 of a boundary of the distribution."
+    )
+    head = [
+        "dtype",
+        "drafts",
+        "identical",
+        "ties among the others",
+        "first differences",
+        "accepted",
+    ]
+    command = "python -m benchmarks.trajectories"
+    return _section("Trajectories", command, record, text, _table(head, rows))
+
+
+def operators_section() -> str:
+    """Log-probabilities decoded and verified."""
+    record = _load("operators_tiny_cpu")
+    rows = [
+        [
+            one["setting"]["dtype"],
+            str(row["draft_tokens"]) if row["draft_tokens"] else "0 (decoded again)",
+            f"{row['overall']['positions']:,}",
+            f"{row['overall']['maximum']:.3g}",
+            f"{row['overall']['mean']:.3g}",
+            str(row["overall"]["top_differs"]),
+        ]
+        for one in record["checks"]
+        for row in one["rows"]
+    ]
+    setting = record["checks"][0]["setting"]
+    text = (
+        f"{setting['prompts']} texts of up to {setting['max_tokens']} tokens: log-probabilities of "
+        "the same tokens decoded one by one and verified k + 1 at a time. `sam-rollout "
+        "check-operators` measures this on any device."
+    )
+    head = [
+        "dtype",
+        "k",
+        "tokens",
+        "largest difference",
+        "mean difference",
+        "other likeliest token",
+    ]
+    command = "python -m benchmarks.operators"
+    return _section("Operators", command, record, text, _table(head, rows))
+
+
+def evaluation_section() -> str:
+    """pass@1 with speculation off and on."""
+    record = _load("evaluate_tiny_cpu")
+    rows = [
+        [
+            name,
+            f"{side['pass_at_1']['value']:.3f} "
+            f"[{side['pass_at_1']['low']:.3f}, {side['pass_at_1']['high']:.3f}]",
+            f"{side['mean_response_length']:.0f}",
+            f"{side['accepted_tokens']:,} of {side['drafted_tokens']:,}",
+        ]
+        for name, side in record["sides"].items()
+    ]
+    compared = record["comparison"]
+    text = (
+        f"{record['sides']['off']['problems']} problems of the synthetic test set, "
+        f"{record['setting']['dtype']}, T = {record['setting']['temperature']:g}, "
+        f"`rollout_sampler={record['setting']['rollout_sampler']}`: {compared['identical']} of "
+        f"{compared['responses']} responses are identical."
+    )
+    head = ["speculation", "pass@1 [95 %]", "response tokens", "accepted of drafted"]
+    command = "python -m recipes.dapo_qwen3.evaluate --output ..."
+    return _section("pass@1", command, record, text, _table(head, rows))
+
+
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
     "dapo_ab_tiny_cpu": dapo_section,
     "learning_tiny_cpu": learning_section,
+    "trajectories_tiny_cpu": trajectories_section,
+    "evaluate_tiny_cpu": evaluation_section,
+    "operators_tiny_cpu": operators_section,
+    "sampler": sampler_section,
     "drafter": drafter_section,
 }
 

@@ -3,15 +3,23 @@
 verl's agent-loop worker knows step, split and session (sibling) number; the prompt's token ids
 exist only where the agent loop calls the LLM client. The worker therefore notes the former in a
 context variable, one per response's task, and a thin client adds the latter and sends both along.
+
+A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times over, to
+sample each that often). Its copies are told apart by counting them, or all would be answered with
+the same random numbers.
 """
 
 from __future__ import annotations
 
 import contextvars
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+import torch
+from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, identify
@@ -27,6 +35,9 @@ class _Response:
     # Fixed by the first turn: later turns' prompts contain what this sibling said.
     first_prompt_ids: list[int] | None = None
 
+
+# Column of a batch of prompts: how many copies of the row's prompt the step already had.
+COPY_COLUMN = "sam_copy"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
 
@@ -78,20 +89,43 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's TransferQueue agent-loop worker with identities."""
 
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
-        client = IdentityClient(llm_client, seed=config.actor_rollout_ref.rollout.seed)
+        rollout = config.actor_rollout_ref.rollout
+        client = IdentityClient(llm_client, seed=rollout.seed)
+        self._siblings = {TRAIN_SPLIT: int(rollout.n), VAL_SPLIT: int(rollout.val_kwargs.n)}
         super().__init__(config, client, *args, **kwargs)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
+        split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
+        copy = int(kwargs.pop(COPY_COLUMN, 0))
         _current_response.set(
             _Response(
                 step=int(trajectory["step"]),
-                split=VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT,
-                sibling=int(kwargs["session_id"]),
+                split=split,
+                sibling=copy * self._siblings[split] + int(kwargs["session_id"]),
             )
         )
         return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+
+
+class CopyCounter:
+    """Counts the copies of each prompt within a training step, per split."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+        self._seen: dict[str, Counter[Hashable]] = {}
+
+    def number(self, prompts: Iterable[Any], *, step: int, split: str) -> list[int]:
+        """Return, for each prompt, how many equal ones this step has had before it."""
+        if self._steps.get(split) != step:
+            self._steps[split], self._seen[split] = step, Counter()
+        seen = self._seen[split]
+        numbers = []
+        for prompt in map(repr, prompts):
+            numbers.append(seen[prompt])
+            seen[prompt] += 1
+        return numbers
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
@@ -100,3 +134,16 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
+        self._copies = CopyCounter()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Number the copies of each prompt, then dispatch as verl does."""
+        # Not .get(): that would return a wrapper, which is always true.
+        validate = bool(prompts["validate"]) if "validate" in prompts else False
+        copies = self._copies.number(
+            list(prompts["raw_prompt"]),
+            step=int(prompts["global_steps"]),
+            split=VAL_SPLIT if validate else TRAIN_SPLIT,
+        )
+        prompts[COPY_COLUMN] = torch.tensor(copies)
+        super().generate_sequences(prompts)

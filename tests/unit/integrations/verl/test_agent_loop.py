@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 from omegaconf import OmegaConf
+from tensordict import NonTensorData, TensorDict
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sam_rollout.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
@@ -57,17 +59,21 @@ def worker(client, monkeypatch):
 
     monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
     monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"seed": SEED}}})
+    rollout = {"seed": SEED, "n": 8, "val_kwargs": {"n": 2}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     return agent_loop._SamAgentLoopWorker(config, client)
 
 
-def run(worker, *, uid="u", prompt=(1, 2, 3), session=0, step=5, validate=False, params=None):
+def run(
+    worker, *, uid="u", prompt=(1, 2, 3), session=0, step=5, validate=False, params=None, **columns
+):
     return worker._run_agent_loop(
         {"temperature": 1.0} if params is None else params,
         {"step": step, "validate": validate},
         uid=uid,
         raw_prompt=prompt,
         session_id=session,
+        **columns,
     )
 
 
@@ -134,6 +140,39 @@ def test_outside_an_agent_loop_there_is_no_identity_to_send(client):
     request = IdentityClient(client, SEED).generate("r", prompt_ids=[1], sampling_params={})
     with pytest.raises(LookupError):
         asyncio.run(request)
+
+
+@pytest.mark.parametrize(("validate", "sibling"), [(False, 3 * 8 + 1), (True, 3 * 2 + 1)])
+def test_copies_of_a_prompt_are_further_siblings(worker, client, validate, sibling):
+    asyncio.run(run(worker, session=1, validate=validate, **{agent_loop.COPY_COLUMN: 3}))
+    assert identities(client)["u/1/0"].sibling == sibling
+
+
+def submitted(prompts: list, step: int, *, validate: bool = False) -> TensorDict:
+    """A batch of prompts as verl's trainer submits it."""
+    batch = list_of_dict_to_tensordict([{"raw_prompt": prompt} for prompt in prompts])
+    batch["global_steps"] = NonTensorData(step)
+    if validate:
+        batch["validate"] = NonTensorData(True)
+    return batch
+
+
+def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
+    numbered = []
+    parent = agent_loop.AgentLoopManagerTQ
+    monkeypatch.setattr(parent, "__init__", lambda self: None)
+    monkeypatch.setattr(
+        parent,
+        "generate_sequences",
+        lambda self, prompts: numbered.append(prompts[agent_loop.COPY_COLUMN].tolist()),
+    )
+    manager = SamAgentLoopManager()
+    one, other = ([{"role": "user", "content": text}] for text in ("1 + 1", "2 + 2"))
+    manager.generate_sequences(submitted([one, other, one], step=5))
+    manager.generate_sequences(submitted([one], step=5))
+    manager.generate_sequences(submitted([one, other], step=5, validate=True))
+    manager.generate_sequences(submitted([one], step=6))
+    assert numbered == [[0, 0, 1], [2], [0, 0], [0]]
 
 
 def test_the_manager_starts_our_workers(monkeypatch):
