@@ -123,8 +123,9 @@ def learning_section() -> str:
     ]
     text = (
         f"{len(record['steps'])} DAPO steps with SAM on, validated after every step on "
-        f"{record['held_out_problems']} held-out problems. First and last five values, difference "
-        "with its 95 % interval (Welch)."
+        f"{record['held_out_problems']} held-out problems. First and last five values, "
+        "difference with its 95 % interval (Welch over steps: sampling noise of one run on one set "
+        "of problems, not the spread between runs)."
     )
     picture = "![accuracy over the run](../benchmarks/results/learning_tiny_cpu.png)"
     return _section(
@@ -178,8 +179,8 @@ def sampler_section() -> str:
     setting = record["setting"]
     text = (
         f"{setting['threads']} thread(s), vocabulary {setting['vocabulary']:,}, fp32, one-hot "
-        "drafts, random numbers included, median and quartiles. `ascend_0.11` and `ascend_0.23` are the "
-        "algorithms of vLLM-Ascend's PyTorch functions, `vllm_cpu` is vLLM's C++ code, whose "
+        "drafts, random numbers included, median and quartiles. `ascend_0.11` and `ascend_0.23` "
+        "are the algorithms of vLLM-Ascend's PyTorch functions, `vllm_cpu` is vLLM's C++ code, whose "
         "kernels cannot be counted."
     )
     head = ["batch", "k", "sampler", "ms a call", "kernels", "synchronisations", "MB touched"]
@@ -205,10 +206,11 @@ def trajectories_section() -> str:
         if name != "tokens"
     ]
     text = (
-        f"{setting['prompts']} prompts with {setting['siblings']} responses each at T = 1, at most "
-        f"{setting['max_tokens']} tokens, with `rollout_sampler=coupled`: each run against the one "
-        f"without speculation ({results['float32']['tokens']:,} tokens in float32). Ties: responses "
-        "that part where the random number is within 1e-5 of a boundary of the distribution."
+        f"{setting['prompts']} prompts with {setting['siblings']} responses each at T = 1, at "
+        f"most {setting['max_tokens']} tokens, with `rollout_sampler=coupled`: each run against "
+        f"the one without speculation ({results['float32']['tokens']:,} tokens in float32). Ties: "
+        "responses that part where rounding may decide, because the random number would have "
+        "drawn either token if moved by 1e-5."
     )
     head = [
         "dtype",

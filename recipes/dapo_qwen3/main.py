@@ -43,9 +43,9 @@ def _check_data(config: DictConfig) -> None:
         ConfigError: Says how the recipe's own files are made.
     """
     for name in ("train_files", "val_files"):
-        given = config.data[name]
+        given = config.data[name] or []
         for file in [given] if isinstance(given, str) else given:
-            if "://" not in file and not Path(file).exists():
+            if "://" not in file and not Path(file).expanduser().exists():
                 raise ConfigError(
                     f"data.{name}",
                     file,

@@ -13,8 +13,8 @@ import torch
 
 from sam_rollout.verification.uniforms import logical_shift
 
-# Fixed point: one is 2**40. A token's probability is off by 2**-40 at most, 1e-12, which is below
-# what a float32 softmax knows about it. Products with 22 random bits stay below 2**63.
+# Fixed point: one is 2**40. A token's probability is off by 2**-40 at most, which is below what a
+# float32 softmax knows about it. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
 _RANDOM_BITS = 22  # taken twice
 BLOCK = 512  # tokens; near the square root of a large vocabulary
@@ -37,7 +37,7 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
     if vocabulary <= 2 * BLOCK:
         tokens, _ = _search(to_fixed_point(probabilities), bits=bits)
         return tokens.clamp_(0, vocabulary - 1)
-    block, rest = _search(to_fixed_point(_block_masses(probabilities)), bits=bits)
+    block, rest = _search(_block_masses(probabilities), bits=bits)
     first = block * BLOCK
     columns = first.unsqueeze(1) + torch.arange(BLOCK, device=probabilities.device)
     inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1))
@@ -52,17 +52,18 @@ def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
-    """Sum each block of ``BLOCK`` tokens; the last one may be shorter. float32 [rows, blocks].
+    """Sum each block of ``BLOCK`` tokens; the last one may be shorter. int64 [rows, blocks].
 
-    The one sum over floating-point numbers. Its extent is fixed, so that a row's masses do not
-    depend on how many rows there are.
+    Whole blocks are the one sum over floating-point numbers: converting every token would read the
+    probabilities several times. There are many blocks of one extent, so that how each is summed
+    does not depend on the number of rows; of short last blocks there is one a row.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
-    masses = probabilities[:, :whole].view(rows, -1, BLOCK).sum(dim=-1)
+    masses = to_fixed_point(probabilities[:, :whole].view(rows, -1, BLOCK).sum(dim=-1))
     if whole == vocabulary:
         return masses
-    rest = probabilities[:, whole:].sum(dim=-1, keepdim=True)
+    rest = to_fixed_point(probabilities[:, whole:]).sum(dim=-1, keepdim=True)
     return torch.cat((masses, rest), dim=1)
 
 

@@ -7,7 +7,7 @@ import torch
 from vllm_ascend.sample import rejection_sampler as stock
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.vllm_ascend import functions as ours
+from tests.ascend import functions_adapter as ours
 
 NO_TOKEN = -1
 SEEDS = range(200)

@@ -17,13 +17,13 @@ from vllm_ascend.sample.sampler import (
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.sampling import installed_sampler
-from sam_rollout.integrations.vllm_ascend import functions
 from sam_rollout.integrations.vllm_ascend.options import REFUSED
 from sam_rollout.integrations.vllm_ascend.sampling import (
     AscendKeyedRejectionSampler,
     install_sampler,
 )
 from sam_rollout.verification import draw_tokens, keyed_bits
+from tests.ascend import functions_adapter as functions
 from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling_metadata
 
 VOCABULARY = 12

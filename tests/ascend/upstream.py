@@ -14,7 +14,8 @@ SDISTS = ROOT / ".cache" / "sdists"
 LIMIT_S = 300
 # Runs of vllm-ascend's test module with its functions, and with ours in their place.
 STOCK, OURS = "test_rejection_sampler", "test_rejection_sampler_ours"
-FUNCTIONS = "sam_rollout.integrations.vllm_ascend.functions"
+# Copied next to the unpacked tests, whose package is called "tests", too.
+FUNCTIONS = "functions_adapter"
 THEIR_FIRST_LINE_AFTER_IMPORTS = "# Global constants\n"
 CHOSEN = ("tests/ut/sample", "tests/ut/spec_decode")
 LEFT_OUT = {
@@ -39,6 +40,8 @@ def unpack(folder: Path) -> None:
     ours = f"from {FUNCTIONS} import *\n\n{THEIR_FIRST_LINE_AFTER_IMPORTS}"
     source = source.replace(THEIR_FIRST_LINE_AFTER_IMPORTS, ours)
     module.with_name(f"{OURS}.py").write_text(source)
+    adapter = Path(__file__).parent / f"{FUNCTIONS}.py"
+    (folder / adapter.name).write_text(adapter.read_text())
 
 
 def run(folder: Path) -> dict[tuple[str, str], str]:

@@ -449,7 +449,8 @@ VLLM_CPU_WORKAROUNDS = [
     ),
 ]
 
-# vllm-ascend 0.23 has no branch for custom classes: sam_rollout.integrations.vllm_ascend adds one.
+# vllm-ascend 0.23: where our samplers stand, and where a drafter would (it has no branch for custom
+# classes).
 VLLM_ASCEND = [
     Row(
         "vllm_ascend",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextvars
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, identify
+from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
 
 
 @dataclass
@@ -34,6 +34,10 @@ class _Response:
     sibling: int
     # Fixed by the first turn: later turns' prompts contain what this sibling said.
     first_prompt_ids: list[int] | None = None
+    # Random numbers are keyed by position in the text. A turn whose prompt was shortened (a chat
+    # template that drops earlier thoughts) comes to positions that were used: it gets another key.
+    end: int = 0
+    rewinds: int = 0
 
 
 # Column of a batch of prompts: how many copies of the row's prompt the step already had.
@@ -69,6 +73,24 @@ class IdentityClient:
         response = _current_response.get()
         if response.first_prompt_ids is None:
             response.first_prompt_ids = list(prompt_ids)
+        if len(prompt_ids) < response.end:
+            response.rewinds += 1
+        output = await self._client.generate(
+            request_id,
+            prompt_ids=prompt_ids,
+            sampling_params={
+                **sampling_params,
+                "extra_args": {
+                    **(sampling_params.get("extra_args") or {}),
+                    **self._identity_of(response).to_extra_args(),
+                },
+            },
+            **kwargs,
+        )
+        response.end = len(prompt_ids) + len(output.token_ids)
+        return output
+
+    def _identity_of(self, response: _Response) -> RequestIdentity:
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -76,13 +98,10 @@ class IdentityClient:
             sibling=response.sibling,
             split=response.split,
         )
-        extra_args = {**(sampling_params.get("extra_args") or {}), **identity.to_extra_args()}
-        return await self._client.generate(
-            request_id,
-            prompt_ids=prompt_ids,
-            sampling_params={**sampling_params, "extra_args": extra_args},
-            **kwargs,
-        )
+        if not response.rewinds:
+            return identity
+        text = f"{identity.group}/{response.rewinds}"
+        return replace(identity, key=key_of(self._seed, response.step, text, response.sibling))
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):

@@ -23,7 +23,11 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine_arguments
+from sam_rollout.integrations.vllm.settings import (
+    ADDITIONAL_CONFIG_KEY,
+    MODEL_RUNNER_ENV,
+    engine_arguments,
+)
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
@@ -150,6 +154,8 @@ def export_environment(config: DictConfig) -> None:
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
         **{name: str(value) for name, value in config.get("environment", {}).items()},
     }
+    if config.rollout_sampler.kind != "stock":
+        variables[MODEL_RUNNER_ENV] = "0"
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]

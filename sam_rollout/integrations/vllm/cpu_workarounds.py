@@ -13,6 +13,8 @@ import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from sam_rollout.verification import expand_batch_to_tokens
+
 logger = logging.getLogger(__name__)
 
 # Releases read or run by us. Newer ones are left untouched: the tests decide.
@@ -83,6 +85,6 @@ def _expand(
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
     """Repeat each request's value for its draft tokens, as the Triton kernel does."""
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
-    replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
-    output.copy_(torch.repeat_interleave(replaced, counts))
+    output.copy_(
+        expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
+    )

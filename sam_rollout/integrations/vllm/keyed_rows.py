@@ -1,9 +1,9 @@
 """The random bits of every row that vLLM samples from, keyed by request and position.
 
 vLLM tells samplers neither which request a row belongs to nor where in its text the row stands. The
-first is followed the way vLLM lets logits processors follow it (rows that join, move and leave);
-the second is read from the positions the model was just run with, which are right whatever was
-chunked, preempted, drafted or scheduled asynchronously.
+first is looked up when the batch changes, which vLLM tells logits processors; the second is read
+from the positions the model was just run with, which are right whatever was chunked, preempted,
+drafted or scheduled asynchronously.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
-from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.verification import keyed_bits
@@ -26,18 +26,21 @@ OUTSIDE_TRAINING = -1
 class RowKeys(LogitsProcessor):
     """Holds the key of the request in each row; changes no logits.
 
+    A request's key is that of the identity it carries (which must then be its own: ``n = 1``), or
+    follows from its ``SamplingParams.seed`` and prompt, or else from the engine's seed, the prompt
+    and the number of requests with this prompt that came before.
+
     Args:
-        seed: Seed of the engine, for requests without an identity.
-        max_rows: The engine's ``max_num_seqs``.
-        device: Where the keys are needed.
+        model_runner: The runner whose batch is followed.
     """
 
-    def __init__(self, seed: int, max_rows: int, device: torch.device) -> None:
-        self._seed = seed
-        # Not pinned: a copy from pageable memory is staged at once, so that the next step may
-        # already change what this one is still copying.
-        self._host = torch.zeros(max_rows, dtype=torch.int64)
-        self.keys = self._host if device.type == "cpu" else self._host.to(device)
+    def __init__(self, model_runner: Any) -> None:
+        config = model_runner.vllm_config
+        self._runner = model_runner
+        self._seed = config.model_config.seed or 0
+        max_rows = config.scheduler_config.max_num_seqs
+        self.keys = torch.zeros(max_rows, dtype=torch.int64, device=model_runner.device)
+        self._key_by_request: dict[str, int] = {}
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
     def is_argmax_invariant(self) -> bool:
@@ -52,22 +55,23 @@ class RowKeys(LogitsProcessor):
         """Follow rows; called by vLLM whenever the batch changes."""
         if not batch_update:
             return
-        for row, params, prompt_ids, _output_ids in batch_update.added:
-            self._host[row] = self._key_of(params, prompt_ids or [])
-        for source, target, direction in batch_update.moved:
-            moved = int(self._host[source])
-            if direction == MoveDirectionality.SWAP:
-                self._host[source] = self._host[target]
-            self._host[target] = moved
-        if self.keys is not self._host:
-            self.keys.copy_(self._host, non_blocking=True)
+        live = self._runner.requests  # preempted ones, too, which keep their keys
+        known = self._key_by_request
+        for request_id in [name for name in known if name not in live]:
+            del known[request_id]
+        request_ids = self._runner.input_batch.req_ids
+        for request_id in request_ids:
+            if request_id not in known:
+                known[request_id] = self._key_of(live[request_id])
+        # Fresh, pageable memory: staged at once, so that nothing can change what is being copied.
+        keys = torch.tensor([known[request_id] for request_id in request_ids], dtype=torch.int64)
+        self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
-    def _key_of(self, params: Any, prompt_ids: list[int]) -> int:
+    def _key_of(self, request: Any) -> int:
+        params = request.sampling_params
         identity = RequestIdentity.from_extra_args(params.extra_args)
         if identity is None:
-            identity = self._identify(params.seed, prompt_ids)
-            # A preempted request is added again, with the same parameters: it keeps its key.
-            params.extra_args = {**(params.extra_args or {}), **identity.to_extra_args()}
+            identity = self._identify(params.seed, request.prompt_token_ids or [])
         return identity.key
 
     def _identify(self, seed: int | None, prompt_ids: list[int]) -> RequestIdentity:
@@ -99,10 +103,7 @@ class KeyedRows:
 
     def __init__(self, model_runner: Any) -> None:
         self._runner = model_runner
-        config = model_runner.vllm_config
-        device = model_runner.device
-        max_rows = config.scheduler_config.max_num_seqs
-        self._row_keys = RowKeys(config.model_config.seed or 0, max_rows, device)
+        self._row_keys = RowKeys(model_runner)
         batch = model_runner.input_batch
         batch.logitsprocs = LogitsProcessors([*batch.logitsprocs.all, self._row_keys])
 

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+# By vLLM's name of the kind of device.
+EXTENSIONS = {"npu": "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension"}
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# What vLLM takes from the environment; the first three concern CPUs alone.
+# What vLLM takes from the environment.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -26,6 +29,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # standard output is for results
     "VLLM_NO_USAGE_STATS": "1",
+    MODEL_RUNNER_ENV: "0",
 }
 
 
@@ -41,7 +45,7 @@ def offline_engine(
     sam: SamConfig,
     sampler: RolloutSamplerConfig | None = None,
     *,
-    worker_extension: str = EXTENSION,
+    worker_extension: str | None = None,
     record: bool = False,
     **overrides: Any,
 ) -> Iterator[LLM]:
@@ -51,7 +55,8 @@ def offline_engine(
         model: Checkpoint folder or hub name.
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens; by default the engine's own.
-        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it.
+        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it; by
+            default the device's.
         record: Keep what ``sam_drain`` returns; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
@@ -71,7 +76,8 @@ def offline_engine(
         "model": model,
         "generation_config": "vllm",  # not the checkpoint's: sampling is what the caller says
         "enable_prefix_caching": False,
-        "worker_extension_cls": worker_extension,
+        "worker_extension_cls": worker_extension
+        or EXTENSIONS.get(current_platform.device_type, EXTENSION),
         **engine_arguments(sam, sampler),
         **overrides,
     }

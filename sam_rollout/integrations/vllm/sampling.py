@@ -20,6 +20,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,
@@ -40,7 +41,14 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     """
     if config.kind == "stock":
         return
-    sampler = model_runner.sampler
+    sampler = getattr(model_runner, "sampler", None)
+    if not hasattr(sampler, "topk_topp_sampler"):
+        raise ConfigError(
+            "rollout_sampler.kind",
+            config.kind,
+            f"{type(model_runner).__module__} samples in another way; set "
+            f"{MODEL_RUNNER_ENV}=0 or use 'stock'",
+        )
     if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
         return
     rows = KeyedRows(model_runner)
@@ -53,7 +61,8 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 
 def installed_sampler(model_runner: Any) -> str:
     """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
-    drawing = model_runner.sampler.topk_topp_sampler
+    sampler = getattr(model_runner, "sampler", None)
+    drawing = getattr(sampler, "topk_topp_sampler", None)
     if not isinstance(drawing, KeyedTopKTopPSampler):
         return "stock"
     verifying = getattr(model_runner, "rejection_sampler", None)
@@ -114,6 +123,8 @@ class KeyedRejectionSampler(RejectionSampler):
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
             simulates.
     """
+
+    _scratch: torch.Tensor | None = None  # made when it is first needed
 
     def __init__(
         self,
@@ -201,11 +212,18 @@ class KeyedRejectionSampler(RejectionSampler):
             bits,
             draft_probabilities=draft_probs,
             greedy=greedy,
+            scratch=self._scratch_for(layout.batch, probabilities),
         )
         place = torch.arange(layout.num_rows, device=logits.device)
         place = place - layout.first_row[layout.request_of_row]
         row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
         return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
+        """Room for a row of probabilities per request, kept from step to step."""
+        if self._scratch is None or len(self._scratch) < batch:
+            self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
+        return self._scratch
 
     def _gather(
         self,

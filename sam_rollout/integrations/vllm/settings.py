@@ -12,6 +12,10 @@ from typing import Any
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
+# vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
+# but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
+# comparison should have the same.
+MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
 
 

@@ -1,6 +1,7 @@
 """Identities on the way from verl's agent loop to the engine."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -33,7 +34,7 @@ class FakeClient:
             }
         )
         await asyncio.sleep(0)
-        return [1, 2]
+        return SimpleNamespace(token_ids=[1, 2])
 
 
 @pytest.fixture
@@ -49,9 +50,10 @@ def worker(client, monkeypatch):
         prompt = list(kwargs["raw_prompt"])
         for turn in range(2):
             name = f"{kwargs['uid']}/{kwargs['session_id']}/{turn}"
-            prompt += await self.server_manager.generate(
+            output = await self.server_manager.generate(
                 name, prompt_ids=prompt, sampling_params=sampling_params, image_data=None
             )
+            prompt = prompt[: kwargs.get("kept", len(prompt))] + output.token_ids
             await asyncio.sleep(0)
 
     def take_client(self, config, llm_client, *args, **kwargs):
@@ -97,6 +99,14 @@ def test_later_turns_stay_in_the_first_turns_group(worker, client):
     assert second["prompt"] != first["prompt"]
     assert identities(client)["u/0/1"] == identities(client)["u/0/0"]
     assert identities(client)["u/0/1"].group == group_of([1, 2, 3])
+
+
+def test_a_shortened_text_gets_other_random_numbers(worker, client):
+    """Its positions were drawn from once already."""
+    asyncio.run(run(worker, kept=1))
+    first, second = identities(client)["u/0/0"], identities(client)["u/0/1"]
+    assert first.key != second.key
+    assert (first.group, first.sibling) == (second.group, second.sibling)
 
 
 def test_concurrent_responses_keep_their_own_identity(worker, client):

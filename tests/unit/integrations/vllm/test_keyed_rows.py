@@ -6,7 +6,6 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
-from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.keyed_rows import KeyedRows, RowKeys
@@ -27,85 +26,98 @@ def key(sibling: int) -> int:
     return identify(PROMPT, seed=1, step=3, sibling=sibling, split="train").key
 
 
-def update(keys: RowKeys, *, added=(), removed=(), moved=(), size=8) -> None:
-    joined = [(row, given, PROMPT, []) for row, given in added]
-    keys.update_state(BatchUpdate(size, removed, joined, moved))
+def runner(**attributes) -> SimpleNamespace:
+    """What is read of a model runner."""
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            model_config=SimpleNamespace(seed=1),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+        ),
+        device=torch.device("cpu"),
+        requests={},
+        input_batch=SimpleNamespace(logitsprocs=LogitsProcessors(), req_ids=[]),
+        **attributes,
+    )
+
+
+class Batch:
+    """An engine's batch: who is in it, row by row, and who is only waiting to come back."""
+
+    def __init__(self) -> None:
+        self.runner = runner()
+        self.keys = RowKeys(self.runner)
+
+    def becomes(self, *names: str, ended=(), prompt=PROMPT, **joining: SamplingParams) -> list[int]:
+        """Change the batch as vLLM does and return the keys of its rows."""
+        for name, given in joining.items():
+            self.runner.requests[name] = SimpleNamespace(
+                sampling_params=given, prompt_token_ids=prompt
+            )
+        for name in ended:
+            del self.runner.requests[name]
+        self.runner.input_batch.req_ids = list(names)
+        self.keys.update_state(BatchUpdate(len(names), (), (), ()))
+        return self.keys.keys[: len(names)].tolist()
 
 
 @pytest.fixture
-def keys() -> RowKeys:
-    return RowKeys(seed=1, max_rows=8, device=torch.device("cpu"))
+def batch() -> Batch:
+    return Batch()
 
 
-def test_rows_carry_the_keys_of_their_requests(keys):
-    update(keys, added=[(0, params(4)), (1, params(2))])
-    assert keys.keys[:2].tolist() == [key(4), key(2)]
+def test_rows_carry_the_keys_of_their_requests(batch):
+    assert batch.becomes("a", "b", a=params(4), b=params(2)) == [key(4), key(2)]
 
 
-def test_keys_move_with_their_rows(keys):
-    update(keys, added=[(row, params(row)) for row in range(4)])
-    update(
-        keys,
-        removed=[1],
-        moved=[(3, 1, MoveDirectionality.UNIDIRECTIONAL), (0, 2, MoveDirectionality.SWAP)],
-    )
-    assert keys.keys[:3].tolist() == [key(2), key(3), key(0)]
+def test_keys_move_with_their_requests(batch):
+    batch.becomes("a", "b", "c", a=params(0), b=params(1), c=params(2))
+    assert batch.becomes("c", "a", ended=["b"]) == [key(2), key(0)]
 
 
-def test_an_unchanged_batch_changes_nothing(keys):
-    update(keys, added=[(0, params(4))])
-    keys.update_state(None)
-    assert keys.keys[0] == key(4)
+def test_an_unchanged_batch_changes_nothing(batch):
+    batch.becomes("a", a=params(4))
+    batch.keys.update_state(None)
+    assert batch.keys.keys[0] == key(4)
 
 
-def test_siblings_without_identity_differ(keys):
-    update(keys, added=[(0, params()), (1, params())])
-    assert keys.keys[0] != keys.keys[1]
+def test_requests_without_identity_differ(batch):
+    """Also those that share one parameter object, as the n responses of a request do."""
+    shared = params()
+    first, second = batch.becomes("a", "b", a=shared, b=shared)
+    assert first != second
+    assert shared.extra_args is None
 
 
-def test_a_preempted_request_without_identity_keeps_its_key(keys):
-    given = params()
-    update(keys, added=[(0, given), (1, params())])
-    before = int(keys.keys[0])
-    update(keys, removed=[0])
-    update(keys, added=[(5, given)])
-    assert keys.keys[5] == before
+def test_a_preempted_request_without_identity_keeps_its_key(batch):
+    before = batch.becomes("a", "b", a=params(), b=params())
+    assert batch.becomes("b") == before[1:]
+    assert batch.becomes("b", "a") == before[::-1]
 
 
-def test_arrival_order_repeats_in_another_engine(keys):
-    other = RowKeys(seed=1, max_rows=8, device=torch.device("cpu"))
-    update(keys, added=[(0, params()), (1, params())])
-    update(other, added=[(3, params())])
-    update(other, added=[(0, params())])
-    assert keys.keys[:2].tolist() == other.keys[[3, 0]].tolist()
+def test_arrival_order_repeats_in_another_engine(batch):
+    other = Batch()
+    both = batch.becomes("a", "b", a=params(), b=params())
+    assert other.becomes("x", x=params()) + other.becomes("y", ended=["x"], y=params()) == both
 
 
-def test_a_seed_of_the_request_decides_alone(keys):
-    update(keys, added=[(0, params(seed=9)), (1, params(seed=9)), (2, params(seed=8))])
-    assert keys.keys[0] == keys.keys[1] != keys.keys[2]
+def test_a_seed_of_the_request_decides_alone(batch):
+    given = {"a": params(seed=9), "b": params(seed=9), "c": params(seed=8)}
+    first, second, third = batch.becomes("a", "b", "c", **given)
+    assert first == second != third
 
 
-def test_arrivals_of_old_prompts_are_forgotten(keys, monkeypatch):
+def test_keys_of_ended_requests_are_forgotten(batch):
+    batch.becomes("a", "b", a=params(0), b=params(1))
+    batch.becomes("b", ended=["a"])
+    assert batch.keys._key_by_request.keys() == {"b"}
+
+
+def test_arrivals_of_old_prompts_are_forgotten(batch, monkeypatch):
     monkeypatch.setattr("sam_rollout.integrations.vllm.keyed_rows.REMEMBERED_PROMPTS", 2)
     for token in range(5):
-        keys.update_state(BatchUpdate(8, (), [(0, params(), [token], [])], ()))
-    assert len(keys._arrivals) == 2
-
-
-def runner(**attributes) -> SimpleNamespace:
-    """What KeyedRows reads of a model runner."""
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(seed=1),
-        scheduler_config=SimpleNamespace(max_num_seqs=8),
-    )
-    return SimpleNamespace(
-        vllm_config=config,
-        device=torch.device("cpu"),
-        input_batch=SimpleNamespace(
-            logitsprocs=LogitsProcessors(), sampling_metadata=SimpleNamespace(logitsprocs=None)
-        ),
-        **attributes,
-    )
+        batch.becomes("a", a=params(), prompt=[token])
+        batch.becomes(ended=["a"])
+    assert len(batch.keys._arrivals) == 2
 
 
 def test_bits_are_keyed_by_request_and_position():
@@ -115,8 +127,12 @@ def test_bits_are_keyed_by_request_and_position():
         query_start_loc=SimpleNamespace(gpu=torch.tensor([0, 3, 4, 4, 4])),
     )
     rows = KeyedRows(engine)
-    processor = next(p for p in engine.input_batch.logitsprocs.all if isinstance(p, RowKeys))
-    update(processor, added=[(0, params(4)), (1, params(2))])
+    for name, given in {"a": params(4), "b": params(2)}.items():
+        request = SimpleNamespace(sampling_params=given, prompt_token_ids=PROMPT)
+        engine.requests[name] = request
+        engine.input_batch.req_ids.append(name)
+    (processor,) = engine.input_batch.logitsprocs.all
+    processor.update_state(BatchUpdate(2, (), (), ()))
     both = torch.tensor([key(4), key(2)])
     assert torch.equal(rows.decode_bits(2), keyed_bits(both, torch.tensor([13, 41])))
     verified = rows.verify_bits(torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1]), stream=1)
