@@ -180,8 +180,8 @@ def sampler_section() -> str:
     text = (
         f"{setting['threads']} thread(s), vocabulary {setting['vocabulary']:,}, fp32, one-hot "
         "drafts, random numbers included, median and quartiles. `ascend_0.11` and `ascend_0.23` "
-        "are the algorithms of vLLM-Ascend's PyTorch functions, `vllm_cpu` is vLLM's C++ code, whose "
-        "kernels cannot be counted."
+        "are the algorithms of vLLM-Ascend's PyTorch functions, `vllm_cpu` is vLLM's C++ code, "
+        "whose kernels cannot be counted."
     )
     head = ["batch", "k", "sampler", "ms a call", "kernels", "synchronisations", "MB touched"]
     command = "sam-rollout bench sampler --json"

@@ -4,18 +4,20 @@
 
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
 and with drafts at every step for every k, at T = 1 and until the model stops. Counted are identical
-responses; where two part, how near the random number was to a boundary of the distribution it was
-looked up in (rounding may decide only what is nearly a tie), and the first position of difference.
+responses; where two part, how far the random number would have to move to draw either token
+(rounding may decide only what is nearly a tie), and the first position of difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS, MODEL
+from recipes.dapo_qwen3.evaluate import distance_of_draw, first_difference, uniform_of
 from sam_rollout.bench.machine import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
@@ -58,20 +60,24 @@ def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dic
     return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}
 
 
-def distance_to_tie(model: Any, prompt: list[int], text: list[int], key: int) -> float:
-    """Distance of the random number after ``text`` from the nearest boundary of its CDF."""
+def distance_to_tie(
+    model: Any, prompt: list[int], theirs: list[int], ours: list[int], key: int
+) -> float:
+    """How far two responses to ``prompt`` are from a tie where they part.
+
+    That is how far the random number there would have to move to draw either response's token;
+    infinitely far where one of them has ended.
+    """
     import torch
 
-    from sam_rollout.verification import keyed_bits
-    from sam_rollout.verification.inverse_cdf import FRACTION_BITS
-    from sam_rollout.verification.uniforms import logical_shift
-
+    place = first_difference(theirs, ours)
+    if place is None:
+        return 0.0
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + text])).logits[0, -1]
-    cumulative = logits.double().softmax(-1).cumsum(0)
-    bits = keyed_bits(torch.tensor([key]), torch.tensor([len(prompt) + len(text)]))
-    uniform = logical_shift(bits, 64 - FRACTION_BITS).item() / 2**FRACTION_BITS
-    return (cumulative - uniform).abs().min().item()
+        logits = model(torch.tensor([prompt + theirs[:place]])).logits[0, -1]
+    probabilities = logits.double().softmax(-1).numpy()
+    tokens = [text[place] if place < len(text) else None for text in (theirs, ours)]
+    return distance_of_draw(probabilities, uniform_of(key, len(prompt) + place), tokens)
 
 
 def compare(
@@ -83,16 +89,16 @@ def compare(
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     places, distances = [], []
     for (prompt, identity), theirs, ours in zip(requests, reference, texts, strict=True):
-        if theirs != ours:
-            pairs = enumerate(zip(theirs, ours, strict=False))
-            place = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
+        place = first_difference(theirs, ours)
+        if place is not None:
             places.append(place)
-            distances.append(distance_to_tie(model, prompt, theirs[:place], identity.key))
+            distances.append(distance_to_tie(model, prompt, theirs, ours, identity.key))
     return {
         "responses": len(texts),
         "identical": len(texts) - len(places),
         "first_difference": sorted(places),
-        "largest_distance_to_tie": max(distances, default=None),
+        # Of those that have one: JSON knows no infinity.
+        "largest_distance_to_tie": max(filter(math.isfinite, distances), default=None),
         "ties": sum(distance < TIE for distance in distances),
     }
 

@@ -5,6 +5,7 @@ Heavy imports stay inside the commands, so that `sam-rollout version` answers at
 
 import json
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,20 @@ def _one_line_errors() -> Iterator[None]:
     except (RunFolderError, OSError) as error:
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def reason(error: BaseException) -> str:
+    """Say in one go why something failed: the error, and the errors behind it by their types."""
+    said = str(error) if isinstance(error, ValueError) and str(error) else _typed(error)
+    cause = error.__cause__
+    while cause is not None:
+        said += f"; caused by {_typed(cause)}"
+        cause = cause.__cause__
+    return said
+
+
+def _typed(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _console() -> "Console":
@@ -185,8 +200,14 @@ def check_operators(
     limit: Annotated[
         float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print the traceback of an error.")
+    ] = False,
 ) -> None:
-    """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device."""
+    """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device.
+
+    Exit status 1: above the limit; 2: the check could not be made.
+    """
     from sam_rollout.integrations.vllm import operator_check as program
 
     try:
@@ -202,8 +223,10 @@ def check_operators(
         if model == TINY_MODEL and not Path(model).is_dir():
             raise ValueError(f"no folder {model}: run in the repository, or name a --model")
         result = program.run(check)
-    except (ValueError, ModuleNotFoundError, program.OperatorCheckError) as error:
-        typer.echo(f"sam-rollout: {error}", err=True)
+    except Exception as error:  # whatever it was: 1 would say that the check failed
+        if verbose:
+            typer.echo("".join(traceback.format_exception(error)), err=True)
+        typer.echo(f"sam-rollout: {reason(error)}", err=True)
         raise typer.Exit(2) from error
     program.show(result, _console(), limit)
     if json_path is not None:

@@ -9,9 +9,11 @@ Usage:
     python -m recipes.dapo_qwen3.evaluate --model Qwen/Qwen3-8B --data data/gsm8k/test.parquet \\
         --samples 4 --max-tokens 8192 --tensor-parallel-size 2
 
-Both sides are printed with 95 % intervals over problems, and their paired difference. With
-``--rollout-sampler coupled`` (the default) and with ``--greedy`` a stronger statement is checked:
-every response has to be the same one, up to numerical ties. Exit status 1: it was not.
+Both sides are printed with 95 % intervals over problems, and their paired difference. A problem is
+a prompt: rows that hold the same one are further samples of it. With ``--rollout-sampler coupled``
+(the default) and with ``--greedy`` a stronger statement is checked: every response has to be the
+same one, up to numerical ties. Exit status 1: it was not, or nothing was drafted and equality
+proves nothing; 2: the evaluation could not be made.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import math
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +37,7 @@ from scipy.stats import bootstrap, norm
 
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import VAL_SPLIT, RequestIdentity, identify
+from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -48,6 +52,13 @@ OUTSIDE_TRAINING = -1
 # difference of the sides to count as rounding; with --greedy in log-probability. By dtype.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # of a position's 64 decide its token
+# Looking at a parting brings a whole vocabulary of Python objects, some 50 MB for 150,000 tokens:
+# so many at a time, and each is reduced to one number before the next ones come.
+LOOKED_AT_TOGETHER = 8
+# In bfloat16 most long responses part somewhere, and each look is a prefill of the text up to that
+# place; the first by position are the cheapest. What explains one parting in fifty wrongly still
+# shows about five times in 256.
+MOST_LOOKED_AT = 256
 
 
 @dataclass(frozen=True)
@@ -77,12 +88,15 @@ class Interval:
 class Side:
     """Result of one side; shares between 0 and 1, lengths in tokens.
 
-    ``pass_at_1`` is the mean over problems of the share of right samples. Drafts are counted so
-    that a side that was meant to draft and did not is seen.
+    ``pass_at_1`` is the mean over problems of the share of right samples; ``samples_per_problem``
+    is a mean, too (a prompt may stand in several rows). Drafts are counted so that a side that was
+    meant to draft and did not is seen. ``generation_s`` includes what an engine does at its first
+    call only, which differs between the first engine of a process and the second: no comparison of
+    speeds.
     """
 
     problems: int
-    samples_per_problem: int
+    samples_per_problem: float
     pass_at_1: Interval
     clipped_share: float
     mean_response_length: float
@@ -95,10 +109,11 @@ class Side:
 class Divergence:
     """Where two responses to one request part.
 
-    ``position`` counts tokens of the response from 0; the tokens are None where a response has
-    ended. ``tie`` says whether rounding explains the difference, None if that was not looked at,
-    and ``distance`` how far off the explanation is (see ``TIE``; None also if no distance explains
-    it, as where one response has ended and the other has not).
+    ``problem`` and ``sample`` are the request's (``Request``). ``position`` counts tokens of the
+    response from 0; the tokens are None where a response has ended. ``tie`` says whether rounding
+    explains the difference, None if that was not looked at, and ``distance`` how far off the
+    explanation is (see ``TIE``; None also if no distance explains it, as where one response has
+    ended and the other has not).
     """
 
     problem: int
@@ -114,8 +129,12 @@ class Divergence:
 class Comparison:
     """Both sides together.
 
-    ``difference`` is pass@1 on - off, paired by problem. ``must_be_identical`` says whether the
-    sampler promises identical responses; ``kept`` whether it kept that promise up to ties.
+    ``difference`` is pass@1 on - off, paired by problem. ``drafted``: the side meant to draft did.
+    ``must_be_identical`` says whether the sampler promises identical responses; ``kept`` whether it
+    kept that promise up to ties, None without a promise. Of very many partings only the first
+    ``looked_at`` are explained (``MOST_LOOKED_AT``). The others count neither for the promise nor
+    against it: ``kept`` is the verdict on what was looked at, and False where something parted and
+    nothing was. Without drafts it is False: nothing was put to the test.
     """
 
     difference: Interval
@@ -123,7 +142,9 @@ class Comparison:
     responses: int
     identical: int
     identical_share: float
+    drafted: bool
     must_be_identical: bool
+    looked_at: int
     kept: bool | None
     divergences: list[Divergence] = field(default_factory=list)
 
@@ -175,7 +196,7 @@ def _shares(groups: Sequence[Sequence[Response]]) -> list[float]:
 
 
 def summarise(groups: Sequence[Sequence[Response]], seconds: float) -> Side:
-    """Summarise scored responses, given as one sequence per problem.
+    """Summarise scored responses, given as one sequence per problem; lengths may differ.
 
     The interval is Wilson's with one sample a problem, else from a bootstrap over problems.
     """
@@ -184,7 +205,7 @@ def summarise(groups: Sequence[Sequence[Response]], seconds: float) -> Side:
     single = all(len(group) == 1 for group in groups)
     return Side(
         problems=len(groups),
-        samples_per_problem=len(groups[0]),
+        samples_per_problem=len(responses) / len(groups),
         pass_at_1=wilson(round(sum(shares)), len(shares)) if single else over_problems(shares),
         clipped_share=sum(response.clipped for response in responses) / len(responses),
         mean_response_length=sum(len(r.token_ids) for r in responses) / len(responses),
@@ -222,21 +243,34 @@ def compare(
     on: Sequence[Sequence[Response]],
     parted: Sequence[Divergence],
     must_be_identical: bool,
+    drafted_tokens: int,
 ) -> Comparison:
-    """Compare two sides that answered the same requests; ``parted`` as ``divergences`` made it."""
+    """Compare two sides that answered the same requests.
+
+    Args:
+        off: Responses without drafts, one sequence per problem.
+        on: Responses of the side meant to draft, likewise.
+        parted: What ``divergences`` found, as far as possible with ``look_at_ties``'s answers.
+        must_be_identical: Whether the sampler promises identical responses.
+        drafted_tokens: By the side meant to draft.
+    """
     difference = over_problems(
         [right - left for left, right in zip(_shares(off), _shares(on), strict=True)]
     )
     total = sum(map(len, off))
     identical = total - len(parted)
+    looked_at = [one for one in parted if one.tie is not None]
+    explained = all(one.tie for one in looked_at) and bool(looked_at or not parted)
     return Comparison(
         difference=difference,
         equal_within_interval=difference.low <= 0.0 <= difference.high,
         responses=total,
         identical=identical,
         identical_share=identical / total,
+        drafted=drafted_tokens > 0,
         must_be_identical=must_be_identical,
-        kept=all(one.tie for one in parted) if must_be_identical else None,
+        looked_at=len(looked_at),
+        kept=drafted_tokens > 0 and explained if must_be_identical else None,
         divergences=list(parted),
     )
 
@@ -276,37 +310,57 @@ def uniform_of(key: int, position: int) -> float:
 
 @dataclass(frozen=True)
 class Request:
-    """One response that is asked for."""
+    """One response that is asked for.
 
+    ``row`` of the data asks it. ``problem`` counts different prompts in the order of their first
+    rows, ``sample`` the requests of a problem, over all of its rows.
+    """
+
+    row: int
     problem: int
     sample: int
     prompt_ids: list[int]
     identity: RequestIdentity
 
 
-def make_requests(problems: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
-    """Lay out ``options.samples`` requests per problem, the same for both sides."""
+def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
+    """Lay out ``samples`` requests per prompt (one prompt a row), the same for both sides.
+
+    Data files may hold a prompt several times. Random numbers follow from the prompt and the number
+    of the sample, so a copy continues the count: otherwise it would repeat the responses of the
+    first and pass for a problem of its own.
+    """
+    number_of: dict[str, int] = {}
+    copies: Counter[str] = Counter()
+    requests = []
+    for row, prompt_ids in enumerate(prompts):
+        group = group_of(prompt_ids)
+        problem = number_of.setdefault(group, len(number_of))
+        first = copies[group] * samples
+        copies[group] += 1
+        for sample in range(first, first + samples):
+            identity = identify(
+                prompt_ids, seed=seed, step=OUTSIDE_TRAINING, sibling=sample, split=VAL_SPLIT
+            )
+            requests.append(Request(row, problem, sample, prompt_ids, identity))
+    return requests
+
+
+def make_requests(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
+    """Turn rows of the data into requests."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    requests = []
-    for number, problem in enumerate(problems):
-        prompt_ids = tokenizer.apply_chat_template(
-            [dict(message) for message in problem["prompt"]],
+    prompts = [
+        tokenizer.apply_chat_template(
+            [dict(message) for message in row["prompt"]],
             add_generation_prompt=True,
             enable_thinking=not options.no_thinking,
             return_dict=True,
         )["input_ids"]
-        for sample in range(options.samples):
-            identity = identify(
-                prompt_ids,
-                seed=options.seed,
-                step=OUTSIDE_TRAINING,
-                sibling=sample,
-                split=VAL_SPLIT,
-            )
-            requests.append(Request(number, sample, prompt_ids, identity))
-    return requests
+        for row in rows
+    ]
+    return lay_out(prompts, options.samples, options.seed)
 
 
 def _sampling(request: Request, options: argparse.Namespace, **changes: Any) -> Any:
@@ -329,10 +383,14 @@ def _sampling(request: Request, options: argparse.Namespace, **changes: Any) -> 
 def generate(
     engine: LLM,
     requests: Sequence[Request],
-    problems: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
     options: argparse.Namespace,
 ) -> tuple[list[list[Response]], float]:
-    """Answer all requests; returns the scored responses by problem, and seconds of generation."""
+    """Answer all requests.
+
+    Returns:
+        The scored responses by problem and sample, and seconds of generation.
+    """
     from vllm import TokensPrompt
 
     begin = time.perf_counter()
@@ -342,11 +400,11 @@ def generate(
         use_tqdm=not options.json,
     )
     seconds = time.perf_counter() - begin
-    groups: list[list[Response]] = [[] for _ in problems]
+    groups: list[list[Response]] = [[] for _ in range(count_problems(requests))]
     for request, output in zip(requests, outputs, strict=True):
-        problem, answer = problems[request.problem], output.outputs[0]
+        row, answer = rows[request.row], output.outputs[0]
         verdict = compute_score(
-            problem["data_source"], answer.text, problem["reward_model"]["ground_truth"]
+            row["data_source"], answer.text, row["reward_model"]["ground_truth"]
         )
         groups[request.problem].append(
             Response(
@@ -358,6 +416,11 @@ def generate(
             )
         )
     return groups, seconds
+
+
+def count_problems(requests: Sequence[Request]) -> int:
+    """Count the different prompts that are asked."""
+    return len({request.problem for request in requests})
 
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
@@ -380,45 +443,73 @@ def look_at_ties(
 ) -> list[Divergence]:
     """Find out where responses parted through rounding.
 
-    Asks the engine for the whole distribution at each place of parting. Sampled responses: would
-    the position's random number, moved a little, have drawn either token? Greedy ones: are both
-    tokens as likely as the likeliest one?
+    Asks the engine for the whole distribution at a place of parting. Sampled responses: would the
+    position's random number, moved a little, have drawn either token? Greedy ones: are both tokens
+    as likely as the likeliest one? Only the first ``MOST_LOOKED_AT`` places by position are looked
+    at; the rest is returned as it was.
     """
-    from vllm import TokensPrompt
-
-    if not parted:
-        return []
-    places = [requests[one.problem * options.samples + one.sample] for one in parted]
-    texts = [
-        place.prompt_ids + groups[one.problem][one.sample].token_ids[: one.position]
-        for one, place in zip(parted, places, strict=True)
-    ]
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=text) for text in texts],
-        [_sampling(place, options, max_tokens=1, logprobs=-1) for place in places],
-        use_tqdm=False,
-    )
-    tie = TIE[options.dtype]
-    looked_at = []
-    for one, place, text, output in zip(parted, places, texts, outputs, strict=True):
-        found = output.outputs[0].logprobs[0]
-        logprobs = np.full(max(found) + 1, -np.inf)
-        for token, value in found.items():
-            logprobs[token] = value.logprob
-        tokens = (one.off, one.on)
-        if options.greedy:
-            values = [-math.inf if token is None else logprobs[token] for token in tokens]
-            distance = float(logprobs.max() - min(values))
-        else:
-            uniform = uniform_of(place.identity.key, len(text))
-            distance = distance_of_draw(np.exp(logprobs), uniform, tokens)
-        finite = distance if math.isfinite(distance) else None  # JSON knows no infinity
-        looked_at.append(replace(one, tie=distance <= tie, distance=finite))
+    asked = {(request.problem, request.sample): request for request in requests}
+    by_position = sorted(range(len(parted)), key=lambda number: parted[number].position)
+    chosen = by_position[:MOST_LOOKED_AT]
+    looked_at = list(parted)
+    for begin in range(0, len(chosen), LOOKED_AT_TOGETHER):
+        numbers = chosen[begin : begin + LOOKED_AT_TOGETHER]
+        places = [parted[number] for number in numbers]
+        places_asked = [asked[place.problem, place.sample] for place in places]
+        texts = [groups[place.problem][place.sample].token_ids for place in places]
+        distances = _distances(engine, places, places_asked, texts, options)
+        for number, distance in zip(numbers, distances, strict=True):
+            looked_at[number] = replace(
+                parted[number],
+                tie=distance <= TIE[options.dtype],
+                distance=distance if math.isfinite(distance) else None,  # JSON knows no infinity
+            )
     return looked_at
 
 
-def evaluate(problems: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    """Answer the problems with speculation off and on, one engine after the other.
+def _distances(
+    engine: LLM,
+    places: Sequence[Divergence],
+    requests: Sequence[Request],
+    texts: Sequence[list[int]],
+    options: argparse.Namespace,
+) -> list[float]:
+    """How far each place is from a tie, in the terms of ``TIE``.
+
+    The engine's answers are large; they are freed when this returns, before the next are asked for.
+    """
+    from vllm import TokensPrompt
+
+    before = [
+        request.prompt_ids + text[: place.position]
+        for place, request, text in zip(places, requests, texts, strict=True)
+    ]
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=text) for text in before],
+        [
+            _sampling(request, options, max_tokens=1, logprobs=-1, detokenize=False)
+            for request in requests
+        ],
+        use_tqdm=False,
+    )
+    found = []
+    for place, request, text, output in zip(places, requests, before, outputs, strict=True):
+        candidates = output.outputs[0].logprobs[0]
+        logprobs = np.full(max(candidates) + 1, -np.inf)
+        for token, value in candidates.items():
+            logprobs[token] = value.logprob
+        tokens = (place.off, place.on)
+        if options.greedy:
+            values = [-math.inf if token is None else logprobs[token] for token in tokens]
+            found.append(float(logprobs.max() - min(values)))
+        else:
+            uniform = uniform_of(request.identity.key, len(text))
+            found.append(distance_of_draw(np.exp(logprobs), uniform, tokens))
+    return found
+
+
+def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Answer the rows of the data with speculation off and on, one engine after the other.
 
     Returns ``setting``, ``sides`` (fields of ``Side``) and ``comparison`` (of ``Comparison``; None
     with one side only) as JSON values, and under ``responses`` the scored responses by side.
@@ -426,7 +517,7 @@ def evaluate(problems: Sequence[dict[str, Any]], options: argparse.Namespace) ->
     from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
     prepare_environment()
-    requests = make_requests(problems, options)
+    requests = make_requests(rows, options)
     k = options.draft_tokens
     longest = max(len(request.prompt_ids) for request in requests) + options.max_tokens
     arguments = {
@@ -457,7 +548,7 @@ def evaluate(problems: Sequence[dict[str, Any]], options: argparse.Namespace) ->
         with offline_engine(
             options.model, configurations[side], sampler, record=True, **arguments
         ) as engine:
-            groups[side], seconds = generate(engine, requests, problems, options)
+            groups[side], seconds = generate(engine, requests, rows, options)
             drafted, accepted = count_drafts(engine.collective_rpc("sam_drain"))
             sides[side] = replace(
                 summarise(groups[side], seconds), drafted_tokens=drafted, accepted_tokens=accepted
@@ -468,16 +559,22 @@ def evaluate(problems: Sequence[dict[str, Any]], options: argparse.Namespace) ->
                     parted = look_at_ties(engine, parted, requests, groups["off"], options)
     comparison = None
     if len(groups) == len(SIDES):
-        comparison = compare(groups["off"], groups["on"], parted, must_be_identical)
+        comparison = compare(
+            groups["off"],
+            groups["on"],
+            parted,
+            must_be_identical,
+            sides["on"].drafted_tokens,
+        )
     return {
-        "setting": _setting(options, len(problems)),
+        "setting": _setting(options, len(rows), count_problems(requests)),
         "sides": {name: asdict(side) for name, side in sides.items()},
         "comparison": None if comparison is None else asdict(comparison),
         "responses": groups,
     }
 
 
-def _setting(options: argparse.Namespace, problems: int) -> dict[str, Any]:
+def _setting(options: argparse.Namespace, rows: int, problems: int) -> dict[str, Any]:
     names = (
         "model", "samples", "greedy", "temperature", "top_p", "max_tokens", "no_thinking", "seed",
         "dtype", "tensor_parallel_size", "max_num_seqs", "rollout_sampler", "draft_tokens",
@@ -487,7 +584,8 @@ def _setting(options: argparse.Namespace, problems: int) -> dict[str, Any]:
     # A folder's name says enough; where it lay on the machine that measured does not matter.
     setting["model"] = model.name if model.is_dir() else setting["model"]
     setting["data"] = str(options.data.name) if options.data else "synthetic test"
-    return {**setting, "gate": options.gate or options.max_num_seqs, "problems": problems}
+    gate = options.gate or options.max_num_seqs
+    return {**setting, "gate": gate, "rows": rows, "problems": problems}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -499,11 +597,12 @@ def show(result: dict[str, Any]) -> None:
     setting = result["setting"]
     console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table(
-        title=f"{setting['model']}, {setting['data']}, sampler {setting['rollout_sampler']}",
+        title=f"{setting['model']}, {setting['data']} ({setting['problems']} problems in "
+        f"{setting['rows']} rows), sampler {setting['rollout_sampler']}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
-    for column in ("speculation", "pass@1 [95 %]", "tokens", "clipped", "accepted", "time, s"):
+    for column in ("speculation", "pass@1 [95 %]", "tokens", "clipped", "accepted"):
         table.add_column(column, justify="right")
     for name, side in result["sides"].items():
         table.add_row(
@@ -512,7 +611,6 @@ def show(result: dict[str, Any]) -> None:
             f"{side['mean_response_length']:.1f}",
             f"{side['clipped_share']:.1%}",
             f"{side['accepted_tokens']} of {side['drafted_tokens']}",
-            f"{side['generation_s']:.1f}",
         )
     console.print(table, highlight=False)
     if result["comparison"] is not None:
@@ -535,14 +633,27 @@ def verdict(comparison: dict[str, Any]) -> list[str]:
             f"first differences at tokens {places[0]} to {places[-1]} (median "
             f"{places[len(places) // 2]})"
         )
-    if comparison["must_be_identical"]:
-        strays = [one for one in parted if not one["tie"]]
+    if not comparison["drafted"]:
         lines.append(
-            f"NOT KEPT: {len(strays)} differences are no numerical ties, the first one: {strays[0]}"
-            if strays
-            else f"same trajectories, up to {len(parted)} numerical ties"
+            "NO DRAFTS: the side meant to draft did not draft; equal responses prove nothing"
         )
+    if comparison["must_be_identical"]:
+        lines += _judge(parted, comparison["looked_at"], comparison["drafted"])
     return lines
+
+
+def _judge(parted: Sequence[dict[str, Any]], looked_at: int, drafted: bool) -> list[str]:
+    """Say whether the promise of identical responses was kept, given fields of ``Divergence``."""
+    strays = [one for one in parted if one["tie"] is False]
+    part = "" if looked_at == len(parted) else f" ({looked_at} of {len(parted)} looked at)"
+    if strays:
+        return [
+            f"NOT KEPT: {len(strays)} differences are no numerical ties{part}, "
+            f"the first one: {strays[0]}"
+        ]
+    if parted and not looked_at:
+        return [f"NOT KEPT: no difference is explained{part}"]
+    return [f"same trajectories, up to {looked_at} numerical ties{part}"] if drafted else []
 
 
 def _write_responses(groups: dict[str, list[list[Response]]], path: Path) -> None:
@@ -555,7 +666,7 @@ def _write_responses(groups: dict[str, list[list[Response]]], path: Path) -> Non
     pd.DataFrame(rows).to_json(path, orient="records", lines=True)
 
 
-def _problems(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Read the named data, or make the synthetic test set."""
     if options.data is not None:
         return read_problems(options.data, options.limit)
@@ -577,8 +688,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", default=TINY_MODEL, help="checkpoint folder or hub name")
     add("--data", type=Path, help="parquet file of prepare_data; default: synthetic test set")
-    add("--limit", type=int, help="only the first so many problems")
-    add("--samples", type=int, default=1, help="samples per problem")
+    add("--limit", type=int, help="only the first so many rows")
+    add("--samples", type=int, default=1, help="samples per row")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--rollout-sampler", default="coupled", choices=("stock", "vectorised", "coupled"))
     add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
@@ -596,6 +707,7 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the result as JSON, and nothing else")
     add("--output", type=Path, help="write the result there, with machine and versions")
     add("--responses", type=Path, help="write every response to this jsonl file")
+    add("--verbose", action="store_true", help="print the traceback of an error")
     return made
 
 
@@ -613,23 +725,31 @@ def _check(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
+    from sam_rollout.cli import reason
+
     options = parser().parse_args(arguments)
     try:
-        _check(options)
-        problems = _problems(options)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        return _run(options)
+    except Exception as error:  # whatever it was: 1 would say that the promise was broken
+        if options.verbose:
+            traceback.print_exception(error)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return 2
-    result = evaluate(problems, options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
+    result = evaluate(_rows(options), options)
     responses = result.pop("responses")
-    if options.responses is not None:
-        _write_responses(responses, options.responses)
-    if options.output is not None:
-        _record(result, options.output)
+    # First what was found: it took long, and a file may fail to be written.
     if options.json:
         print(json.dumps(result, indent=1))
     else:
         show(result)
+    if options.responses is not None:
+        _write_responses(responses, options.responses)
+    if options.output is not None:
+        _record(result, options.output)
     comparison = result["comparison"]
     return int(comparison is not None and comparison["kept"] is False)
 

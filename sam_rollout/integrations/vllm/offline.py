@@ -18,8 +18,6 @@ from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 if TYPE_CHECKING:
     from vllm import LLM
 
-# By vLLM's name of the kind of device.
-EXTENSIONS = {"npu": "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension"}
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
 # What vLLM takes from the environment.
 ENVIRONMENT = {
@@ -45,7 +43,7 @@ def offline_engine(
     sam: SamConfig,
     sampler: RolloutSamplerConfig | None = None,
     *,
-    worker_extension: str | None = None,
+    worker_extension: str = EXTENSION,
     record: bool = False,
     **overrides: Any,
 ) -> Iterator[LLM]:
@@ -55,14 +53,14 @@ def offline_engine(
         model: Checkpoint folder or hub name.
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens; by default the engine's own.
-        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it; by
-            default the device's.
+        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it.
         record: Keep what ``sam_drain`` returns; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
 
     Raises:
         WrongDrafterError, WrongSamplerError: The engine runs something else than asked for.
+        RuntimeError: The device is an NPU, whose engine cannot draft with ours yet.
     """
     prepare_environment()
     from vllm import LLM
@@ -71,13 +69,14 @@ def offline_engine(
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 
+    if current_platform.device_type == "npu":
+        raise RuntimeError("drafting inside vllm-ascend is not part of this version")
     sampler = sampler or RolloutSamplerConfig()
     arguments = {
         "model": model,
         "generation_config": "vllm",  # not the checkpoint's: sampling is what the caller says
         "enable_prefix_caching": False,
-        "worker_extension_cls": worker_extension
-        or EXTENSIONS.get(current_platform.device_type, EXTENSION),
+        "worker_extension_cls": worker_extension,
         **engine_arguments(sam, sampler),
         **overrides,
     }

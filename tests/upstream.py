@@ -1,0 +1,144 @@
+"""What upstream publishes, fetched with pip, and upstream's own tests in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+CACHE = Path(__file__).parents[1] / ".cache"
+SDISTS = CACHE / "sdists"
+DOWNLOAD_TIMEOUT_S = 300
+TESTS_TIMEOUT_S = 300
+
+
+class SourcesUnavailable(Exception):
+    """What is needed is not in the cache and cannot be downloaded."""
+
+
+def skip_outside_ci(error: SourcesUnavailable) -> NoReturn:
+    """Skip: on a developer's machine a missing network is no defect; in CI it would hide one."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        raise error
+    pytest.skip(str(error))
+
+
+@cache
+def _pip() -> list[str] | None:
+    """A pip that works; virtual environments made by uv have none of their own."""
+    for command in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
+        try:
+            subprocess.run([*command, "--version"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return command
+    return None
+
+
+def download(requirement: str, folder: Path, *options: str, python_path: str = "") -> str | None:
+    """Put one package into a folder; returns why that was not possible, None if it was."""
+    pip = _pip()
+    if pip is None:
+        return "no pip found"
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": python_path} if python_path else None
+    # Into a folder of its own first: a download that is cut short leaves nothing under the name.
+    with tempfile.TemporaryDirectory(dir=folder) as fresh:
+        command = [*pip, "download", "--quiet", "--no-deps", *options, "--dest", fresh, requirement]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=DOWNLOAD_TIMEOUT_S,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end after {DOWNLOAD_TIMEOUT_S} s"
+        if done.returncode != 0:
+            return " ".join(done.stderr.split())[-300:]
+        for downloaded in Path(fresh).iterdir():
+            downloaded.rename(folder / downloaded.name)
+    return None
+
+
+# pip asks the build backend of a source package for its name and version before it keeps the file,
+# and setuptools would run vLLM's setup script for that. This one answers without it.
+_NAMING_BACKEND = """
+from pathlib import Path
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    info = Path(folder, "{name}-{version}.dist-info")
+    info.mkdir()
+    info.joinpath("METADATA").write_text(
+        "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+    )
+    return info.name
+"""
+
+
+def sdist(name: str, version: str) -> Path:
+    """The source package of a release, unbuilt; its backend must be setuptools.
+
+    Raises:
+        SourcesUnavailable: no network and nothing in the cache.
+    """
+    archive = SDISTS / f"{name}-{version}.tar.gz"
+    if archive.is_file():
+        return archive
+    with tempfile.TemporaryDirectory() as path:
+        backend = Path(path, "setuptools", "build_meta.py")
+        backend.parent.mkdir()
+        backend.with_name("__init__.py").touch()
+        backend.write_text(_NAMING_BACKEND.format(name=name, version=version))
+        reason = download(
+            f"{name}=={version}",
+            SDISTS,
+            f"--no-binary={name}",
+            "--no-build-isolation",
+            python_path=path,
+        )
+    if reason is None and not archive.is_file():
+        reason = f"pip left no {archive.name}"
+    if reason is not None:
+        raise SourcesUnavailable(f"cannot download the source of {name}=={version}: {reason}")
+    return archive
+
+
+def unpack_tests(archive: Path, folder: Path) -> None:
+    """Unpack the tests alone: what is installed is to be tested."""
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            member.name = member.name.partition("/")[2]
+            if member.name.startswith("tests/"):
+                opened.extract(member, folder, filter="data")
+
+
+def run_tests(folder: Path, plugin: str, *arguments: str) -> dict[tuple[str, str], str]:
+    """Run tests that were unpacked into a folder, with a pytest plugin that lies in it.
+
+    Returns:
+        (module, test) -> empty if it passed, "skipped", or what went wrong.
+    """
+    report = folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
+    command += [f"--junit-xml={report}", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=TESTS_TIMEOUT_S
+    )
+    assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    results = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        module = next(part for part in case.get("classname").split(".") if part.startswith("test_"))
+        problems = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        text = "\n".join(p.tag if p.tag == "skipped" else p.get("message", "") for p in problems)
+        results[module, case.get("name")] = text
+    return results
