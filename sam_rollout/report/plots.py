@@ -128,6 +128,8 @@ def _quantity_title(axis: Axes, what: str, row: QuantityRow | None) -> None:
     value, low, high = row.difference.value, row.difference.low, row.difference.high
     unclear = low is None or high is None or low <= 0 <= high
     seen = "no clear difference" if unclear else "SAM higher" if value > 0 else "SAM lower"
+    if value == low == high == 0:
+        seen = "the same at every step"
     _title(
         axis,
         f"{what}: {seen}",
