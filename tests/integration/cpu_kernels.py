@@ -1,4 +1,4 @@
-"""Makes vLLM's rejection sampler run on a CPU, outside an engine; a pytest plugin, too."""
+"""Makes vLLM's rejection sampler run on a CPU, outside an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,3 @@ def use_cpu_kernels() -> None:
         "sample_recovered_tokens_kernel",
     ):
         setattr(sampler, name, getattr(cpu_triton_utils, name))
-
-
-def pytest_sessionstart() -> None:
-    use_cpu_kernels()
