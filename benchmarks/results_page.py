@@ -184,7 +184,9 @@ def sampler_section() -> str:
         "whose kernels cannot be counted."
     )
     head = ["batch", "k", "sampler", "ms a call", "kernels", "synchronisations", "MB touched"]
-    command = "sam-rollout bench sampler --json"
+    sizes = [f"--batch {batch}" for batch in setting["batches"]]
+    sizes += [f"--k {k}" for k in setting["ks"]]
+    command = f"sam-rollout bench sampler {' '.join(sizes)} --json"
     return _section("Verifying drafts", command, record, text, _table(head, rows))
 
 
