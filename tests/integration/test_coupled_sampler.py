@@ -206,8 +206,10 @@ def test_rejected_drafts_do_not_show_either(engine_of, prompts, reference):
 
 @pytest.mark.parametrize("sampling", [{"min_p": 0.1}, {"logit_bias": {40: 1.0}}])
 def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling):
+    from vllm.exceptions import VLLMValidationError
+
     drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
-    with pytest.raises(ValueError, match="min_p and logit_bias"):
+    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
         generate(drafting, prompts[:1], 1, **sampling)
 
 
