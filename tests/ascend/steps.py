@@ -80,6 +80,7 @@ class ToyEngine:
             num_computed_tokens=len(prompt),
             output_token_ids=[],
         )
+        self.runner.requests[request.req_id] = request
         self.runner.input_batch.add_request(request)
         self.runner.input_batch.refresh_metadata()
         self.texts.append(list(prompt))

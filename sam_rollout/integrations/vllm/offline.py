@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 if TYPE_CHECKING:
     from vllm import LLM
 
+MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
 # What vLLM takes from the environment.
 ENVIRONMENT = {
@@ -80,20 +82,41 @@ def offline_engine(
         **engine_arguments(sam, sampler),
         **overrides,
     }
+    multiprocessing = os.environ.get(MULTIPROCESSING_ENV)
     if current_platform.is_cpu():
         arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
         if arguments.get("tensor_parallel_size", 1) == 1:
             # All in this process: starting others takes longer than what is measured here.
-            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+            os.environ.setdefault(MULTIPROCESSING_ENV, "0")
             arguments.setdefault("distributed_executor_backend", "uni")
-    engine = LLM(**arguments)
+    engine = None
     try:
+        engine = LLM(**arguments)
         reports = engine.collective_rpc("sam_bind", kwargs={"record": record})
         if "speculative_config" not in overrides:
             check_drafters(reports, sam)
         check_samplers(reports, sampler)
         yield engine
     finally:
-        engine.llm_engine.engine_core.shutdown()
+        if engine is not None:
+            engine.llm_engine.engine_core.shutdown()
+            _unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, worker_extension)
+        if multiprocessing is None:
+            os.environ.pop(MULTIPROCESSING_ENV, None)
         del engine
         gc.collect()
+
+
+def _unmix(worker: str, extension: str) -> None:
+    """Take the extension out of vLLM's worker class again.
+
+    vLLM adds it for the life of the process it runs workers in, and then refuses any other. Here
+    that may be this process, and the next engine's extension another one.
+    """
+    worker_class = pkgutil.resolve_name(worker)
+    kept = [base for base in worker_class.__bases__ if _full_name(base) != extension]
+    worker_class.__bases__ = tuple(kept)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
