@@ -237,6 +237,54 @@ def check_operators(
 
 
 @app.command()
+def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option(help="ascend_910c, cuda or cpu; the experiment's or what is installed."),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="An experiment of configs/experiment to check for.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Of the cluster; RAY_ADDRESS or this machine's by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check whether this machine, or a cluster, is ready for a run.
+
+    Exit status 1: something would make a run fail; warnings do not count. 2: wrong usage.
+    """
+    from sam_rollout import doctor as program
+    from sam_rollout.doctor import report
+    from sam_rollout.doctor.experiment import UnknownExperimentError, ask
+
+    if device is not None and device not in program.DEVICES:
+        allowed = ", ".join(program.DEVICES)
+        raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
+    if address is not None and not cluster:
+        raise typer.BadParameter("only together with --cluster", param_hint="--address")
+    try:
+        question, findings = ask(device, experiment, cluster)
+    except UnknownExperimentError as error:
+        raise typer.BadParameter(str(error), param_hint="--experiment") from error
+    with report.shown_progress() as progress:
+        if cluster:
+            from sam_rollout.doctor.cluster import examine_cluster
+
+            findings.extend(examine_cluster(question, address, progress))
+        else:
+            findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(report.to_json(question, findings))
+    else:
+        report.print_findings(question, findings, _console())
+    raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

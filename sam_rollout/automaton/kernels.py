@@ -18,13 +18,15 @@ automaton, because numba can take neither a list of arrays of changing number no
 what follows `table` is int64[slots, HEADER_WIDTH], `header` one row of it, `states` and `edges`
 are int32 pointers into one automaton's buffers, and `progress` is int64[PROGRESS_WIDTH].
 
-All kernels share this file on purpose: numba's disk cache is invalidated by the time stamp of
-the file that defines the kernel, and by nothing it calls elsewhere.
+All kernels share this file on purpose: what is cached on disk (`compilation.py`) depends on the
+content of the file that defines the kernel, and on nothing it calls elsewhere.
 """
 
 import numpy as np
 from numba import njit, types, uint32, uint64
 from numba.extending import intrinsic
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 
 # Columns of the header table, int64[slots, HEADER_WIDTH].
 OPEN = 0  # 1 while the slot is in use
@@ -303,7 +305,7 @@ def _draft(header, k, out_tokens, i):
     return k
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def extend_rows(table, slots, rows, token_ids, lengths, max_link_updates, first, progress):
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done."""
     for i in range(first, slots.size):
@@ -317,7 +319,7 @@ def extend_rows(table, slots, rows, token_ids, lengths, max_link_updates, first,
     return slots.size
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def extend_and_draft_rows(
     table, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     k, out_tokens, out_counts,
@@ -336,7 +338,7 @@ def extend_and_draft_rows(
     return slots.size
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def move_edges(header, new_address, new_capacity):
     """Rehash the edges into a larger zeroed table and make it the automaton's own."""
     states = _int32_pointer(header[STATES])
@@ -367,18 +369,18 @@ _EXTEND = (
 _OUTPUT = (_INPUT, types.Array(types.int32, 2, "C"), types.Array(types.int32, 1, "C"))
 
 
-def warm_up() -> None:
+def warm_up() -> WarmUp:
     """Compile the kernels, or load them from numba's disk cache, and forbid compiling later.
 
-    Takes seconds the first time on a machine and under a second afterwards. It is called when a
+    Takes seconds the first time on a machine and about one afterwards. It is called when a
     pool is made, so that no engine step ever waits for the compiler. The cache lies beside this
-    file or, where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR.
+    file or, where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR; where none of
+    them can be used, every process compiles for itself.
     """
-    for kernel, signature in (
-        (extend_rows, _EXTEND),
-        (extend_and_draft_rows, _EXTEND + _OUTPUT),
-        (move_edges, (_HEADER, types.int64, types.int64)),
-    ):
-        if not kernel.signatures:
-            kernel.compile(signature)
-            kernel.disable_compile()
+    return compile_kernels(
+        (
+            (extend_rows, _EXTEND),
+            (extend_and_draft_rows, _EXTEND + _OUTPUT),
+            (move_edges, (_HEADER, types.int64, types.int64)),
+        )
+    )

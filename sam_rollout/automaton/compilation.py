@@ -1,0 +1,79 @@
+"""Getting kernels ready in any process, whatever numba's disk cache says to it.
+
+A cache saves seconds, and must never cost a rollout. numba raises where it can write nowhere (a
+read-only installation and no home directory), where a disk is full, and where an entry is damaged;
+each of these ends here in kernels that are compiled in memory, and one warning.
+
+numba writes the index of an entry before the entry, and knows a source by its time stamp. Workers
+that start together on a new version, or on different processors with one shared home, could so
+load machine code of the other. Hence entries are named after what they were compiled from and for:
+two processes that write one name write the same code.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """What it took to get the kernels ready."""
+
+    seconds: float
+    loaded: int  # kernels taken from the disk cache
+    compiled: int
+    cache_path: str  # where they are cached; empty where they are not
+    problem: str  # why they are not cached; empty where they are
+
+
+def compile_kernels(kernels: Iterable[tuple[Any, Any]]) -> WarmUp:
+    """Compile dispatchers for one signature each, or load them, and forbid compiling later.
+
+    Args:
+        kernels: (dispatcher made by `njit` without `cache`, its argument types). A dispatcher that
+            has been compiled before is passed over.
+    """
+    started_s = time.perf_counter()
+    loaded = compiled = 0
+    cache_path = problem = ""
+    for kernel, signature in kernels:
+        if kernel.signatures:
+            continue
+        try:
+            _name_after_content(kernel)
+            kernel.enable_caching()
+            kernel.compile(signature)
+            cache_path = str(kernel.stats.cache_path)
+        except Exception as error:  # the cache is files, pickles and object code: anything
+            problem = problem or f"{type(error).__name__}: {error}"
+            kernel._cache.disable()
+            kernel.compile(signature)  # does nothing if only saving had failed
+        kernel.disable_compile()
+        hits = sum(kernel.stats.cache_hits.values())
+        loaded, compiled = loaded + hits, compiled + 1 - hits
+    if problem:
+        logger.warning(
+            "numba's disk cache cannot be used, so the kernels were compiled in memory, as they "
+            "will be in every process. Set NUMBA_CACHE_DIR to an empty, writable folder. (%s)",
+            problem,
+        )
+    return WarmUp(time.perf_counter() - started_s, loaded, compiled, cache_path, problem)
+
+
+def _name_after_content(kernel: Any) -> None:
+    """Make the name of the kernel's cache files depend on source, numba and processor."""
+    function = kernel.py_func
+    content = hashlib.sha256(Path(inspect.getfile(function)).read_bytes())
+    # The target triple, processor and features that numba itself generates code for.
+    target = kernel.targetctx.codegen().magic_tuple()
+    content.update(repr((numba.__version__, target)).encode())
+    function.__qualname__ = f"{function.__name__}_{content.hexdigest()[:12]}"

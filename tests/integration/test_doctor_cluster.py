@@ -1,0 +1,95 @@
+"""The doctor on a real Ray cluster: two nodes on this machine, each asked by a task of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 500
+
+# The cluster in a process of its own, with the doctor's command inside: Ray keeps global state.
+PROGRAM = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80_000_000},
+)
+cluster.add_node(num_cpus=1, num_gpus=0, object_store_memory=80_000_000)
+from typer.testing import CliRunner
+from sam_rollout.cli import app
+command = ["doctor", "--cluster", "--address", cluster.address, "--json", *sys.argv[1:]]
+result = CliRunner().invoke(app, command)
+print(result.stderr, file=sys.stderr)
+print(result.stdout)
+cluster.shutdown()
+sys.exit(result.exit_code)
+"""
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    """Exit status and answer of one call; everything that was started is ended."""
+    environment = {"RAY_memory_monitor_refresh_ms": "0", **os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "--experiment", "tiny_cpu"],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        if process.poll() is None:
+            # Ray's processes are the program's children, in sessions of their own.
+            program = psutil.Process(process.pid)
+            for started in (*program.children(recursive=True), program):
+                with suppress(psutil.NoSuchProcess):
+                    started.kill()
+            process.communicate()
+    assert stdout.strip(), stderr
+    return process.returncode, json.loads(stdout)
+
+
+def of(answer: dict, what: str) -> list[dict]:
+    return [row for row in answer["findings"] if row["what"] == what]
+
+
+def test_every_node_is_asked_everything(answer):
+    _, found = answer
+    rows = [row for row in found["findings"] if row["node"]]
+    nodes = {row["node"] for row in rows}
+    assert len(nodes) == 2
+    groups = {node: Counter(row["group"] for row in rows if row["node"] == node) for node in nodes}
+    first, second = groups.values()
+    assert first == second
+    assert {"versions", "plugins", "drafter", "devices", "network", "host", "files"} <= set(first)
+    for what in ("kernels", "vllm.general_plugins", "verl.plugins"):
+        assert [row["status"] for row in of(found, what)] == ["ok", "ok"], what
+
+
+def test_nodes_are_compared(answer):
+    _, found = answer
+    assert [row["found"] for row in of(found, "nodes")] == ["2"]
+    for what in ("versions", "code and configs", "path of the checkout", "machine", "clocks"):
+        (row,) = [row for row in of(found, what) if row["group"] == "cluster"]
+        assert (row["status"], row["node"]) == ("ok", ""), row
+
+
+def test_a_node_without_devices_fails_the_command(answer):
+    status, found = answer
+    assert sorted(row["status"] for row in of(found, "resource GPU")) == ["fail", "ok"]
+    assert (status, found["status"]) == (1, "fail")
+    (wrong,) = [row for row in of(found, "resource GPU") if row["status"] == "fail"]
+    assert wrong["fix"] == "ray start ... --num-gpus=1"

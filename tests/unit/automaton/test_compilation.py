@@ -1,0 +1,127 @@
+"""The kernels in fresh processes: what numba's disk cache may do, and that drafting survives it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sam_rollout
+
+SOURCE = Path(sam_rollout.__file__).parent
+LIMIT_S = 300
+pytestmark = pytest.mark.timeout(900)  # each worker compiles for seconds, on what cores there are
+
+# Warms up, drafts for a text that repeats itself, prints what was found.
+WORKER = """
+import dataclasses, json, sys
+{prelude}
+import numpy as np
+from sam_rollout.automaton import AutomatonPool, kernels
+from sam_rollout.automaton.compilation import WarmUp
+warm_up = kernels.warm_up()
+pool = AutomatonPool()
+text = np.array([[1, 2, 3, 4, 1, 2]], np.int32)
+tokens, counts = np.zeros((1, 3), np.int32), np.zeros(1, np.int32)
+of = lambda value: np.array([value], np.int32)
+pool.extend_and_draft(of(pool.open()), of(0), text, of(6), of(3), tokens, counts)
+print(json.dumps([dataclasses.asdict(warm_up), tokens[0, : counts[0]].tolist()]))
+"""
+DRAFT = [3, 4, 1]
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the automaton, as far as it can be imported, without compiled files."""
+    package = tmp_path / "site" / "sam_rollout"
+    shutil.copytree(
+        SOURCE / "automaton", package / "automaton", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(SOURCE / "__init__.py", package)
+    return package
+
+
+def start(package: Path, cache: Path | None, prelude: str = "") -> subprocess.Popen:
+    """A worker; without a cache folder numba has nowhere to write, even for root."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
+    environment |= {"PYTHONPATH": str(package.parent), "HOME": "/dev/null"}
+    environment |= {"XDG_CACHE_HOME": "/dev/null", "PYTHONDONTWRITEBYTECODE": "1"}
+    if cache is None:
+        (package / "automaton" / "__pycache__").write_text("a file where a folder should be")
+    else:
+        environment["NUMBA_CACHE_DIR"] = str(cache)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER.format(prelude=prelude)],
+        cwd=package.parent,  # `python -c` looks there first
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(worker: subprocess.Popen) -> tuple[dict, str]:
+    """What the worker's warm-up took, and what it wrote to stderr; its draft is right."""
+    try:
+        stdout, stderr = worker.communicate(timeout=LIMIT_S)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0, stderr
+    warm_up, draft = json.loads(stdout)
+    assert draft == DRAFT
+    return warm_up, stderr
+
+
+def test_a_package_that_cannot_be_written_drafts_all_the_same(package):
+    warm_up, stderr = finish(start(package, cache=None))
+    assert (warm_up["loaded"], warm_up["compiled"], warm_up["cache_path"]) == (0, 3, "")
+    assert "no locator available" in warm_up["problem"]
+    assert stderr.count("numba's disk cache cannot be used") == 1
+
+
+def test_a_full_disk_is_survived(package, tmp_path):
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+    warm_up, stderr = finish(start(package, tmp_path / "cache", full))
+    assert (warm_up["loaded"], warm_up["compiled"]) == (0, 3)
+    assert warm_up["problem"].startswith("OSError")
+    assert stderr.count("numba's disk cache cannot be used") == 1
+
+
+def test_the_second_process_loads_and_damaged_entries_are_survived(package, tmp_path):
+    cache = tmp_path / "cache"
+    assert finish(start(package, cache))[0]["compiled"] == 3
+    warm_up, stderr = finish(start(package, cache))
+    assert (warm_up["loaded"], warm_up["compiled"], warm_up["problem"]) == (3, 0, "")
+    assert warm_up["cache_path"].startswith(str(cache)) and stderr == ""
+    for index in cache.rglob("*.nbi"):
+        index.write_bytes(b"")
+    warm_up, _ = finish(start(package, cache))
+    assert (warm_up["loaded"], warm_up["compiled"]) == (0, 3)
+    assert warm_up["problem"].startswith("EOFError")
+
+
+def test_processes_that_start_together_on_an_empty_cache(package, tmp_path):
+    cache = tmp_path / "cache"
+    workers = [start(package, cache) for _ in range(4)]
+    for worker in workers:
+        warm_up, stderr = finish(worker)
+        assert warm_up["problem"] == "" and stderr == ""
+        assert warm_up["loaded"] + warm_up["compiled"] == 3
+    assert finish(start(package, cache))[0]["loaded"] == 3
+    assert len(list(cache.rglob("*.nbc"))) == 3
+
+
+def test_code_of_another_version_is_never_loaded(package, tmp_path):
+    """numba alone would: it compares time stamp and size of the source."""
+    cache, source = tmp_path / "cache", package / "automaton" / "kernels.py"
+    assert finish(start(package, cache))[0]["compiled"] == 3
+    before = source.stat()
+    text = source.read_text()
+    assert text.count("GUARD_TOKENS = 8") == 1
+    source.write_text(text.replace("GUARD_TOKENS = 8", "GUARD_TOKENS = 7"))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.stat().st_size == before.st_size
+    assert finish(start(package, cache))[0]["compiled"] == 3

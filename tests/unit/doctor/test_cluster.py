@@ -1,0 +1,57 @@
+"""The comparison of nodes; a real cluster is asked in tests/integration."""
+
+import dataclasses
+
+from sam_rollout.doctor import Question, cluster
+from sam_rollout.doctor.cluster import CHECKOUT, Facts, compare, facts
+
+SAME = Facts({"torch": "2.10.0", "ray": "2.60.0"}, "aarch64", "/opt/sam", "abc", "1234567", 16)
+NPUS = Question("ascend_910c", cluster=True)
+
+
+def statuses(*nodes: Facts, question=NPUS):
+    known = {f"node{n}": node for n, node in enumerate(nodes)}
+    return {line.what: line for line in compare(question, known)}
+
+
+def test_equal_nodes_are_right():
+    lines = statuses(SAME, SAME, SAME)
+    assert {line.status for line in lines.values()} == {"ok"}
+    assert list(compare(NPUS, {})) == []
+
+
+def test_what_differs_is_named_with_its_nodes():
+    other = dataclasses.replace(
+        SAME, versions={"torch": "2.9.0", "ray": "2.60.0"}, sources="abd", checkout="/opt/other"
+    )
+    lines = statuses(SAME, SAME, other, dataclasses.replace(SAME, devices=8, machine="x86_64"))
+    assert {what for what, line in lines.items() if line.status == "fail"} == {
+        "version of torch", "code and configs", "path of the checkout", "machine", "devices",
+    }  # fmt: skip
+    assert lines["version of torch"].found == "2.10.0 on node0, node1, node3; 2.9.0 on node2"
+
+
+def test_the_same_code_of_another_commit_is_right():
+    """A checkout without git, or a commit that touched only documents."""
+    lines = statuses(SAME, dataclasses.replace(SAME, commit=""))
+    assert lines["code and configs"].status == "ok"
+
+
+def test_devices_of_cpus_are_not_compared():
+    assert "devices" not in statuses(SAME, question=Question("cpu"))
+
+
+def test_the_facts_of_this_machine(question):
+    here = facts(question)
+    assert here == facts(question)
+    assert here.checkout == str(CHECKOUT) and here.versions["sam_rollout"]
+
+
+def test_the_digest_follows_the_code(question, monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster, "CHECKOUT", tmp_path)
+    (tmp_path / "configs").mkdir()
+    digests = set()
+    for text in ("a: 1", "a: 2"):
+        (tmp_path / "configs" / "x.yaml").write_text(text)
+        digests.add(facts(question).sources)
+    assert len(digests) == 2

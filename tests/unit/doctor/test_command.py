@@ -1,0 +1,63 @@
+"""The command: exit statuses, and what goes to which stream."""
+
+import json
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from sam_rollout.cli import app
+from sam_rollout.doctor import checks
+from sam_rollout.doctor.checks import Check
+from sam_rollout.doctor.line import fail, ok, warn
+
+
+@pytest.fixture
+def doctor(monkeypatch):
+    """Runs the command with checks that say these lines."""
+
+    def run(lines, *options):
+        monkeypatch.setattr(checks, "CHECKS", [Check("group", lambda _: lines, "looking")])
+        return CliRunner().invoke(app, ["doctor", *options])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)],
+)
+def test_only_failures_fail(doctor, line, status):
+    result = doctor([line], "--device", "cpu")
+    assert result.exit_code == status
+    assert "group: looking" in result.stderr and "looking" not in result.stdout
+
+
+def test_json_is_all_there_is_on_stdout(doctor):
+    result = doctor([fail("a", "b", "c")], "--device", "cuda", "--json")
+    assert json.loads(result.stdout)["device"] == "cuda"
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "tpu"], "ascend_910c, cuda, cpu"),
+        (["--experiment", "tiny_gpu"], "tiny_cpu"),
+        (["--address", "auto"], "--cluster"),
+    ],
+)
+def test_wrong_usage_is_status_2(doctor, options, said):
+    result = doctor([ok("a", "b")], *options)
+    assert result.exit_code == 2
+    assert said in result.stderr and result.stdout == ""
+
+
+def test_a_cluster_that_is_not_there_is_a_failure(doctor):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    result = doctor([ok("a", "b")], "--cluster", "--address", address, "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert f"no connection to {address}: ConnectionRefusedError" in finding["found"]

