@@ -1,7 +1,8 @@
 """Entry point: ``python -m recipes.dapo_qwen3.main [experiment=...] [sam=on|off] [key=value ...]``.
 
 Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
-verl's trainer.
+verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
+neither data nor weights nor a device have to be there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+DRY_RUN = "--dry-run"
+# Hydra would make a run folder and a log file.
+LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 
 
 def _locate_verl_config() -> None:
@@ -57,7 +61,12 @@ def _check_data(config: DictConfig) -> None:
 @hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Run the composed experiment."""
-    from sam_rollout.integrations.verl.launch import check, export_environment, launch
+    from sam_rollout.integrations.verl.launch import (
+        VerlRefusal,
+        check,
+        export_environment,
+        launch,
+    )
 
     try:
         check(config)
@@ -65,8 +74,29 @@ def main(config: DictConfig) -> None:
     except ConfigError as error:
         sys.exit(f"Configuration error: {error}")
     export_environment(config)
-    launch(config)
+    try:
+        launch(config)
+    except VerlRefusal as error:
+        sys.exit(f"Configuration error: verl refuses it: {error}")
+
+
+@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+def dry_run(config: DictConfig) -> None:
+    """Print the plan of the composed experiment."""
+    from recipes.dapo_qwen3.dry_run import show_plan
+    from sam_rollout.integrations.verl.launch import VerlRefusal
+
+    try:
+        show_plan(config)
+    except ConfigError as error:
+        sys.exit(f"Configuration error: {error}")
+    except VerlRefusal as error:
+        sys.exit(f"Configuration error: verl refuses it: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    if DRY_RUN in sys.argv:
+        sys.argv = [part for part in sys.argv if part != DRY_RUN] + list(LEAVE_NO_TRACE)
+        dry_run()
+    else:
+        main()

@@ -21,16 +21,23 @@ MAY_IMPORT = {
     "report": {"telemetry"},
     "simulation": {"automaton", "config", "drafting", "gating", "telemetry"},
     "bench": {"verification"},
-    "cli": {"bench", "report", "telemetry", "simulation", "integrations"},
+    "sizing": {"config"},
+    "doctor": {"config", "sizing"},
+    "cli": {"bench", "doctor", "report", "telemetry", "simulation", "integrations"},
     "integrations": {
-        "automaton", "config", "drafting", "gating", "identity", "telemetry", "verification",
+        "automaton", "config", "drafting", "gating", "identity", "sizing", "telemetry",
+        "verification",
     },
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
 # What makes a package heavy to import. The verification of drafts is torch code by nature, and its
 # measurement compares with the engines' samplers where these are installed.
 HEAVY = UPSTREAM | {"ray", "tensordict", "torch", "transfer_queue", "transformers"}
-MAY_USE = {"verification": {"torch"}, "bench": {"torch", "vllm", "vllm_ascend"}}
+MAY_USE = {
+    "verification": {"torch"},
+    "bench": {"torch", "vllm", "vllm_ascend"},
+    "doctor": {"ray"},
+}
 
 
 def part_of(path: Path) -> str:
@@ -95,6 +102,12 @@ def test_measuring_does_not_need_what_it_compares_with():
     for path in sorted((LIBRARY / "bench").rglob("*.py")):
         top = ast.Module([n for n in ast.parse(path.read_text()).body if _is_import(n)], [])
         assert not re.search(r"\b(vllm|vllm_ascend|verl)\b", ast.unparse(top)), name_of(path)
+
+
+def test_the_doctor_answers_without_ray():
+    for path in sorted((LIBRARY / "doctor").rglob("*.py")):
+        for node in filter(_is_import, ast.parse(path.read_text()).body):
+            assert not re.search(r"\bray\b", ast.unparse(node)), name_of(path)
 
 
 def _is_import(node: ast.stmt) -> bool:

@@ -1,6 +1,7 @@
 """The Hydra groups: what they compose to, and that their reference page tells the truth."""
 
 import dataclasses
+import json
 import re
 from functools import cache
 
@@ -18,6 +19,7 @@ from sam_rollout.config import (
 )
 from sam_rollout.gating import make_gate
 from sam_rollout.integrations.verl.launch import check
+from sam_rollout.sizing import HardwareConfig, ModelShape
 
 CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
@@ -26,6 +28,8 @@ SECTIONS = {
     "rollout_sampler": RolloutSamplerConfig,
     "rollout_telemetry": RolloutTelemetryConfig,
     "dynamic_sampling": DynamicSamplingConfig,
+    "model_shape": ModelShape,
+    "hardware": HardwareConfig,
 }
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))
@@ -80,6 +84,56 @@ def test_every_group_composes(option):
 def test_the_tiny_experiment_can_be_run(option, sampling, capsys):
     check(composed("experiment=tiny_cpu", f"sam={option}", f"dynamic_sampling={sampling}"))
     assert capsys.readouterr().out == "", "no notes on the settings we ship"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_experiment_can_be_run(path, capsys):
+    config = composed(f"experiment={path.stem}")
+    check(config)
+    assert capsys.readouterr().out == "", "no notes on the settings we ship"
+    assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
+
+
+def test_two_nodes_train_as_one_does():
+    one, two = (resolved(f"experiment={name}") for name in ("tiny_cpu", "tiny_cpu_2nodes"))
+    changed = {path for path in differing(one, two) if not path.startswith("trainer.")}
+    named = {"run_dir", "actor_rollout_ref.rollout.trace.experiment_name"}
+    assert changed <= named | {"ray_kwargs.ray_init.address"}
+
+
+def test_the_tiny_shape_is_that_of_the_shipped_model():
+    path = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3" / "config.json"
+    model, shape = json.loads(path.read_text()), composed("model=tiny").model_shape
+    assert OmegaConf.to_container(shape) == {
+        "layers": model["num_hidden_layers"],
+        "hidden": model["hidden_size"],
+        "heads": model["num_attention_heads"],
+        "kv_heads": model["num_key_value_heads"],
+        "head_dim": model["head_dim"],
+        "intermediate": model["intermediate_size"],
+        "experts": 0,
+        "experts_per_token": 0,
+        "moe_intermediate": 0,
+        "vocab": model["vocab_size"],
+        "tied_embeddings": model["tie_word_embeddings"],
+    }
+
+
+def test_the_cpus_kv_cache_is_what_the_engine_is_told():
+    config = composed("device=cpu")
+    assert str(config.hardware.kv_cache_gib) == config.environment.VLLM_CPU_KVCACHE_SPACE
+
+
+@pytest.mark.parametrize("device", [path.stem for path in (CONFIGS / "device").glob("*.yaml")])
+def test_no_variable_is_set_for_node_and_process(device):
+    """The node's script sets what Ray and the operating system read before a run starts."""
+    script = (REPOSITORY / "scripts" / "env" / f"{device}.sh").read_text()
+    of_node = set(re.findall(r"^set_default (\w+)", script, re.MULTILINE))
+    # Ray's daemon reads it when it starts: on one machine the run starts it.
+    both = {"RAY_memory_monitor_refresh_ms"} if device == "cpu" else set()
+    assert of_node & set(composed(f"device={device}").environment) == both
 
 
 def test_a_run_without_an_experiment_names_what_is_missing():

@@ -1,0 +1,270 @@
+"""The plan of a run: what ``--dry-run`` prints.
+
+Everything is read from the composed configuration. Memory is an estimate
+(`sam_rollout/sizing/memory.py` has the formulas and their sources): whether a setup fits for
+certain, only a start on the device tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+from collections.abc import Iterable
+from copy import deepcopy
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import cluster
+from sam_rollout.integrations.verl.launch import check, environment, translate, validate
+from sam_rollout.sizing import (
+    GIB,
+    EngineLimits,
+    MemoryPlan,
+    RolloutRound,
+    host_bytes,
+    plan_memory,
+)
+
+PLAIN_WIDTH = 100  # of a file or a pipe
+Row = tuple[str, str]
+
+
+def show_plan(config: DictConfig) -> None:
+    """Check a configuration and print its plan.
+
+    Raises:
+        ConfigError: A setting is wrong, or the setup cannot fit its devices.
+        VerlRefusal: verl's own checks refuse it.
+    """
+    check(config)
+    notes = _notes_of_verl(config)
+    memory = memory_plan(config)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    for title, rows in sections(config, memory):
+        _print(console, title, rows)
+    for note in [*notes, *memory.warnings]:
+        console.print(f"Warning: {note}", markup=False)
+    if memory.errors:
+        raise ConfigError(
+            "hardware.memory_gib", config.hardware.memory_gib, "; ".join(memory.errors)
+        )
+    console.print("Dry run: the configuration is sound; nothing was started.")
+
+
+def _notes_of_verl(config: DictConfig) -> list[str]:
+    """Run verl's checks on a copy; returns the warnings it prints."""
+    copy = deepcopy(config)
+    translate(copy)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        validate(copy)
+    marks = ("WARNING: ", "NOTICE: ")
+    lines = said.getvalue().splitlines()
+    return [line.removeprefix(mark) for line in lines for mark in marks if line.startswith(mark)]
+
+
+def _print(console: Console, title: str, rows: Iterable[Row]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(f"[bold]{title}[/bold]")
+    console.print(table)
+    console.print()
+
+
+def memory_plan(config: DictConfig) -> MemoryPlan:
+    """Estimate the memory of one device."""
+    rollout = config.actor_rollout_ref.rollout
+    return plan_memory(
+        cluster.model_shape(config),
+        cluster.training_layout(config),
+        cluster.rollout_layout(config),
+        cluster.hardware(config),
+        EngineLimits(
+            memory_fraction=rollout.gpu_memory_utilization,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            max_model_len=rollout.max_model_len,
+            draft_tokens=config.sam.max_draft_tokens if config.sam.enabled else 0,
+            drafting_requests=_drafting_requests(config),
+        ),
+    )
+
+
+def _drafting_requests(config: DictConfig) -> int:
+    gate = config.sam.gate
+    if not config.sam.enabled or gate.kind == "closed":
+        return 0
+    # Only a threshold promises a limit.
+    return (
+        gate.threshold
+        if gate.kind == "threshold"
+        else config.actor_rollout_ref.rollout.max_num_seqs
+    )
+
+
+def sections(config: DictConfig, memory: MemoryPlan) -> list[tuple[str, list[Row]]]:
+    """The plan as (title, rows of label and value)."""
+    hardware = cluster.hardware(config)
+    return [
+        ("Run", _run_rows(config)),
+        ("Parallelism", _parallelism_rows(config)),
+        ("Batch", _batch_rows(config)),
+        ("Speculation", _speculation_rows(config)),
+        (
+            f"Memory of a {hardware.device} while training, estimated",
+            _training_rows(config, memory),
+        ),
+        (f"Memory of a {hardware.device} during rollout, estimated", _rollout_rows(config, memory)),
+        ("Environment of every process", sorted(environment(config).items())),
+    ]
+
+
+def _run_rows(config: DictConfig) -> list[Row]:
+    trainer, shape = config.trainer, cluster.model_shape(config)
+    parameters = f"{shape.parameters / 1e9:.3g}B parameters"
+    if shape.experts:
+        parameters += f", {shape.active_parameters / 1e9:.3g}B active"
+    device = cluster.hardware(config).device
+    return [
+        ("experiment", trainer.experiment_name),
+        ("model", f"{config.actor_rollout_ref.model.path} ({parameters})"),
+        (
+            "devices",
+            f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {cluster.devices(config)} "
+            f"({device}, {cluster.hardware(config).memory_gib} GiB, {trainer.device})",
+        ),
+        ("run folder", str(Path(config.run_dir).absolute())),
+        ("checkpoints", f"{_every(trainer.save_freq)}, resume: {trainer.resume_mode}"),
+        ("training data", str(config.data.train_files)),
+        ("validation data", f"{config.data.val_files}, {_every(trainer.test_freq)}"),
+        ("loggers", ", ".join(trainer.logger)),
+    ]
+
+
+def _every(steps: int) -> str:
+    return f"every {steps} steps" if steps > 0 else "never"
+
+
+def _parallelism_rows(config: DictConfig) -> list[Row]:
+    training, rollout = cluster.training_layout(config), cluster.rollout_layout(config)
+    if training.engine == "fsdp":
+        axes = f"{training.shards} shards, sequence parallel {training.sequence}"
+    else:
+        axes = (
+            f"tensor {training.tensor}, pipeline {training.pipeline} (layers "
+            f"{', '.join(map(str, training.stage_layers))}), context {training.context}"
+        )
+        if training.expert > 1:
+            axes += f", expert {training.expert}"
+    own = config.actor_rollout_ref.rollout
+    mode = "eager" if own.enforce_eager else "graphs"
+    if not own.enforce_eager and own.cudagraph_capture_sizes:
+        mode += f" of {', '.join(map(str, own.cudagraph_capture_sizes))} tokens"
+    offload = {
+        "parameters": training.offload_parameters,
+        "optimizer states": training.offload_optimizer or training.swap_optimizer,
+    }
+    offloaded = " and ".join(name for name, on in offload.items() if on) or "nothing"
+    strategy = config.actor_rollout_ref.actor.strategy
+    return [
+        (
+            "training",
+            f"{strategy}: {axes}, data {training.data_parallel}; to the host: {offloaded}",
+        ),
+        (
+            "rollout",
+            f"{rollout.replicas} replica(s) x {rollout.data} engine(s), tensor {rollout.tensor}"
+            + (f", expert {rollout.expert}" if rollout.expert > 1 else "")
+            + f"; {mode}",
+        ),
+    ]
+
+
+def _batch_rows(config: DictConfig) -> list[Row]:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    sampling = config.dynamic_sampling
+    shared = RolloutRound(
+        prompts=sampling.gen_batch_size,
+        siblings=rollout.n,
+        engines=cluster.rollout_layout(config).engines,
+        max_num_seqs=rollout.max_num_seqs,
+    )
+    mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
+    rounds = f"{sampling.kind}, at most {sampling.max_rounds or 'any number of'} rounds a step"
+    return [
+        ("generated a round", f"{shared.prompts} prompts x {shared.siblings} = {shared.responses}"),
+        ("an engine gets", f"up to {shared.per_engine} responses"),
+        ("it runs at once", f"{shared.max_num_seqs}: {shared.waves} wave(s)"),
+        ("dynamic sampling", rounds),
+        ("trained on a step", f"{training} prompts x {rollout.n} = {training * rollout.n}"),
+        (
+            "updates a step",
+            f"{training // mini} of {mini * rollout.n} responses, "
+            f"{mini * rollout.n // cluster.training_layout(config).data_parallel} a rank",
+        ),
+        ("longest text", f"{data.max_prompt_length} + {data.max_response_length} tokens"),
+        (
+            "sampling",
+            f"T = {rollout.temperature}, top_p = {rollout.top_p}, top_k = {rollout.top_k}, "
+            f"sampler {config.rollout_sampler.kind}",
+        ),
+    ]
+
+
+def _speculation_rows(config: DictConfig) -> list[Row]:
+    sam = config.sam
+    sources = [name for name, source in sam.sources.items() if source.enabled]
+    return [
+        ("sam.enabled", str(sam.enabled).lower()),
+        ("sam.max_draft_tokens", str(sam.max_draft_tokens)),
+        ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam.gate.items())),
+        ("sam.sources", ", ".join(sources)),
+        ("tail threshold", str(config.rollout_telemetry.tail_threshold)),
+    ]
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:8.2f} GiB"
+
+
+def _training_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
+    layout = cluster.training_layout(config)
+    rows = [(name, _gib(size)) for name, size in memory.training.items()]
+    total = math.fsum(memory.training.values())
+    device_gib = cluster.hardware(config).memory_gib
+    host = host_bytes(cluster.model_shape(config), layout) * config.trainer.n_gpus_per_node
+    return [
+        *rows,
+        ("total", f"{_gib(total)} of {device_gib}"),
+        ("host memory of a node", f"{_gib(host)} for what is offloaded"),
+    ]
+
+
+def _rollout_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
+    rollout = config.actor_rollout_ref.rollout
+    device_gib = cluster.hardware(config).memory_gib
+    rows = [(name, _gib(size)) for name, size in memory.rollout.items()]
+    share = math.fsum(memory.rollout.values())
+    cached = (
+        f"{memory.kv_tokens} tokens an engine: {memory.full_texts:.1f} texts of "
+        f"{rollout.max_model_len}, {memory.kv_tokens // rollout.max_num_seqs} tokens for each of "
+        f"{rollout.max_num_seqs}"
+    )
+    return [
+        *rows,
+        ("the engine's share", f"{_gib(share)} of {device_gib}"),
+        ("the KV cache holds", cached),
+        ("training states beside it", _gib(memory.resident)),
+        ("left for verifying drafts", _gib(memory.outside_share)),
+        ("taken, with the gate", _gib(memory.verification)),
+        ("taken, if all drafted", _gib(memory.verification_ungated)),
+    ]

@@ -1,0 +1,295 @@
+"""verl's fields that say how a run is spread over devices: read, and checked against each other.
+
+verl and the engines assert most of this themselves, but minutes into a start, on some rank, and
+without the name of the field. Needs the composed configuration and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.config import ConfigError
+from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
+
+ACTOR = "actor_rollout_ref.actor"
+MEGATRON = f"{ACTOR}.megatron"
+ROLLOUT = "actor_rollout_ref.rollout"
+ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
+# (field, its value, whether that is right, what is allowed)
+Rule = tuple[str, Any, bool, str]
+
+
+def model_shape(config: DictConfig) -> ModelShape:
+    """The model's sizes, checked."""
+    return ModelShape.from_mapping(OmegaConf.to_container(config.model_shape, resolve=True))
+
+
+def hardware(config: DictConfig) -> HardwareConfig:
+    """The device's sizes, checked."""
+    return HardwareConfig.from_mapping(OmegaConf.to_container(config.hardware, resolve=True))
+
+
+def devices(config: DictConfig) -> int:
+    """All devices of the run."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def rollout_layout(config: DictConfig) -> RolloutLayout:
+    """How the rollout's engines divide the devices."""
+    rollout = config.actor_rollout_ref.rollout
+    return RolloutLayout(
+        devices=devices(config),
+        tensor=rollout.tensor_model_parallel_size,
+        data=rollout.data_parallel_size,
+        expert=rollout.expert_parallel_size,
+    )
+
+
+def training_layout(config: DictConfig) -> TrainingLayout:
+    """How training divides model and batch."""
+    actor = config.actor_rollout_ref.actor
+    layers = model_shape(config).layers
+    if actor.strategy == "megatron":
+        return _megatron_layout(config, layers)
+    shards = actor.fsdp_config.fsdp_size
+    sequence = actor.ulysses_sequence_parallel_size
+    return TrainingLayout(
+        engine="fsdp",
+        devices=devices(config),
+        stage_layers=(layers,),
+        micro_tokens=_micro_tokens(config, sequence),
+        sequence=sequence,
+        shards=devices(config) if shards < 1 else min(shards, devices(config)),
+        full_recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing,
+        offload_parameters=actor.fsdp_config.param_offload,
+        offload_optimizer=actor.fsdp_config.optimizer_offload,
+    )
+
+
+def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
+    megatron = config.actor_rollout_ref.actor.megatron
+    overrides = megatron.override_transformer_config
+    tensor = megatron.tensor_model_parallel_size
+    given = megatron.expert_tensor_parallel_size
+    return TrainingLayout(
+        engine="megatron",
+        devices=devices(config),
+        stage_layers=_stage_layers(config, layers),
+        micro_tokens=_micro_tokens(config, megatron.context_parallel_size),
+        tensor=tensor,
+        pipeline=megatron.pipeline_model_parallel_size,
+        context=megatron.context_parallel_size,
+        expert=megatron.expert_model_parallel_size,
+        expert_tensor=tensor if given is None else given,
+        full_recompute=overrides.get("recompute_granularity") == "full",
+        offload_parameters=megatron.param_offload,
+        offload_optimizer=megatron.optimizer_offload,
+        swap_optimizer=bool(overrides.get("swap_optimizer")),
+    )
+
+
+def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage; first and last may be set apart.
+
+    Raises:
+        ConfigError: The layers do not come out even.
+    """
+    megatron = config.actor_rollout_ref.actor.megatron
+    stages = megatron.pipeline_model_parallel_size
+    overrides = megatron.override_transformer_config
+    ends = {
+        0: overrides.get("num_layers_in_first_pipeline_stage"),
+        stages - 1: overrides.get("num_layers_in_last_pipeline_stage"),
+    }
+    ends = {stage: count for stage, count in ends.items() if count is not None}
+    between, rest = stages - len(ends), layers - sum(ends.values())
+    if rest < 0 or (rest % between if between else rest):
+        raise ConfigError(
+            f"{MEGATRON}.pipeline_model_parallel_size",
+            stages,
+            f"the model's {layers} layers do not divide into these stages; set "
+            "override_transformer_config.num_layers_in_{first,last}_pipeline_stage",
+        )
+    return tuple(ends.get(stage, rest // between if between else 0) for stage in range(stages))
+
+
+def _micro_tokens(config: DictConfig, sharing: int) -> int:
+    """Tokens of a micro-batch on one of the devices that share its sequences."""
+    actor = config.actor_rollout_ref.actor
+    if actor.use_dynamic_bsz:
+        return actor.ppo_max_token_len_per_gpu
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    return -(-actor.ppo_micro_batch_size_per_gpu * longest // sharing)
+
+
+def check_cluster(config: DictConfig) -> None:
+    """Check that devices, model and batch divide as they are asked to.
+
+    Raises:
+        ConfigError: Names the field, its value and what is allowed.
+    """
+    hardware(config)
+    shape = model_shape(config)
+    for rules in (_positive, _rollout_rules, _training_rules, _batch_rules):
+        for field, value, right, allowed in rules(config, shape):
+            if not right:
+                raise ConfigError(field, value, allowed)
+
+
+def _positive(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    """Sizes that everything else divides by."""
+    fields = [
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        f"{ROLLOUT}.n",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        f"{ROLLOUT}.data_parallel_size",
+        f"{ROLLOUT}.expert_parallel_size",
+        f"{ACTOR}.ppo_mini_batch_size",
+        "data.train_batch_size",
+    ]
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        axes = ("tensor_model", "pipeline_model", "context", "expert_model")
+        fields += [f"{MEGATRON}.{axis}_parallel_size" for axis in axes]
+    else:
+        fields.append(f"{ACTOR}.ulysses_sequence_parallel_size")
+    for field in fields:
+        value = OmegaConf.select(config, field)
+        yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
+
+
+def _divides(field: str, value: int, whole: int, name: str) -> Rule:
+    return field, value, whole % value == 0, f"must divide {name} = {whole}"
+
+
+def _rollout_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    rollout = config.actor_rollout_ref.rollout
+    layout = rollout_layout(config)
+    node = config.trainer.n_gpus_per_node
+    field = f"{ROLLOUT}.tensor_model_parallel_size"
+    yield _divides(field, layout.tensor, shape.heads, "model_shape.heads")
+    kv_heads = shape.kv_heads
+    yield (
+        field,
+        layout.tensor,
+        kv_heads % layout.tensor == 0 or layout.tensor % kv_heads == 0,
+        f"must divide model_shape.kv_heads = {kv_heads} or be a multiple of it",
+    )
+    if not shape.experts:
+        yield _divides(field, layout.tensor, shape.intermediate, "model_shape.intermediate")
+    elif layout.expert == 1:
+        yield _divides(field, layout.tensor, shape.moe_intermediate, "model_shape.moe_intermediate")
+    if layout.data > 1:
+        yield _divides(field, layout.tensor, node, "trainer.n_gpus_per_node")
+    yield from _expert_rules(layout, shape)
+    replica = layout.tensor * layout.data
+    product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
+    yield _divides(product, replica, layout.devices, ALL_DEVICES)
+    yield (
+        product,
+        replica,
+        node % replica == 0 or replica % node == 0,
+        f"must divide trainer.n_gpus_per_node = {node} or be a multiple of it",
+    )
+    fraction = rollout.gpu_memory_utilization
+    yield (
+        f"{ROLLOUT}.gpu_memory_utilization",
+        fraction,
+        0 < fraction < 1,
+        "must be more than 0 and less than 1",
+    )
+
+
+def _expert_rules(layout: RolloutLayout, shape: ModelShape) -> Iterator[Rule]:
+    field = f"{ROLLOUT}.expert_parallel_size"
+    if layout.expert == 1:
+        return
+    yield field, layout.expert, shape.experts > 0, "must be 1: the model has no experts"
+    yield (
+        field,
+        layout.expert,
+        layout.expert == layout.tensor * layout.data,
+        f"must be 1 or tensor_model_parallel_size * data_parallel_size = "
+        f"{layout.tensor * layout.data}",
+    )
+    yield _divides(field, layout.expert, shape.experts, "model_shape.experts")
+
+
+def _training_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        return _megatron_rules(config, shape)
+    return _fsdp_rules(config, shape)
+
+
+def _fsdp_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    actor = config.actor_rollout_ref.actor
+    sequence, shards = actor.ulysses_sequence_parallel_size, actor.fsdp_config.fsdp_size
+    field = f"{ACTOR}.ulysses_sequence_parallel_size"
+    yield _divides(field, sequence, shape.heads, "model_shape.heads")
+    yield _divides(field, sequence, devices(config), ALL_DEVICES)
+    if shards > 1:
+        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, devices(config), ALL_DEVICES)
+
+
+def _megatron_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    layout = training_layout(config)
+    tensor = f"{MEGATRON}.tensor_model_parallel_size"
+    yield _divides(tensor, layout.tensor, shape.heads, "model_shape.heads")
+    yield _divides(tensor, layout.tensor, shape.kv_heads, "model_shape.kv_heads")
+    if not shape.experts:
+        yield _divides(tensor, layout.tensor, shape.intermediate, "model_shape.intermediate")
+    yield _divides(
+        f"{MEGATRON}.{{tensor_model,pipeline_model,context}}_parallel_size",
+        layout.model_parallel,
+        layout.devices,
+        ALL_DEVICES,
+    )
+    expert = f"{MEGATRON}.expert_model_parallel_size"
+    yield (
+        expert,
+        layout.expert,
+        shape.experts % layout.expert == 0 if shape.experts else layout.expert == 1,
+        f"must divide model_shape.experts = {shape.experts}"
+        if shape.experts
+        else "must be 1: the model has no experts",
+    )
+    if shape.experts:
+        yield _divides(
+            f"{MEGATRON}.{{expert_model,expert_tensor,pipeline_model}}_parallel_size",
+            layout.expert * layout.expert_tensor * layout.pipeline,
+            layout.devices,
+            ALL_DEVICES,
+        )
+
+
+def _batch_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    layout = training_layout(config)
+    mini = actor.ppo_mini_batch_size
+    field = f"{ACTOR}.ppo_mini_batch_size"
+    yield (
+        field,
+        mini,
+        config.data.train_batch_size % mini == 0,
+        f"must divide data.train_batch_size = {config.data.train_batch_size}",
+    )
+    yield (
+        field,
+        mini,
+        mini * n % layout.data_parallel == 0,
+        f"times {ROLLOUT}.n = {n} must be a multiple of training's data parallel size "
+        f"{layout.data_parallel}",
+    )
+    if actor.use_dynamic_bsz:
+        sharing = layout.sequence if layout.engine == "fsdp" else layout.context
+        longest = config.data.max_prompt_length + config.data.max_response_length
+        yield (
+            f"{ACTOR}.ppo_max_token_len_per_gpu",
+            actor.ppo_max_token_len_per_gpu,
+            actor.ppo_max_token_len_per_gpu * sharing >= longest,
+            f"must be at least {-(-longest // sharing)}: {sharing} devices share a text of up to "
+            f"{longest} tokens",
+        )

@@ -1,0 +1,24 @@
+"""What a run needs, reckoned on paper: parameters, memory of a device, arithmetic of a batch.
+
+Plain Python on numbers: no engine, no device, no weights. The estimates say whether a setup can fit
+and what it spends memory on; they are no measurement.
+"""
+
+from sam_rollout.sizing.batch import RolloutRound
+from sam_rollout.sizing.memory import GIB, host_bytes
+from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
+from sam_rollout.sizing.plan import EngineLimits, MemoryPlan, plan_memory
+from sam_rollout.sizing.shape import HardwareConfig, ModelShape
+
+__all__ = [
+    "GIB",
+    "EngineLimits",
+    "HardwareConfig",
+    "MemoryPlan",
+    "ModelShape",
+    "RolloutLayout",
+    "RolloutRound",
+    "TrainingLayout",
+    "host_bytes",
+    "plan_memory",
+]

@@ -1,0 +1,125 @@
+"""The shape of a model and of a device, as far as memory depends on them."""
+
+import dataclasses
+from typing import ClassVar
+
+from sam_rollout.config import ConfigError, _Section, _setting
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape(_Section):
+    """Sizes of a Qwen3 decoder; the group `model_shape` of the model files.
+
+    Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`;
+    `experts` 0 stands for a dense model. Norms are left out of all counts, less than 0.01 % of the
+    parameters.
+    """
+
+    PATH: ClassVar[str] = "model_shape"
+
+    layers: int = _setting(1, minimum=1)
+    hidden: int = _setting(1, minimum=1)
+    heads: int = _setting(1, minimum=1)
+    kv_heads: int = _setting(1, minimum=1)
+    head_dim: int = _setting(1, minimum=1)
+    intermediate: int = _setting(0, minimum=0)
+    experts: int = _setting(0, minimum=0)
+    experts_per_token: int = _setting(0, minimum=0)
+    moe_intermediate: int = _setting(0, minimum=0)
+    vocab: int = _setting(1, minimum=1)
+    tied_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"{self.PATH}.heads", self.heads, "must be a multiple of kv_heads")
+        needed = ("experts_per_token", "moe_intermediate") if self.experts else ("intermediate",)
+        for name in needed:
+            if getattr(self, name) < 1:
+                kind = "a mixture of experts" if self.experts else "a dense model"
+                raise ConfigError(
+                    f"{self.PATH}.{name}", getattr(self, name), f"must be at least 1 for {kind}"
+                )
+        if self.experts_per_token > self.experts:
+            raise ConfigError(
+                f"{self.PATH}.experts_per_token",
+                self.experts_per_token,
+                f"must be at most {self.PATH}.experts = {self.experts}",
+            )
+
+    @property
+    def qkv_parameters(self) -> int:
+        """Query, key and value projections of one layer."""
+        return self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+
+    @property
+    def output_parameters(self) -> int:
+        """Output projection of one layer's attention."""
+        return self.hidden * self.head_dim * self.heads
+
+    @property
+    def attention_parameters(self) -> int:
+        """All projections of one layer's attention."""
+        return self.qkv_parameters + self.output_parameters
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Gate, up and down projection of one layer of a dense model; 0 with experts."""
+        return 0 if self.experts else 3 * self.hidden * self.intermediate
+
+    @property
+    def expert_parameters(self) -> int:
+        """Gate, up and down projection of one expert; 0 for a dense model."""
+        return 3 * self.hidden * self.moe_intermediate if self.experts else 0
+
+    @property
+    def router_parameters(self) -> int:
+        """Router of one layer; 0 for a dense model."""
+        return self.hidden * self.experts
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Vocabulary embedding and output head together."""
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    def _total(self, experts: int) -> int:
+        layer = self.attention_parameters + self.mlp_parameters + self.router_parameters
+        layer += experts * self.expert_parameters
+        return self.layers * layer + self.embedding_parameters
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self._total(self.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets."""
+        return self._total(self.experts_per_token)
+
+    def kv_cache_bytes(self, tensor_parallel: int = 1, width: int = 2) -> int:
+        """Keys and values of one token on one rank, all layers, bytes.
+
+        Where a model has fewer heads than there are ranks, each rank keeps one of them: vLLM
+        replicates what it cannot divide.
+        """
+        heads = max(1, self.kv_heads // tensor_parallel)
+        return 2 * self.layers * heads * self.head_dim * width
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareConfig(_Section):
+    """One device as verl counts them, a die or a GPU; the group `hardware` of the device files.
+
+    `memory_gib`: all of it. `runtime_gib`: what driver and communication take. `asleep_gib`: what
+    the sleeping engine leaves behind while the model is trained. `kv_cache_gib`: size of the KV
+    cache where the engine is told one (vLLM on CPUs); 0 where it takes what its share leaves.
+    """
+
+    PATH: ClassVar[str] = "hardware"
+
+    device: str = "device"
+    memory_gib: int = _setting(1, minimum=1)
+    runtime_gib: int = _setting(0, minimum=0)
+    asleep_gib: int = _setting(0, minimum=0)
+    kv_cache_gib: int = _setting(0, minimum=0)

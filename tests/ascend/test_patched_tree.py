@@ -1,0 +1,200 @@
+"""patches/ on vllm-ascend as published: applied, undone, refused, and run without our plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ascend import patched_tree
+
+LISTED = [
+    line.split()[1] for line in (patched_tree.FOLDER / "pristine.sha256").read_text().splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pristine")
+    patched_tree.unpack(folder)
+    return folder
+
+
+@pytest.fixture
+def tree(pristine, tmp_path):
+    return shutil.copytree(pristine, tmp_path / "tree")
+
+
+def apply(tree, *arguments, **options):
+    status, text = patched_tree.run_script(tree, *arguments, **options)
+    assert status == 0, text
+    return text
+
+
+def test_only_what_the_patches_name_is_changed(tree):
+    before = patched_tree.read(tree)
+    assert "would apply: 3 patches to vllm-ascend 0.23.0" in apply(tree, "--check")
+    assert patched_tree.read(tree) == before
+    assert "applied: 3 patches" in apply(tree)
+    after = patched_tree.read(tree)
+    changed = {name for name, content in before.items() if after[name] != content}
+    assert changed == set(LISTED)
+    new = {name for name in after.keys() - before.keys()}
+    assert {name.partition("/")[0] for name in new} == {patched_tree.RECORD}
+    for name in LISTED:
+        assert after[name][0] == before[name][0], "the mode of the file"
+        compile(after[name][1], name, "exec")
+
+
+def test_undo_restores_every_byte(tree):
+    before = patched_tree.read(tree)
+    assert patched_tree.run_script(tree, "--status")[0] == 1
+    apply(tree)
+    assert "==> applied" in apply(tree, "--status")
+    assert "undone" in apply(tree, "--undo")
+    assert patched_tree.read(tree) == before
+    assert "nothing to undo" in apply(tree, "--undo")
+    assert patched_tree.run_script(tree, "--status")[0] == 1
+
+
+def test_applying_twice_changes_nothing(tree):
+    apply(tree)
+    once = patched_tree.read(tree)
+    assert "already applied" in apply(tree)
+    assert patched_tree.read(tree) == once
+
+
+def test_other_version_is_refused(tree):
+    metadata = tree / "vllm_ascend.egg-info" / "PKG-INFO"
+    metadata.write_text(metadata.read_text().replace("Version: 0.23.0", "Version: 0.24.0", 1))
+    before = patched_tree.read(tree)
+    status, text = patched_tree.run_script(tree)
+    assert status == 1
+    assert "vllm-ascend 0.24.0 was found" in text and "patches for vllm-ascend 0.23.0" in text
+    assert patched_tree.read(tree) == before
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_changed_file_is_refused(tree, name):
+    with (tree / name).open("a") as file:
+        file.write("# a change at the site\n")
+    before = patched_tree.read(tree)
+    for action in ([], ["--check"]):
+        status, text = patched_tree.run_script(tree, *action)
+        assert status == 1
+        assert f"{name} is not that of vllm-ascend 0.23.0" in text
+        assert "0001-dispatch-to-custom-drafter.patch" in text
+        assert patched_tree.read(tree) == before
+
+
+def test_file_that_was_changed_after_patching_is_kept(tree):
+    apply(tree)
+    with (tree / LISTED[1]).open("a") as file:
+        file.write("# a change at the site\n")
+    before = patched_tree.read(tree)
+    for action in ([], ["--undo"]):
+        status, text = patched_tree.run_script(tree, *action)
+        assert status == 1
+        assert f"{LISTED[1]} is not that of vllm-ascend 0.23.0 as it was patched" in text
+        assert LISTED[0] not in text
+        assert patched_tree.read(tree) == before
+
+
+def test_package_that_was_installed_again_is_patched_again(pristine, tree):
+    apply(tree)
+    patched = patched_tree.read(tree)
+    for name in LISTED:
+        shutil.copy(pristine / name, tree / name)
+    assert "applied: 3 patches" in apply(tree)
+    assert patched_tree.read(tree) == patched
+
+
+def test_other_patches_are_not_put_on_top(tree):
+    apply(tree)
+    with (tree / patched_tree.RECORD / "series").open("a") as file:
+        file.write("# of another release of sam_rollout\n")
+    status, text = patched_tree.run_script(tree)
+    assert status == 1
+    assert "other patches than these are applied" in text and "--undo" in text
+    assert "undone" in apply(tree, "--undo")
+
+
+def test_git_takes_the_place_of_patch(tree, tmp_path):
+    before = patched_tree.read(tree)
+    apply(tree)
+    by_patch = patched_tree.read(tree)
+    apply(tree, "--undo")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for tool in folder.iterdir() if folder.is_dir() else ():
+            if tool.name != "patch" and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool)
+    without_patch = {"PATH": str(tools), "PYTHON": sys.executable}
+    apply(tree, env=without_patch)
+    assert patched_tree.read(tree) == by_patch
+    apply(tree, "--undo", env=without_patch)
+    assert patched_tree.read(tree) == before
+
+
+def test_failure_between_two_files_puts_both_back(tree, tmp_path):
+    before = patched_tree.read(tree)
+    mv = tmp_path / "mv"
+    mv.write_text(
+        f"#!/bin/bash\necho >> {tmp_path}/calls\n"
+        f'[ $(wc -l < {tmp_path}/calls) != 2 ] && exec {shutil.which("mv")} "$@"\n'
+    )
+    mv.chmod(mv.stat().st_mode | stat.S_IXUSR)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    status, text = patched_tree.run_script(
+        tree, env={**os.environ, "PATH": path, "PYTHON": sys.executable}
+    )
+    assert status == 1
+    assert "the files are as they were before" in text
+    assert patched_tree.read(tree) == before
+
+
+def test_package_managers_copy_behind_a_hard_link_is_kept(tree, tmp_path):
+    kept = tmp_path / "cached.py"
+    os.link(tree / LISTED[0], kept)
+    before = kept.read_bytes()
+    apply(tree)
+    assert kept.read_bytes() == before != (tree / LISTED[0]).read_bytes()
+
+
+@pytest.mark.timeout(patched_tree.RUN_LIMIT_S)
+def test_an_engine_drafts_without_our_plugin(tree):
+    apply(tree)
+    done = patched_tree.run_python(tree, "-m", "tests.ascend.generate_patched")
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["source"] == str(tree / LISTED[1])
+    assert report["sampler of the new runner"] == "coupled"
+    assert "into vllm-ascend by patched" in report["start-up"]
+    closed, opened = report["closed"], report["open"]
+    assert opened["texts"] == closed["texts"]
+    assert closed["drafted"] == 0 < opened["accepted"] < opened["drafted"]
+    assert opened["failures"] == 0
+
+
+@pytest.mark.timeout(patched_tree.RUN_LIMIT_S)
+def test_the_tests_of_the_runner_pass_without_our_plugin(tree):
+    apply(tree)
+    done = patched_tree.run_tests(tree)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+def test_an_unpatched_tree_is_told_apart(tree):
+    """What the tests above rest on: the pytest plugin ends a run on anything but a patched tree."""
+    code = (
+        "import types, sys; from tests.ascend import patched_plugin as p; "
+        "sys.modules['vllm_ascend.worker.model_runner_v1'] = types.ModuleType('unpatched'); "
+        "p.pytest_sessionfinish()"
+    )
+    done = patched_tree.run_python(tree, "-c", code)
+    assert done.returncode != 0 and "is not patched" in done.stderr

@@ -1,0 +1,84 @@
+"""The plan that --dry-run prints, without verl: what it says, and what it refuses."""
+
+import pytest
+
+from recipes.dapo_qwen3 import dry_run
+from sam_rollout.config import ConfigError
+from tests.unit.test_configs import CONFIGS, composed
+
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def without_verl(monkeypatch):
+    """verl's own checks take half a minute of imports; tests/integration runs them."""
+    monkeypatch.setattr(dry_run, "_notes_of_verl", lambda config: [])
+
+
+def plan_of(capsys, *overrides: str) -> str:
+    dry_run.show_plan(composed(*overrides))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_a_plan_without_warnings(name, capsys):
+    text = plan_of(capsys, f"experiment={name}")
+    assert "Warning:" not in text
+    assert text.splitlines()[-1].startswith("Dry run: the configuration is sound")
+
+
+def test_the_plan_of_the_largest_setup(capsys):
+    text = " ".join(plan_of(capsys, "experiment=article_235b").split())
+    for fact in (
+        "8 node(s) x 16 = 128 (die, 64 GiB, npu)",
+        "235B parameters, 22.2B active",
+        "tensor 4, pipeline 4 (layers 23, 24, 24, 23), context 4, expert 32, data 2",
+        "1 replica(s) x 32 engine(s), tensor 4, expert 128; eager",
+        "128 prompts x 16 = 2048",
+        "up to 64 responses",
+        "64: 1 wave(s)",
+        "kind = threshold, threshold = 8",
+        "HCCL_EXEC_TIMEOUT 7200",
+        "VERL_USE_EXTERNAL_MODULES sam_rollout.integrations.verl.plugin",
+    ):
+        assert fact in text, fact
+
+
+def test_the_shells_variables_are_shown(monkeypatch, capsys):
+    monkeypatch.setenv("HCCL_BUFFSIZE", "512")
+    assert "HCCL_BUFFSIZE 512" in " ".join(plan_of(capsys, "experiment=article_32b").split())
+
+
+def test_weights_that_do_not_fit_are_refused():
+    rollout = "actor_rollout_ref.rollout"
+    with pytest.raises(ConfigError) as caught:
+        dry_run.show_plan(
+            composed(
+                "experiment=article_235b",
+                f"{rollout}.data_parallel_size=1",
+                f"{rollout}.expert_parallel_size=1",
+            )
+        )
+    assert caught.value.field == "hardware.memory_gib" and caught.value.value == 64
+    assert "expert_parallel_size" in caught.value.allowed
+
+
+def test_a_gate_too_wide_for_the_memory_is_warned_of(capsys):
+    text = plan_of(
+        capsys,
+        "experiment=article_32b",
+        "sam.gate.threshold=1024",
+        "sam.max_draft_tokens=8",
+        "actor_rollout_ref.rollout.max_num_seqs=1024",
+        "actor_rollout_ref.rollout.max_model_len=37120",
+    )
+    assert "Warning: verifying drafts may need" in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "requests"), [("sam=off", 0), ("sam=matched", 0), ("sam=on", 16)]
+)
+def test_only_open_gates_let_requests_draft(choice, requests):
+    plan = dry_run.memory_plan(composed("experiment=tiny_cpu", choice))
+    assert dry_run._drafting_requests(composed("experiment=tiny_cpu", choice)) == requests
+    assert (plan.verification_ungated > 0) == (choice != "sam=off")

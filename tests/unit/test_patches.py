@@ -1,0 +1,156 @@
+"""The patches below patches/: complete, few lines, and a script that refuses what it cannot do.
+
+That they apply to what upstream publishes, and run, is shown by tests/ascend/test_patched_tree.py.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "apply_patches.sh"
+FOLDERS = sorted(path for path in (ROOT / "patches").iterdir() if path.is_dir())
+PATCHES = sorted((ROOT / "patches").rglob("*.patch"))
+MAX_ADDED_LINES = 10
+LIMIT_S = 60
+
+
+def series(folder: Path) -> list[str]:
+    lines = (folder / "series").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def changed_lines(patch: Path, sign: str) -> list[str]:
+    """What a patch adds or takes away, without headers of files."""
+    lines = patch.read_text().splitlines()
+    return [line[1:] for line in lines if line.startswith(sign) and not line.startswith(sign * 3)]
+
+
+def files_of(patch: Path) -> set[str]:
+    return set(re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_folder_is_complete(folder: Path) -> None:
+    assert re.fullmatch(r"[a-z][a-z-]*-\d+(\.\d+)*", folder.name)
+    names = series(folder)
+    assert names == sorted(set(names)), "in the order of their numbers"
+    assert set(names) == {path.name for path in folder.glob("*.patch")}
+    listed = [line.split()[1] for line in (folder / "pristine.sha256").read_text().splitlines()]
+    assert set(listed) == {file for name in names for file in files_of(folder / name)}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.name)
+def test_patch_only_calls_what_is_ours(patch: Path) -> None:
+    added = changed_lines(patch, "+")
+    assert 0 < len(added) <= MAX_ADDED_LINES
+    assert not changed_lines(patch, "-")
+    text = patch.read_text()
+    reason = text.partition("diff --git")[0].strip()
+    assert len(reason.splitlines()) > 2, "says why in front of the diff"
+    imports = re.findall(r"^\+ +from (sam_rollout[\w.]*) import (\w+)$", text, re.MULTILINE)
+    calls = {name for _, name in imports}
+    for module, name in imports:
+        source = ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text()
+        assert re.search(rf"^def {name}\(", source, re.MULTILINE), f"{module} has no {name}"
+    for line in added:
+        # A branch, an import, or one call of what was imported: no logic of its own.
+        ours = any(re.search(rf"(^|[ =]){name}\(", line) for name in calls)
+        shape = re.fullmatch(
+            r"|SAM_ROLLOUT_PATCHED = True| +(el)?if .*:| +from sam_rollout.*", line
+        )
+        assert ours or shape, f"{patch.name}: {line}"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree of a package that patches exist for, of another version."""
+    (tmp_path / "vllm_ascend").mkdir()
+    (tmp_path / "vllm_ascend" / "__init__.py").touch()
+    set_version(tmp_path, "9.9.9")
+    return tmp_path
+
+
+def set_version(tree: Path, version: str) -> None:
+    (tree / "vllm_ascend" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
+
+
+def run(*arguments: str | Path, **options: object) -> tuple[int, str]:
+    """Exit status and everything the script says."""
+    command = ["bash", str(SCRIPT), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_help_names_every_option() -> None:
+    status, text = run("--help")
+    assert status == 0
+    for option in ("--check", "--status", "--undo", "--python", "--target"):
+        assert option in text
+    assert "set -e" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--aply"], "unknown argument '--aply'"),
+        (["--check", "--undo"], "--check and --undo exclude each other"),
+        (["--target"], "--target needs a value"),
+        (["--target", "no/such/folder"], "there is no folder 'no/such/folder'"),
+        (["--python", "no-such-python"], "there is no interpreter 'no-such-python'"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(arguments: list[str], message: str) -> None:
+    status, text = run(*arguments)
+    assert status == 1
+    assert text.startswith(f"error: {message}") and text.count("\n") == 1
+
+
+def test_folder_without_the_package_is_refused(tmp_path: Path) -> None:
+    status, text = run("--target", tmp_path)
+    assert status == 1
+    assert f"no package vllm_ascend in {tmp_path}" in text and "nothing to patch here" in text
+
+
+def test_other_version_is_refused_by_name(tree: Path) -> None:
+    for action in ([], ["--check"]):
+        status, text = run(*action, "--target", tree)
+        assert status == 1
+        supported = " ".join(folder.name.removeprefix("vllm-ascend-") for folder in FOLDERS)
+        assert f"vllm-ascend 9.9.9 was found in {tree}" in text
+        assert f"there are patches for vllm-ascend {supported}" in text
+
+
+def test_package_without_version_is_refused(tree: Path) -> None:
+    (tree / "vllm_ascend" / "_version.py").unlink()
+    status, text = run("--target", tree)
+    assert status == 1
+    assert "says nowhere which version it is" in text
+
+
+def test_files_of_somebody_else_are_refused_by_name(tree: Path) -> None:
+    folder = FOLDERS[0]
+    set_version(tree, folder.name.removeprefix("vllm-ascend-"))
+    files = {file for patch in folder.glob("*.patch") for file in files_of(patch)}
+    for file in files:
+        (tree / file).parent.mkdir(exist_ok=True)
+        (tree / file).write_text("# another file\n")
+    status, text = run("--target", tree)
+    assert status == 1
+    for file in files:
+        needed_for = [name for name in series(folder) if file in files_of(folder / name)]
+        assert f"{tree}/{file} is not that of" in text and " ".join(needed_for) in text
+        assert (tree / file).read_text() == "# another file\n"
+    assert run("--status", "--target", tree)[0] == 1
+
+
+def test_missing_tools_are_named(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tools = tmp_path_factory.mktemp("tools")
+    for name in ("bash", "dirname", "python3"):
+        (tools / name).symlink_to(shutil.which(name))
+    status, text = run("--target", tree, env={"PATH": str(tools)})
+    assert status == 1
+    assert "neither 'patch' nor 'git' was found" in text
