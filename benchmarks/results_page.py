@@ -284,11 +284,49 @@ def evaluation_section() -> str:
     return _section("pass@1", command, record, text, _table(head, rows))
 
 
+def cluster_section() -> str:
+    """Two nodes, one of them lost."""
+    record = _load("cluster_tiny_cpu")
+    loss, resumed = record["loss"], record["resumed"]
+    rows = [
+        [
+            str(row["step"]),
+            "resumed" if row["step"] in resumed["steps"] else "first",
+            *(f"{row['tokens_by_replica'].get(replica, 0):,}" for replica in ("0", "1")),
+            f"{row['score']:+.2f}",
+            f"{row['probs_diff_mean']:.4f}",
+            *(f"{row[name]:.1f}" for name in ("rollout_s", "update_weights_s", "step_s")),
+        ]
+        for row in record["steps"]
+    ]
+    text = (
+        "`scripts/launch_multinode.sh` on two machines made of Linux namespaces of this one: two "
+        "Ray nodes, one training rank and one engine on each. One was switched off after "
+        f"{loss['seconds_until_lost']:.0f} s; {loss['seconds_from_loss_to_end']:.0f} s later the "
+        f"launch had ended with status {loss['exit_status']}. The same command with "
+        "`trainer.resume_mode=auto` went on from the checkpoint of step "
+        f"{resumed['checkpoint']} and ended with status {resumed['exit_status']}. Both machines "
+        "share the cores named above: times say nothing about two real ones."
+    )
+    told = "\n".join(loss["told"])
+    head = ["step", "launch", "tokens, engine 0", "tokens, engine 1", "score",
+            "probability difference", "rollout, s", "weight sync, s", "step, s"]  # fmt: skip
+    return _section(
+        "Two nodes, one of them lost",
+        "python -m benchmarks.cluster_run",
+        record,
+        text,
+        f"```text\n{told}\n```",
+        _table(head, rows),
+    )
+
+
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
     "dapo_ab_tiny_cpu": dapo_section,
     "learning_tiny_cpu": learning_section,
+    "cluster_tiny_cpu": cluster_section,
     "trajectories_tiny_cpu": trajectories_section,
     "evaluate_tiny_cpu": evaluation_section,
     "operators_tiny_cpu": operators_section,

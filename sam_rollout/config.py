@@ -162,6 +162,8 @@ class SamConfig(_Section):
 
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
     article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many.
+    `pad_drafts`: whether drafts are filled up to that many, so that steps keep the shape of a
+    captured graph; `auto`: where the engine's graphs need it.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -169,6 +171,7 @@ class SamConfig(_Section):
     enabled: bool = True
     max_draft_tokens: int = _setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
     draft_policy: str = _setting("fixed", choices=("fixed",))
+    pad_drafts: str = _setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()
 

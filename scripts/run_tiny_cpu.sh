@@ -34,11 +34,11 @@ train() {  # train <off|on> [overrides...]
     timeout --kill-after=30 "$TIMEOUT_S" \
         "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
         "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
-    local pid=$!
+    RUN_PID=$!
     # An interrupted script must not leave the run behind: it would fight the next one for memory.
-    trap "kill -TERM $pid 2>/dev/null || true" EXIT
-    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$pid"
-    wait "$pid"
+    trap 'kill -TERM "$RUN_PID" 2> /dev/null || true' EXIT
+    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$RUN_PID"
+    wait "$RUN_PID"
     trap - EXIT
 }
 

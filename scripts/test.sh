@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests:
 #   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
-#   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend or e2e
+#   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
+#                                          cluster
 # Exits with 0 only if every part passed. The last line sums up pytest's results over the parts.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
-ALL_PARTS="lint unit contracts integration ascend e2e"
+ALL_PARTS="lint unit contracts integration ascend e2e cluster"
 RESULTS="$ROOT/.test-results"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
@@ -19,7 +20,7 @@ limit_s() {
         lint) echo 120 ;;
         unit | contracts) echo 900 ;;
         integration | ascend) echo 1800 ;;
-        e2e) echo 3600 ;;
+        e2e | cluster) echo 3600 ;;
     esac
 }
 
@@ -32,9 +33,12 @@ folders() {
 
 run_lint() {
     local script
-    for script in scripts/*.sh scripts/lib/*.sh .ci/run; do
+    local scripts=(scripts/*.sh scripts/lib/*.sh scripts/env/*.sh .ci/run)
+    for script in "${scripts[@]}"; do
         bash -n "$script" || return 1
     done
+    # Not on Arm, where there is no package of it.
+    [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
     timeout --kill-after="$KILL_AFTER_S" "$(limit_s lint)" "$VENV_PYTHON" -m ruff check .
 }
 

@@ -12,9 +12,10 @@ FOLDER_MARKERS = {
     "integration": "integration",
     "ascend": "ascend",
     "e2e": "e2e",
+    "cluster": "cluster",
 }
 # Folders whose tests start engines need more than the default of pyproject.toml.
-TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800}
+TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800, "cluster": 1800}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,6 +27,8 @@ DRAFTER_COUNTERS = {
     "steps": "draft/drafter_steps",
     "rebuilds": "draft/rebuilds",
     "evictions": "draft/evictions",
+    "padding_tokens": "draft/padding_tokens",
+    "accepted_padding_tokens": "draft/accepted_padding_tokens",
 }
 
 

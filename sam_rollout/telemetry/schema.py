@@ -166,6 +166,18 @@ METRICS: tuple[Metric, ...] = (
         "Automata given up for a cap on their number or bytes.",
         TOTAL,
     ),
+    Metric(
+        "sam/draft/padding_tokens",
+        "tokens",
+        "Tokens verified only to keep steps on captured graphs; not among the drafted ones.",
+        TOTAL,
+    ),
+    Metric(
+        "sam/draft/accepted_padding_tokens",
+        "tokens",
+        "Of padding_tokens, those the model happened to sample; not among the accepted ones.",
+        TOTAL,
+    ),
     Metric("sam/gate/open_share", "1", "Engine steps with the gate open / with a drafter.", MEAN),
     Metric(
         "sam/gate/open_time_share",

@@ -1,4 +1,5 @@
-# Shared by install.sh, test.sh and compile_constraints.sh; to be sourced.
+# shellcheck shell=bash
+# Shared by the scripts of this project; to be sourced.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 CACHE_DIR="$ROOT/.cache"
@@ -38,6 +39,7 @@ find_uv() {
 # torch; without it, uv takes that build from PyTorch's own CPU index. Either way the pin ends in
 # +cpu, which the plain registry does not have, so that no CUDA build can slip in.
 # Sets TORCH_SOURCE_ARGS for a CPU install.
+# shellcheck disable=SC2034  # used by who sources this
 configure_uv() {
     TORCH_SOURCE_ARGS=()
     if [ -n "${PIP_INDEX_URL:-}" ] && [ -z "${UV_DEFAULT_INDEX:-}" ]; then

@@ -14,7 +14,7 @@ done
 [ "${1:-}" = "--" ] && shift
 [ ${#PROFILES[@]} -gt 0 ] || PROFILES=(cpu cuda ascend ascend-tests)
 
-find_uv
+find_uv "python$PYTHON_VERSION"
 configure_uv
 cd "$ROOT"
 

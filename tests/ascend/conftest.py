@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from sam_rollout.config import SamConfig
+
 ROOT = Path(__file__).parents[2]
 STAND_IN = str(Path(__file__).parent / "stand_in")
 MODEL = str(ROOT / "recipes" / "dapo_qwen3" / "tiny_qwen3")
+SAM = SamConfig(max_draft_tokens=3)
 
 # These tests have a virtual environment of their own (scripts/test.sh ascend).
 collect_ignore_glob = [] if find_spec("vllm_ascend") else ["test_*.py"]
@@ -24,6 +27,7 @@ if not collect_ignore_glob:
     os.environ.update(
         PYTHONPATH=os.pathsep.join(filter(None, paths)),
         OMP_NUM_THREADS="1",
+        TORCHDYNAMO_DISABLE="1",  # it asks torch for an accelerator's streams
         VLLM_LOGGING_LEVEL="WARNING",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
@@ -38,7 +42,7 @@ if not collect_ignore_glob:
 
 @pytest.fixture(scope="session")
 def vllm_config():
-    """The configuration of an engine with drafts, as vllm-ascend's platform completes it."""
+    """The configuration of an engine that drafts, as vllm-ascend's platform completes it."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
         init_distributed_environment,
@@ -47,6 +51,8 @@ def vllm_config():
     from vllm.engine.arg_utils import EngineArgs
     from vllm_ascend.ascend_config import init_ascend_config
     from vllm_ascend.utils import adapt_patch
+
+    from sam_rollout.integrations.vllm.settings import engine_arguments
 
     config = EngineArgs(
         model=MODEL,
@@ -58,11 +64,7 @@ def vllm_config():
         max_num_batched_tokens=512,
         async_scheduling=False,
         distributed_executor_backend="uni",
-        speculative_config={
-            "method": "ngram",  # any that is not a model: the tests bring their own drafts
-            "num_speculative_tokens": 3,
-            "prompt_lookup_max": 4,
-        },
+        **engine_arguments(SAM),
     ).create_engine_config()
     adapt_patch()
     with set_current_vllm_config(config), socket.socket() as free:

@@ -1,6 +1,7 @@
-"""An engine of vllm-ascend that answers the same prompts with different drafts; prints JSON.
+"""Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
 
-A program of its own (``python -m tests.ascend.generate``): it bends vLLM's process to the CPU.
+A program of its own (``python -m tests.ascend.generate``): it bends vLLM's process to the CPU. What
+is ours gets into the engines as it does on an NPU, by the plugin and the worker extension.
 """
 
 from __future__ import annotations
@@ -8,100 +9,158 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 
+# Before torch and vLLM are imported: all in this process, where the stand-in is.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-from npu_stand_in import engine
+from npu_stand_in import engine as stand_in
 
-engine.prepare()
+stand_in.prepare()
 
-from vllm import LLM, SamplingParams  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.config import SpeculativeConfig  # noqa: E402
 
-from sam_rollout.config import RolloutSamplerConfig, SamConfig  # noqa: E402
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig  # noqa: E402
 from sam_rollout.identity import identify  # noqa: E402
-from sam_rollout.integrations.vllm.proposer import SamProposer  # noqa: E402
-from sam_rollout.integrations.vllm.sampling import installed_sampler  # noqa: E402
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY  # noqa: E402
-from sam_rollout.integrations.vllm_ascend.sampling import install_sampler  # noqa: E402
+from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
+from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
 
 DRAFT_TOKENS = 3
+THRESHOLD = 2
 PROMPTS = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
-PARAMETERS = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 96, "ignore_eos": True}
+# While all four run, the gate is closed.
+LENGTHS = [12, 90, 20, 60]
+RANDOM = {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}
+GREEDY = {"temperature": 0.0}
+# For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
+COPIES, COPIED_TOKENS = 256, 4
+
+OFF = SamConfig(enabled=False)
 
 
-def make_engine() -> LLM:
-    sam = SamConfig.from_mapping({"enabled": True, "max_draft_tokens": DRAFT_TOKENS})
-    return LLM(
-        model=MODEL,
-        dtype="float32",
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        max_model_len=256,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        num_gpu_blocks_override=64,
-        additional_config={ADDITIONAL_CONFIG_KEY: {"sam": sam.to_mapping()}},
-        speculative_config={
-            "method": "ngram",
-            "num_speculative_tokens": DRAFT_TOKENS,
-            "prompt_lookup_max": 4,
-            "prompt_lookup_min": 1,
-        },
+def drafting(threshold: int, pad_drafts: str = "auto") -> SamConfig:
+    return SamConfig(
+        max_draft_tokens=DRAFT_TOKENS, gate=GateConfig(threshold=threshold), pad_drafts=pad_drafts
     )
 
 
-def drafters(runner):
-    """vllm-ascend has no branch for drafters of others: they are put in the method's place."""
-    ours = SamProposer(runner.vllm_config)
-    ours.bind(runner, drafts_are_used=True, record=False)
+ALWAYS = drafting(1_000)
+# Name -> what drafts, what samples.
+ENGINES = {
+    "off": (OFF, "coupled"),
+    "on": (ALWAYS, "coupled"),
+    "gated": (drafting(THRESHOLD), "coupled"),
+    "gated, filled up": (drafting(THRESHOLD, "always"), "coupled"),
+    "off, stock": (OFF, "stock"),
+    "on, stock": (drafting(1_000, "always"), "stock"),
+}
 
-    def propose_nothing(sampled, *_args, **_kwargs):
-        return [[]] * len(sampled)
 
-    def propose_ours(sampled, *_args, **_kwargs):
-        batch = runner.input_batch
-        return ours.propose(sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
-
-    return {
-        "none": propose_nothing,
-        "ngram": runner.propose_draft_token_ids,
-        "suffix automaton": propose_ours,
+@contextmanager
+def started(sam: SamConfig, kind: str):
+    arguments = {
+        "worker_extension": ON_ASCEND[EXTENSION],
+        "record": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 1024,
+        "num_gpu_blocks_override": 64,
+        "logprobs_mode": "processed_logprobs",
+        "seed": 1,
+        "disable_log_stats": True,
     }
+    with offline_engine(MODEL, sam, RolloutSamplerConfig(kind), **arguments) as llm:
+        yield llm
+
+
+def watched(runner) -> list[list[int]]:
+    """Note the number of drafts of every request, step by step."""
+    sample, steps = runner._sample, []
+
+    def note(logits, metadata):
+        rows = runner.input_batch.num_reqs
+        steps.append([0] * rows if metadata is None else list(metadata.num_draft_tokens))
+        return sample(logits, metadata)
+
+    runner._sample = note
+    return steps
+
+
+def answer(llm, prompts: list[list[int]], lengths: list[int], sampling: dict) -> list:
+    parameters = [
+        SamplingParams(
+            **sampling,
+            max_tokens=length,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=identify(
+                prompt, seed=3, step=0, sibling=number, split="train"
+            ).to_extra_args(),
+        )
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=False)]
+
+
+def try_out(sam: SamConfig, kind: str) -> dict:
+    """Answer the prompts in an engine; texts, steps and what was recorded of them."""
+    with started(sam, kind) as llm:
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        report = llm.collective_rpc("sam_bind")[0] | {"runner": type(runner).__qualname__}
+        steps, results = watched(runner), {"report": report}
+        for name, sampling in {"random": RANDOM, "greedy": GREEDY}.items():
+            outputs = answer(llm, PROMPTS, LENGTHS, sampling)
+            results[name] = {
+                "texts": [list(output.token_ids) for output in outputs],
+                "logprobs": [
+                    [next(iter(at.values())).logprob for at in output.logprobs or []]
+                    for output in outputs
+                ],
+                "steps": [list(step) for step in steps],
+                "records": llm.collective_rpc("sam_drain")[0],
+            }
+            steps.clear()
+        if kind == "stock":
+            text = PROMPTS[1] + results["greedy"]["texts"][1][:60]
+            outputs = answer(
+                llm, [text] * COPIES, [COPIED_TOKENS] * COPIES, {"temperature": 1.0, "top_k": 8}
+            )
+            results["copies"] = [list(output.token_ids) for output in outputs]
+            results["copies_of_drafts"] = llm.collective_rpc("sam_drain")[0]
+        return results
+
+
+def mistaken_for_ngram() -> str:
+    """Start an engine in which the method is led into vLLM's n-gram branch; what comes of it."""
+    complete = SpeculativeConfig.__post_init__
+
+    def mistake(self):
+        complete(self)
+        self.method, self.prompt_lookup_min, self.prompt_lookup_max = "ngram", 1, 4
+
+    SpeculativeConfig.__post_init__ = mistake
+    try:
+        with started(ALWAYS, "stock"):
+            return "started"
+    except WrongDrafterError as error:
+        return str(error)
+    finally:
+        SpeculativeConfig.__post_init__ = complete
 
 
 def main() -> None:
-    llm = make_engine()
-    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    install_sampler(runner, RolloutSamplerConfig(kind="coupled"))
-    sample, steps = runner._sample, {"all": 0, "verify": 0}
-
-    def counted(logits, metadata):
-        steps["all"] += 1
-        steps["verify"] += metadata is not None
-        return sample(logits, metadata)
-
-    runner._sample = counted
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    parameters = [
-        SamplingParams(
-            **PARAMETERS,
-            detokenize=False,
-            extra_args=identify(p, seed=3, step=0, sibling=0, split="train").to_extra_args(),
-        )
-        for p in PROMPTS
-    ]
-    results = {}
-    for name, propose in drafters(runner).items():
-        runner.propose_draft_token_ids = propose
-        steps.update(dict.fromkeys(steps, 0))
-        outputs = llm.generate(prompts, parameters, use_tqdm=False)
-        texts = [list(output.outputs[0].token_ids) for output in outputs]
-        results[name] = {"texts": texts, "steps": dict(steps)}
+    results = {name: try_out(*engine) for name, engine in ENGINES.items()}
     report = {
-        "sampler": installed_sampler(runner),
-        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
-        "results": results,
+        "engines": results,
+        "mistaken_for_ngram": mistaken_for_ngram(),
+        "lengths": LENGTHS,
+        "threshold": THRESHOLD,
+        "draft_tokens": DRAFT_TOKENS,
     }
     json.dump(report, sys.stdout)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -86,7 +87,7 @@ class ToyEngine:
         self.texts.append(list(prompt))
         self._requests.append(request)
 
-    def step(self, drafts: list[list[int]]) -> None:
+    def step(self, drafts: list[list[int]]) -> SamplerOutput:
         """Schedule each request's last token and its drafts, and let the runner sample."""
         runner = self.runner
         counts = np.array([len(some) for some in drafts], dtype=np.int32)
@@ -105,8 +106,10 @@ class ToyEngine:
         metadata = None
         if counts.any():
             metadata = runner._calc_spec_decode_metadata(counts, ends, None)
-        sampled = runner._sample(torch.stack(logits), metadata).sampled_token_ids
-        for text, request, row in zip(self.texts, self._requests, sampled.tolist(), strict=True):
+        output = runner._sample(torch.stack(logits), metadata)
+        rows = output.sampled_token_ids.tolist()
+        for text, request, row in zip(self.texts, self._requests, rows, strict=True):
             new = [token for token in row if token != NO_TOKEN]
             text += new
             request.output_token_ids += new
+        return output

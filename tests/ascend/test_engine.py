@@ -1,4 +1,4 @@
-"""A whole engine: vllm-ascend's platform, worker, runner and samplers, with ours installed."""
+"""Whole engines: vllm-ascend's platform, worker, runner and samplers, with ours by the plugin."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from scipy.stats import chi2_contingency
 
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from tests.ascend.conftest import ROOT
 
-LIMIT_S = 300
+LIMIT_S = 540
+PVALUE = 1e-4
+RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +26,109 @@ def report():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_engine_is_vllm_ascends_with_our_sampler(report):
-    assert report["runner"] == "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
-    assert report["sampler"] == "coupled"
+@pytest.fixture(scope="module")
+def engines(report):
+    return report["engines"]
 
 
-def test_drafts_do_not_change_the_texts(report):
-    results = report["results"]
-    plain = results["none"]
-    assert plain["steps"]["verify"] == 0
-    for name in ("ngram", "suffix automaton"):
-        assert results[name]["texts"] == plain["texts"], name
-        assert results[name]["steps"]["verify"] > 0
-        assert results[name]["steps"]["all"] < plain["steps"]["all"]
+def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
+    for name, engine in engines.items():
+        found = engine["report"]
+        assert found["runner"] == "NPUModelRunner" and found["way_in"] == "plugin"
+        assert found["sampler"] == ("stock" if "stock" in name else "coupled")
+        assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
+
+
+@pytest.mark.parametrize("sampling", ["random", "greedy"])
+@pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
+def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
+    off, other = engines["off"][sampling], engines[name][sampling]
+    assert not any(map(any, off["steps"]))
+    assert other["texts"] == off["texts"]
+    assert any(map(any, other["steps"]))
+    assert len(other["steps"]) < len(off["steps"])
+
+
+def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
+    off, on = (engines[name]["greedy"] for name in ("off, stock", "on, stock"))
+    assert on["texts"] == off["texts"] == engines["off"]["greedy"]["texts"]
+    assert len(on["steps"]) < len(off["steps"])
+
+
+def test_logprobs_are_the_same_with_and_without_drafts(engines):
+    """Processed ones, at a temperature and with a cut: vllm-ascend alone returns raw ones."""
+    off = np.concatenate(engines["off"]["random"]["logprobs"])
+    for name in ("on", "gated", "gated, filled up"):
+        on = np.concatenate(engines[name]["random"]["logprobs"])
+        np.testing.assert_allclose(on, off, atol=1e-4)
+
+
+def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
+    """Hundreds of copies of a request at temperature 1; what precedes a token counts, too."""
+    off, on = (engines[name]["copies"] for name in ("off, stock", "on, stock"))
+    drafted = engines["on, stock"]["copies_of_drafts"]["requests"].values()
+    assert 0 < sum(counts[2] for counts in drafted) < sum(counts[1] for counts in drafted)
+    for length in range(1, len(off[0]) + 1):
+        starts, counts = np.unique(
+            ["-".join(map(str, text[:length])) for text in off + on], return_inverse=True
+        )
+        table = np.stack([np.bincount(part, minlength=len(starts)) for part in np.split(counts, 2)])
+        rare = table.sum(axis=0) < RARE
+        table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
+        table = table[:, table.sum(axis=0) > 0]
+        if table.shape[1] > 1:
+            assert chi2_contingency(table).pvalue > PVALUE
+
+
+def test_the_gate_opens_during_a_generation(engines, report):
+    """Closed while four or three requests run, open for the last two."""
+    steps = engines["gated"]["random"]["steps"]
+    threshold = report["threshold"]
+    assert all(len(step) <= threshold for step in steps if any(step))
+    assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
+    closed = [not any(step) for step in steps if len(step) > threshold]
+    assert len(closed) >= sorted(report["lengths"])[-threshold - 1] and all(closed)
+    # The first step of two sampled before anybody drafted for two.
+    noted = engines["gated"]["random"]["records"]["steps"]["gate_open"]
+    assert noted == [len(step) <= threshold for step in steps]
+
+
+def test_filled_up_steps_keep_their_shape_gate_open_or_closed(engines, report):
+    k = report["draft_tokens"]
+    for sampling in ("random", "greedy"):
+        prompts, *steps = engines["gated, filled up"][sampling]["steps"]
+        assert not any(prompts)
+        assert {count for step in steps for count in step} == {k}
+        ragged = engines["gated"][sampling]["steps"]
+        assert any(set(step) == {0, k} for step in ragged), "without filling they do not"
+
+
+def test_filling_is_not_counted_as_drafts(engines, report):
+    engine = engines["gated, filled up"]["random"]
+    records, k = engine["records"], report["draft_tokens"]
+    padding = records["steps"]["padding"]
+    verified = sum(sum(step) for step in engine["steps"])
+    drafted = sum(counts[1] for counts in records["requests"].values())
+    accepted = sum(counts[2] for counts in records["requests"].values())
+    assert verified == drafted + sum(tokens for _, tokens, _ in padding)
+    # Every token is one that a step samples anyway, an accepted draft, or a lucky filling.
+    steps = sum(len(step) for step in engine["steps"])
+    lucky = sum(sum(by_place) for _, _, by_place in padding)
+    assert lucky > 0, "nothing to tell apart"
+    # The last step of a request may verify more than its length has room for.
+    surplus = steps + accepted + lucky - sum(report["lengths"])
+    assert 0 <= surplus <= k * len(report["lengths"])
+    assert records["counters"]["padding_tokens"] == sum(tokens for _, tokens, _ in padding)
+    closed = [not is_open for is_open in records["steps"]["gate_open"]]
+    rows = [len(step) for step in engine["steps"]]
+    for step, (requests, tokens, _) in enumerate(padding):
+        if step and closed[step]:  # the first one computes the prompts
+            assert (requests, tokens) == (rows[step], rows[step] * k)
+    assert "padding_tokens" not in engines["gated"]["random"]["records"]["counters"]
+
+
+def test_ngram_in_the_place_of_ours_is_refused(report):
+    """The mistake of a published integration, which then runs the engine's n-gram drafter."""
+    refusal = report["mistaken_for_ngram"]
+    assert f"asks for the drafter {PROPOSER_CLASS}" in refusal
+    assert "run vllm_ascend.spec_decode.ngram_proposer.AscendNgramProposer" in refusal

@@ -13,6 +13,9 @@ SUPPORTED_VERSIONS = {
     "vllm_ascend": ("0.23",),
     "verl": ("0.9.1",),
 }
+# Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
+PROBED_ASCEND = ("0.24", "0.25", "0.26")
+ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,48 @@ VLLM_PROPOSER = [
     ),
 ]
 
+# What sam_rollout/integrations/vllm/padding.py relies on.
+VLLM_GRAPHS = [
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner.cudagraph_dispatcher",
+        "knows which graph a step would run in",
+    ),
+    Row(
+        "vllm",
+        "v1.cudagraph_dispatcher",
+        "CudagraphDispatcher.dispatch",
+        "asked with a number of tokens, and whether all requests have k drafts; changes nothing",
+        parameters=("num_tokens", "uniform_decode"),
+    ),
+    Row(
+        "vllm",
+        "v1.cudagraph_dispatcher",
+        "CudagraphDispatcher.initialize_cudagraph_keys",
+        "full graphs of decode steps are for k + 1 tokens a request only",
+        contains=("x <= max_num_tokens and x >= uniform_decode_query_len",),
+    ),
+    *(
+        Row("vllm", "config.compilation", f"CUDAGraphMode.{name}", "what the dispatcher returns")
+        for name in ("NONE", "PIECEWISE", "FULL")
+    ),
+    Row(
+        "vllm",
+        "v1.core.sched.scheduler",
+        "Scheduler.update_from_output",
+        "whatever was verified counts as a draft, filling included",
+        contains=("num_draft_tokens = len(scheduled_spec_token_ids)",),
+    ),
+    Row(
+        "vllm",
+        "v1.core.sched.scheduler",
+        "Scheduler.schedule",
+        "drafts for which a step has no room are cut, never more scheduled than were handed out",
+        contains=("spec_token_ids = spec_token_ids[:num_scheduled_spec_tokens]",),
+    ),
+]
+
 VLLM_CONFIGURATION = [
     Row(
         "vllm",
@@ -449,37 +494,87 @@ VLLM_CPU_WORKAROUNDS = [
     ),
 ]
 
-# vllm-ascend 0.23: where our samplers stand, and where a drafter would (it has no branch for custom
-# classes).
+# What sam_rollout/integrations/vllm_ascend wraps: vllm-ascend has no branch for drafters of others.
+ASCEND_RUNNER = "worker.model_runner_v1"
 VLLM_ASCEND = [
     Row(
         "vllm_ascend",
         "spec_decode",
         "get_spec_decode_method",
-        "wrapped to return our proposer; refuses unknown methods by itself",
+        "passed by for custom_class, which it refuses; when it has it, the plugin is not needed",
         parameters=("method", "vllm_config", "device", "runner"),
         contains=("raise ValueError(f'Unknown speculative decoding method: {method}')",),
+        versions=ASCEND_VERSIONS,
     ),
     Row(
         "vllm_ascend",
-        "worker.model_runner_v1",
+        ASCEND_RUNNER,
         "NPUModelRunner",
-        "where drafts are asked for",
+        "the class that is wrapped",
         bases=("GPUModelRunner",),
+        versions=ASCEND_VERSIONS,
     ),
     Row(
         "vllm_ascend",
-        "worker.model_runner_v1",
+        ASCEND_RUNNER,
+        "NPUModelRunner.__init__",
+        "wrapped: our samplers replace those made here, which are told no logprobs_mode",
+        parameters=("vllm_config", "device"),
+        contains=("self.sampler = AscendSampler()",),
+        versions=ASCEND_VERSIONS,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner._set_up_drafter",
+        "on the last pipeline stage alone there is a drafter and something to verify with",
+        contains=("self.drafter = self._get_drafter()",),
+        versions=ASCEND_VERSIONS,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner.rejection_sampler",
+        "made again with the sampler that heeds logprobs_mode, and replaced by ours",
+        contains=("AscendRejectionSampler(self.sampler)",),
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
         "NPUModelRunner._get_drafter",
-        "where the proposer is made",
+        "wrapped: where the proposer is made",
         parameters=(),
         contains=("get_spec_decode_method(self.speculative_config.method",),
+        versions=ASCEND_VERSIONS,
     ),
     Row(
         "vllm_ascend",
-        "worker.model_runner_v1",
+        ASCEND_RUNNER,
+        "NPUModelRunner.load_model",
+        "called on every drafter",
+        contains=("self.drafter.load_model(self.model)",),
+        versions=ASCEND_VERSIONS,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner._dummy_run",
+        "called on every drafter",
+        contains=("self.drafter.dummy_run(num_tokens=",),
+        versions=ASCEND_VERSIONS,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner.sample_tokens",
+        "a drafter without a model is asked after bookkeeping, with lists",
+        contains=("propose_draft_token_ids(valid_sampled_token_ids)",),
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
         "NPUModelRunner.propose_draft_token_ids",
-        "overridden for our proposer; other proposers are told apart by class",
+        "wrapped for our proposer; other proposers are told apart by class",
         parameters=(
             "valid_sampled_token_ids",
             "sampling_metadata",
@@ -494,6 +589,62 @@ VLLM_ASCEND = [
             "target_model_batch_desc",
         ),
         contains=("isinstance(self.drafter, AscendNgramProposer)",),
+        versions=ASCEND_VERSIONS,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner.propose_draft_token_ids",
+        "the scheduler says how many to draft, which ours would have to be told there",
+        contains=("scheduler_output.num_spec_tokens_to_schedule",),
+        versions=PROBED_ASCEND,
+    ),
+    Row(
+        "vllm_ascend",
+        ASCEND_RUNNER,
+        "NPUModelRunner._determine_batch_execution_and_padding",
+        "decode graphs serve steps in which every request has k + 1 tokens",
+        contains=(
+            "max_num_scheduled_tokens == self.uniform_decode_query_len",
+            "self.cudagraph_dispatcher.dispatch(",
+        ),
+    ),
+    Row(
+        "vllm_ascend",
+        "compilation.acl_graph",
+        "set_graph_params",
+        "what graphs share is kept by their number of tokens alone, so that one captured for 1 "
+        "token a request and one for k + 1 would get in each other's way",
+        parameters=("aclgraph_capture_sizes",),
+        contains=("{size: [] for size in aclgraph_capture_sizes}",),
+    ),
+    Row(
+        "vllm_ascend",
+        "sample.sampler",
+        "AscendSampler.__init__",
+        "takes logprobs_mode, if somebody hands it over",
+        parameters=("logprobs_mode",),
+    ),
+    Row(
+        "vllm_ascend",
+        "sample.rejection_sampler",
+        "AscendRejectionSampler.__init__",
+        "made again with another sampler",
+        parameters=("sampler",),
+    ),
+    Row(
+        "vllm_ascend",
+        "sample.rejection_sampler",
+        "AscendRejectionSampler.apply_penalties",
+        "overridden: without Triton it takes rows of drafts for rows of requests",
+        parameters=(
+            "logits",
+            "sampling_metadata",
+            "metadata",
+            "repeat_indices",
+            "output_token_ids",
+        ),
+        contains=("return Sampler.apply_penalties(logits, sampling_metadata, output_token_ids)",),
     ),
 ]
 
@@ -832,6 +983,7 @@ VERL_PLATFORM = [
 
 CONTRACT = [
     *VLLM_PROPOSER,
+    *VLLM_GRAPHS,
     *VLLM_SAMPLERS,
     *VLLM_CONFIGURATION,
     *VLLM_STATISTICS,

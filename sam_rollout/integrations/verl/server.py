@@ -7,6 +7,7 @@ engine's ``speculative_config``, nothing in the way they are measured.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import RequestIdentity, group_of
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
+from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
@@ -39,7 +41,10 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 @dataclass
 class ReplicaRecords:
-    """What one replica recorded since the last drain."""
+    """What one engine recorded since the last drain.
+
+    Under data parallelism a server has several; `replica` numbers all engines of the rollout.
+    """
 
     replica: int
     engine_steps: pa.Table
@@ -89,30 +94,34 @@ class SamHttpServer(vLLMHttpServer):
         await super().run_server(args)
         settings = self._our_settings()
         self._record_traces: bool = settings["telemetry"]["record_traces"]
-        reports = await self.engine.collective_rpc("sam_bind")
+        bound = await ask_engines(self.engine, "sam_bind")
+        reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
         print(check_drafters(reports, SamConfig.from_mapping(settings["sam"])), flush=True)
         sampler = RolloutSamplerConfig.from_mapping(settings["rollout_sampler"])
         print(check_samplers(reports, sampler), flush=True)
-        await self._warm_up()
+        await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[_FinishedRequest] = []
-        self._recorder = EngineStepRecorder()
-        await self.engine.collective_rpc("sam_drain")  # the warm-up is nobody's rollout
+        self._recorders = EngineRecorders(len(bound))
+        await ask_engines(self.engine, "sam_drain")  # the warm-up is nobody's rollout
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
                 "set actor_rollout_ref.rollout.disable_log_stats=False"
             )
-        self.engine.logger_manager.stat_loggers.append(self._recorder)
+        self.engine.logger_manager.stat_loggers.append(self._recorders)
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, engine: int) -> None:
         """Run one short request, so that lazy initialisation does not count as rollout time.
 
         The periodic prompt makes a drafter draft, and so warms verification, too.
         """
         sampling = SamplingParams(temperature=1.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         prompt = TokensPrompt(prompt_token_ids=[1, 2, 3] * 5)
-        async for _ in self.engine.generate(prompt, sampling, request_id="sam-warm-up"):
+        warm_up = self.engine.generate(
+            prompt, sampling, request_id=f"sam-warm-up-{engine}", data_parallel_rank=engine
+        )
+        async for _ in warm_up:
             pass
 
     async def generate(
@@ -125,7 +134,7 @@ class SamHttpServer(vLLMHttpServer):
         """Generate one response and note who it was and how long it took."""
         identity = RequestIdentity.from_extra_args(sampling_params.get("extra_args"))
         start_s = time.time()
-        self._recorder.work_arrived()
+        self._recorders.work_arrived()
         # verl reads the last output only; without this every token of every request is handed
         # over with all before it, which keeps a core busy.
         sampling_params = {**sampling_params, "output_kind": RequestOutputKind.FINAL_ONLY}
@@ -143,33 +152,59 @@ class SamHttpServer(vLLMHttpServer):
         )
         return output
 
-    async def drain_records(self, step: int, split: str) -> ReplicaRecords:
-        """Hand over everything recorded since the last call.
+    async def drain_records(self, step: int, split: str) -> list[ReplicaRecords]:
+        """Hand over everything recorded since the last call, engine by engine.
 
         Args:
             step: Training step the records are filed under.
             split: ``"train"`` or ``"val"``.
         """
-        drained = [part for part in await self.engine.collective_rpc("sam_drain") if part]
+        answers = await ask_engines(self.engine, "sam_drain")
+        finished, self._finished = self._finished, []
+        shares = self._recorders.share_out(finished)
+        first = self.replica_rank * len(answers)
+        return [
+            self._records(first + index, recorder, workers, share, step, split)
+            for index, (recorder, workers, share) in enumerate(
+                zip(self._recorders.recorders, answers, shares, strict=True)
+            )
+        ]
+
+    def _records(
+        self,
+        replica: int,
+        recorder: EngineStepRecorder,
+        workers: list[dict | None],
+        finished: list[_FinishedRequest],
+        step: int,
+        split: str,
+    ) -> ReplicaRecords:
+        """Join what an engine's workers, its recorder and the server know."""
         # One rank's drafts are used; the others have nothing to tell.
+        drained = [part for part in workers if part]
         drafter = max(drained, key=lambda part: len(part["steps"]["time_s"]), default=None)
-        engine_steps = self._recorder.drain(
+        engine_steps = recorder.drain(
             step=step,
             split=split,
-            replica=self.replica_rank,
+            replica=replica,
             drafter_steps=drafter["steps"] if drafter else None,
         )
-        finished, self._finished = self._finished, []
+        traced = self._trace_table(finished, replica, step, split) if self._record_traces else None
         return ReplicaRecords(
-            replica=self.replica_rank,
+            replica=replica,
             engine_steps=engine_steps.to_table(),
-            requests=self._request_table(finished, drafter, step, split),
-            traces=self._trace_table(finished, step, split) if self._record_traces else None,
+            requests=self._request_table(finished, drafter, replica, step, split),
+            traces=traced,
             drafter_counters=drafter["counters"] if drafter else {},
         )
 
     def _request_table(
-        self, finished: list[_FinishedRequest], drafter: dict | None, step: int, split: str
+        self,
+        finished: list[_FinishedRequest],
+        drafter: dict | None,
+        replica: int,
+        step: int,
+        split: str,
     ) -> pa.Table:
         # vLLM appends "-" and eight random characters to the id it was given.
         totals = drafter["requests"] if drafter else {}
@@ -178,7 +213,7 @@ class SamHttpServer(vLLMHttpServer):
             RequestRecord(
                 step=step,
                 split=split,
-                replica=self.replica_rank,
+                replica=replica,
                 group=request.identity.group if request.identity else group_of(request.prompt_ids),
                 sibling=request.identity.sibling if request.identity else 0,
                 prompt_tokens=len(request.prompt_ids),
@@ -194,14 +229,16 @@ class SamHttpServer(vLLMHttpServer):
             for counts in [by_given_id.get(request.request_id, (0, 0, 0))]
         )
 
-    def _trace_table(self, finished: list[_FinishedRequest], step: int, split: str) -> pa.Table:
+    def _trace_table(
+        self, finished: list[_FinishedRequest], replica: int, step: int, split: str
+    ) -> pa.Table:
         return traces_table(
             TraceRecord(
                 group=request.identity.group if request.identity else group_of(request.prompt_ids),
                 sibling=request.identity.sibling if request.identity else 0,
                 step=step,
                 split=split,
-                replica=self.replica_rank,
+                replica=replica,
                 prompt_ids=request.prompt_ids,
                 response_ids=request.response_ids,
                 start_s=request.start_s,

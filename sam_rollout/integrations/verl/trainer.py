@@ -101,9 +101,10 @@ class SamTrainerSync(PPOTrainerSync):
     def _collect(self, split: str) -> dict[str, float]:
         step = max(self.global_steps, 0)
         servers = [s for r in self.llm_server_manager.get_replicas() for s in r.servers[:1]]
-        replicas: list[ReplicaRecords] = ray.get(
+        drained: list[list[ReplicaRecords]] = ray.get(
             [server.drain_records.remote(step, split) for server in servers]
         )
+        replicas = [records for engines in drained for records in engines]
         tables = [records.engine_steps for records in replicas]
         if not any(table.num_rows for table in tables):
             return {}

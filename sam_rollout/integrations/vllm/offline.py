@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
+# Extension -> what stands for it in vllm-ascend's workers. Not run on an NPU.
+ON_ASCEND = {
+    EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
+    "sam_rollout.integrations.vllm.known_text.KnownTextExtension": (
+        "sam_rollout.integrations.vllm_ascend.worker.KnownTextAscendExtension"
+    ),
+}
 # What vLLM takes from the environment.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -55,14 +62,14 @@ def offline_engine(
         model: Checkpoint folder or hub name.
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens; by default the engine's own.
-        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it.
+        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it; on
+            NPUs those of ``ON_ASCEND`` stand for those it names.
         record: Keep what ``sam_drain`` returns; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
 
     Raises:
         WrongDrafterError, WrongSamplerError: The engine runs something else than asked for.
-        RuntimeError: The device is an NPU, whose engine cannot draft with ours yet.
     """
     prepare_environment()
     from vllm import LLM
@@ -72,7 +79,7 @@ def offline_engine(
     from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 
     if current_platform.device_type == "npu":
-        raise RuntimeError("drafting inside vllm-ascend is not part of this version")
+        worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     sampler = sampler or RolloutSamplerConfig()
     arguments = {
         "model": model,

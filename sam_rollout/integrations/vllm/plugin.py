@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib.util import find_spec
+
+# Package that extends vLLM -> what to register with it. Found, not imported: vllm-ascend settles on
+# a device when its runner is imported. By name: integrations/vllm_ascend builds on this folder.
+PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
+
 
 def register() -> None:
     """Apply what the installed vLLM needs; cheap and safe to call repeatedly."""
     from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
 
     apply_cpu_workarounds()
+    for package, plugin in PLUGINS_FOR.items():
+        if find_spec(package):
+            pkgutil.resolve_name(plugin)()

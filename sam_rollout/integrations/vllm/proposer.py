@@ -7,6 +7,8 @@ is bound to the model runner once (``bind``) and from then on knows requests by 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
 in the log and counted. While the gate is closed the drafter only catches up. And ranks whose drafts
 vLLM ignores keep no state at all.
+
+Where steps have to keep the shape of a captured graph, drafts are filled up last (``padding.py``).
 """
 
 from __future__ import annotations
@@ -21,10 +23,18 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.drafting import SamDrafter
 from sam_rollout.gating import make_gate
-from sam_rollout.integrations.vllm.ledger import RequestLedger
+from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
+from sam_rollout.integrations.vllm.padding import DraftPadding, padding_by_rows
 from sam_rollout.integrations.vllm.settings import sam_config_of
 
 logger = logging.getLogger(__name__)
+
+
+def is_output_rank() -> bool:
+    """Whether vLLM takes drafts from this process: the first rank of the last pipeline stage."""
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
 
 
 class SamProposer:
@@ -48,19 +58,24 @@ class SamProposer:
                 f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
             )
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
+        self.max_batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
         self.gate = make_gate(self.config.gate)
         self.drafter: SamDrafter | None = SamDrafter(self.config, self.max_rows, self.max_model_len)
         self.ledger = RequestLedger(self.max_rows)
         self.failures = 0
         self._runner: Any = None
+        self._padding: DraftPadding | None = None
         self._drafts_are_used = True
         self._record = False
         self._request_ids: list[str] = []
         self._steps = StepLog()
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """There is no draft model; vLLM's CPU runner calls this unconditionally."""
+        """There is no draft model; the runners for CPU and NPU call this unconditionally."""
+
+    def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is nothing to warm up or capture; the runner for NPU calls this unconditionally."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Give access to request ids.
@@ -72,6 +87,7 @@ class SamProposer:
             record: Keep per-step and per-request records; someone must then call ``drain``.
         """
         self._runner = model_runner
+        self._padding = None  # the graphs it depends on are that runner's
         self._drafts_are_used = drafts_are_used
         self._record = record
 
@@ -85,7 +101,7 @@ class SamProposer:
     ) -> list[list[int]]:
         """Return up to k draft tokens for each row; an empty list where there is no draft."""
         rows = len(sampled_token_ids)
-        if not self._drafts_are_used or self.drafter is None:
+        if not self._drafts_are_used:
             return [[]] * rows
         if self._runner is None:
             raise RuntimeError(
@@ -93,16 +109,18 @@ class SamProposer:
                 "extension sam_rollout.integrations.vllm.worker.SamWorkerExtension and call "
                 "collective_rpc('sam_bind') before the first request"
             )
-        try:
-            return self._propose(sampled_token_ids, num_tokens_no_spec[:rows], token_ids_cpu)
-        except Exception:
-            self.failures += 1
-            self.drafter = None  # whatever state it is in, nobody will trust it again
-            logger.warning(
-                "The drafter failed and is switched off; the rollout continues without drafts.",
-                exc_info=True,
-            )
-            return [[]] * rows
+        num_tokens = num_tokens_no_spec[:rows]
+        if self.drafter is not None:
+            try:
+                return self._propose(sampled_token_ids, num_tokens, token_ids_cpu)
+            except Exception:
+                self.failures += 1
+                self.drafter = None  # whatever state it is in, nobody will trust it again
+                logger.warning(
+                    "The drafter failed and is switched off; the rollout continues without drafts.",
+                    exc_info=True,
+                )
+        return self._propose_nothing(sampled_token_ids, num_tokens, token_ids_cpu)
 
     def _propose(
         self,
@@ -117,7 +135,7 @@ class SamProposer:
             self._follow_batch(request_ids)
         # A row without sampled tokens is a prompt chunk: its text is not complete yet.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
-        self.ledger.observe(sampled)
+        verified_padding = self.ledger.observe(sampled)
         gate_open = self.gate.open(rows)
         batch = self.drafter.step(
             request_ids,
@@ -126,11 +144,49 @@ class SamProposer:
             sampled > 0,
             gate_open=gate_open,
         )
-        drafts = batch.to_lists() if gate_open else [[]] * rows
-        self.ledger.expect(batch.counts)
+        filling = 0
+        if self.padding.applies(rows, gate_open):
+            drafts, filling = self.padding.fill_up(
+                batch.tokens, batch.counts, token_ids_cpu, num_tokens, sampled > 0
+            )
+        else:
+            drafts = batch.to_lists() if gate_open else [[]] * rows
+        self.ledger.expect(batch.counts, filling)
         if self._record:
-            self._steps.add(started_ns, gate_open)
+            self._steps.add(started_ns, gate_open, verified_padding)
         return drafts
+
+    def _propose_nothing(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens: np.ndarray,  # int32 [batch]
+        token_ids_cpu: np.ndarray,
+    ) -> list[list[int]]:
+        """Go on without a drafter; steps still keep the shape that their graphs need."""
+        rows = len(sampled_token_ids)
+        if not self.padding.applies(rows, gate_open=False):
+            return [[]] * rows
+        nothing = np.zeros((rows, self.config.max_draft_tokens), np.int32)
+        decoding = np.fromiter(map(bool, sampled_token_ids), bool, rows)
+        drafts, _ = self.padding.fill_up(
+            nothing, nothing[:, 0], token_ids_cpu, num_tokens, decoding
+        )
+        return drafts
+
+    @property
+    def padding(self) -> DraftPadding:
+        """How steps are filled up; settled when first asked for, after graphs were captured."""
+        if self._padding is None:
+            k = self.config.max_draft_tokens
+            by_rows = padding_by_rows(
+                self.config.pad_drafts,
+                getattr(self._runner, "cudagraph_dispatcher", None),
+                k,
+                self.max_rows,
+                self.max_batched_tokens,
+            )
+            self._padding = DraftPadding(by_rows, k, self.max_model_len)
+        return self._padding
 
     def _follow_batch(self, request_ids: list[str]) -> None:
         """Take over a changed batch and free what belonged to requests that ended."""
@@ -148,6 +204,7 @@ class SamProposer:
             "sam": self.config.to_mapping(),
             "bound": self._runner is not None,
             "drafts_are_used": self._drafts_are_used,
+            "padding": self.padding.describe(),
         }
 
     def drain(self) -> dict[str, Any]:
@@ -155,10 +212,14 @@ class SamProposer:
 
         Returns:
             ``steps``: columns ``time_s`` (``CLOCK_MONOTONIC``, comparable across the processes of
-            a host), ``drafter_us``, ``gate_open``; ``requests``: per request id
-            ``(verify_steps, drafted_tokens, accepted_tokens)``; ``counters``: the drafter's.
+            a host), ``drafter_us``, ``gate_open``, ``padding`` (``VerifiedPadding``); ``requests``:
+            per request id ``(verify_steps, drafted_tokens, accepted_tokens)``, filling left out;
+            ``counters``: the drafter's.
         """
         counters = asdict(self.drafter.snapshot()) if self.drafter else {}
+        if self.padding.in_use:
+            counters["padding_tokens"] = self.ledger.padding_tokens
+            counters["accepted_padding_tokens"] = self.ledger.accepted_padding_tokens
         return {
             "steps": self._steps.drain(),
             "requests": self.ledger.drain(),
@@ -176,12 +237,17 @@ class StepLog:
         self._time_s: list[float] = []
         self._drafter_us: list[float] = []
         self._gate_open: list[bool] = []
+        self._padding: list[VerifiedPadding] = []
 
-    def add(self, started_ns: int, gate_open: bool) -> None:
-        """Record a step that began at ``started_ns`` of ``time.perf_counter_ns`` and ends now."""
+    def add(self, started_ns: int, gate_open: bool, padding: VerifiedPadding) -> None:
+        """Record a step that began at ``started_ns`` of ``time.perf_counter_ns`` and ends now.
+
+        ``padding`` is what was verified before the drafter was called, in the same engine step.
+        """
         self._time_s.append(time.monotonic())
         self._drafter_us.append((time.perf_counter_ns() - started_ns) / 1000)
         self._gate_open.append(gate_open)
+        self._padding.append(padding)
 
     def drain(self) -> dict[str, list]:
         """Return the columns and start anew."""
@@ -189,6 +255,7 @@ class StepLog:
             "time_s": self._time_s,
             "drafter_us": self._drafter_us,
             "gate_open": self._gate_open,
+            "padding": self._padding,
         }
         self._clear()
         return columns

@@ -65,11 +65,26 @@ def sampler_config_of(vllm_config: Any) -> RolloutSamplerConfig:
     return RolloutSamplerConfig.from_mapping(_settings_of(vllm_config)["rollout_sampler"])
 
 
+def asks_for_ours(vllm_config: Any) -> list[str]:
+    """Name the settings for which an engine needs a drafter or samplers of ours; may be none."""
+    if not has_settings(vllm_config):
+        return []
+    sampler = sampler_config_of(vllm_config)
+    asked = ["sam.enabled = True"] if sam_config_of(vllm_config).enabled else []
+    if sampler.kind != "stock":
+        asked.append(f"rollout_sampler.kind = {sampler.kind!r}")
+    return asked
+
+
+def has_settings(vllm_config: Any) -> bool:
+    """Whether an engine was started with our configuration, drafts on or off."""
+    return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
+
+
 def _settings_of(vllm_config: Any) -> Mapping[str, Any]:
-    additional: Mapping[str, Any] = vllm_config.additional_config or {}
-    if ADDITIONAL_CONFIG_KEY not in additional:
+    if not has_settings(vllm_config):
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
             "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
         )
-    return additional[ADDITIONAL_CONFIG_KEY]
+    return vllm_config.additional_config[ADDITIONAL_CONFIG_KEY]

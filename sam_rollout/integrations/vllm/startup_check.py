@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.padding import NO_PADDING
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 
 
@@ -44,11 +45,18 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         raise WrongDrafterError(
             f"the engine's workers run with {ours[0]['sam']}, not {config.to_mapping()}"
         )
-    return (
+    line = (
         f"sam_rollout: drafter {PROPOSER_CLASS} on {len(ours)} worker(s), "
         f"k={config.max_draft_tokens}, gate={config.gate.kind}"
         f" (threshold {config.gate.threshold})"
     )
+    # Left out where there is nothing to tell: an engine without graphs, or one that knows the
+    # method custom_class by itself.
+    if any(report["padding"] != NO_PADDING for report in ours):
+        line += f"; filled up to k: {ours[0]['padding']}"
+    if way_in := ours[0].get("way_in"):
+        line += f"; into vllm-ascend by {way_in}"
+    return line
 
 
 class WrongSamplerError(RuntimeError):

@@ -3,24 +3,37 @@
 vLLM's own logger prints averages over ten seconds; the long tail needs every step. The drafter's
 side of a step (gate, time) is noted in the worker process and joined here in order; both read the
 host's monotonic clock, so that a step without a note is recognised.
+
+vLLM counts as drafts whatever it verified. Tokens that only filled a step up are noted by the
+drafter's side and taken off here.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from sam_rollout.integrations.vllm.ledger import VerifiedPadding
 from sam_rollout.telemetry.records import EngineSteps
 
-DRAFTER_COLUMNS = ("time_s", "gate_open", "drafter_us")
+DRAFTER_COLUMNS = ("time_s", "gate_open", "drafter_us", "padding")
 NO_DRAFTS: dict[str, Any] = {
     "draft_requests": 0,
     "draft_tokens": 0,
     "accepted_tokens": 0,
     "accepted_per_position": (),
 }
+
+
+class DrafterNote(NamedTuple):
+    """The drafter's side of one engine step."""
+
+    gate_open: bool
+    drafter_us: float
+    padding: VerifiedPadding
 
 
 class StepSample(NamedTuple):
@@ -100,22 +113,48 @@ class EngineStepRecorder(StatLoggerBase):
             drafter_steps: ``SamProposer.drain()["steps"]``; None without a drafter.
         """
         samples, self._samples = self._samples, []
-        matches = _match(samples, drafter_steps)
+        notes = _match(samples, drafter_steps)
         records = EngineSteps()
         drafted_before = True  # the step before the first belongs to an earlier drain
-        for sample, match in zip(samples, matches, strict=True):
+        for sample, note in zip(samples, notes, strict=True):
             fields = sample._asdict()
-            if not drafted_before:
-                # vLLM schedules placeholder drafts when it has skipped the proposer (a row close
-                # to max_model_len); they are none of ours.
+            noted = drafter_steps is None or note is not None
+            if not (drafted_before and noted):
+                # Not noted: nobody knows how much of it was filling. The step after: vLLM schedules
+                # placeholder drafts when it has skipped the proposer (a row close to
+                # max_model_len); they are none of ours.
                 fields |= NO_DRAFTS
+            elif note is not None:
+                fields |= _without_padding(sample, note.padding)
             time_s = fields.pop("monotonic_s") + self._clock_offset_s
-            gate_open, drafter_us = match or (None if drafter_steps is None else False, 0.0)
             records.append(
-                step, split, replica, time_s, **fields, gate_open=gate_open, drafter_us=drafter_us
+                step,
+                split,
+                replica,
+                time_s,
+                **fields,
+                gate_open=note.gate_open if note else None if drafter_steps is None else False,
+                drafter_us=note.drafter_us if note else 0.0,
             )
-            drafted_before = drafter_steps is None or match is not None
+            drafted_before = noted
         return records
+
+
+def _without_padding(sample: StepSample, padding: VerifiedPadding) -> dict[str, Any]:
+    """Return the fields of ``NO_DRAFTS`` less what was filling.
+
+    Never below 0: the engine verifies less than it was given when a step is full.
+    """
+    if not padding.tokens:
+        return {}
+    by_position = zip_longest(sample.accepted_per_position, padding.accepted, fillvalue=0)
+    drafts_by_position = [max(0, all_of_them - filling) for all_of_them, filling in by_position]
+    return {
+        "draft_requests": max(0, sample.draft_requests - padding.requests),
+        "draft_tokens": max(0, sample.draft_tokens - padding.tokens),
+        "accepted_tokens": sum(drafts_by_position),
+        "accepted_per_position": tuple(drafts_by_position),
+    }
 
 
 def _progress(iteration_stats: Any) -> dict[str, int]:
@@ -135,8 +174,8 @@ def _progress(iteration_stats: Any) -> dict[str, int]:
 
 def _match(
     samples: list[StepSample], drafter_steps: dict[str, list] | None
-) -> list[tuple[bool, float] | None]:
-    """Find each engine step's (gate open, drafter time in us); None where none was noted.
+) -> list[DrafterNote | None]:
+    """Find each engine step's note; None where none was taken.
 
     The worker notes its side before the front end hears of the step, and both in order. The front
     end may lag by more than a step, so the nearest time would be the wrong match.
@@ -144,12 +183,14 @@ def _match(
     if drafter_steps is None:
         return [None] * len(samples)
     noted = zip(*(drafter_steps[name] for name in DRAFTER_COLUMNS), strict=True)
-    matches: list[tuple[bool, float] | None] = []
+    matches: list[DrafterNote | None] = []
     next_note = next(noted, None)
     for sample in samples:
         if next_note is None or next_note[0] > sample.monotonic_s:
             matches.append(None)
             continue
-        matches.append(next_note[1:])
+        _, gate_open, drafter_us, padding = next_note
+        # It may have come from another process, as a plain sequence.
+        matches.append(DrafterNote(gate_open, drafter_us, VerifiedPadding(*padding)))
         next_note = next(noted, None)
     return matches

@@ -28,8 +28,7 @@ class SamWorkerExtension:
             ``sampler``: the kind that is installed. ``proposer``: None without a drafter, its class
             name when it is not ours, and otherwise all of ``SamProposer.describe()``.
         """
-        from vllm.distributed import get_pp_group, get_tp_group
-
+        from sam_rollout.integrations.vllm.proposer import is_output_rank
         from sam_rollout.integrations.vllm.sampling import installed_sampler
         from sam_rollout.integrations.vllm.settings import sampler_config_of
 
@@ -40,8 +39,7 @@ class SamWorkerExtension:
             return report
         if not hasattr(drafter, "describe"):
             return report | {"proposer": f"{type(drafter).__module__}.{type(drafter).__qualname__}"}
-        is_output_rank = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
-        drafter.bind(self.model_runner, drafts_are_used=is_output_rank, record=record)
+        drafter.bind(self.model_runner, drafts_are_used=is_output_rank(), record=record)
         return report | drafter.describe()
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:

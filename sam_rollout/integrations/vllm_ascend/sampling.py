@@ -10,17 +10,36 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm_ascend.ascend_config import get_ascend_config
 from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
-from vllm_ascend.sample.sampler import apply_top_k_top_p
+from vllm_ascend.sample.sampler import AscendSampler, apply_top_k_top_p
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler, KeyedTopKTopPSampler
 from sam_rollout.integrations.vllm_ascend.options import check_options
 from sam_rollout.verification import DraftLayout
+
+
+def heed_logprobs_mode(model_runner: Any) -> None:
+    """Give the runner samplers that return the log-probabilities its engine was asked for.
+
+    vllm-ascend 0.23 to 0.26 make theirs without ``logprobs_mode``, so that those of processed
+    logits come out as raw ones, without a word. Needed until ``NPUModelRunner`` hands it over.
+
+    Args:
+        model_runner: vllm-ascend's ``NPUModelRunner``.
+    """
+    mode = model_runner.model_config.logprobs_mode
+    if model_runner.sampler.logprobs_mode == mode:
+        return
+    model_runner.sampler = AscendSampler(logprobs_mode=mode)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = AscendRejectionSampler(model_runner.sampler)
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
@@ -80,6 +99,21 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         AscendRejectionSampler.__init__(self, sampler)
         self.config = config
         self._rows = rows
+
+    @staticmethod
+    def apply_penalties(
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        metadata: SpecDecodeMetadata,
+        repeat_indices: torch.Tensor,
+        output_token_ids: list[list[int]],
+    ) -> torch.Tensor:
+        # Without Triton, vllm-ascend's own applies the penalties of requests to rows of drafts as
+        # if there were one row a request, and fails; vLLM's takes those of each row's request.
+        kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
+        return kind.apply_penalties(
+            logits, sampling_metadata, metadata, repeat_indices, output_token_ids
+        )
 
     def _process(
         self,

@@ -1,16 +1,28 @@
-"""The worker extension for vllm-ascend's workers."""
+"""The worker extensions for vllm-ascend's workers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from sam_rollout.config import RolloutSamplerConfig
+from sam_rollout.integrations.vllm.known_text import KnownTextExtension
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 
 class SamAscendWorkerExtension(SamWorkerExtension):
     """As on other devices, with samplers that follow vllm-ascend's rules on logits."""
 
-    def _install_sampler(self, config: RolloutSamplerConfig) -> None:
-        # Late: importing vllm-ascend's samplers settles on a device.
-        from sam_rollout.integrations.vllm_ascend.sampling import install_sampler
+    def sam_bind(self, record: bool = True) -> dict[str, Any]:
+        """As the parent's; ``way_in`` tells how ours got into vllm-ascend's runner."""
+        from sam_rollout.integrations.vllm_ascend.plugin import way_in
 
-        install_sampler(self.model_runner, config)
+        return super().sam_bind(record) | {"way_in": way_in()}
+
+    def _install_sampler(self, config: RolloutSamplerConfig) -> None:
+        from sam_rollout.integrations.vllm_ascend.hooks import install_samplers
+
+        install_samplers(self.model_runner)  # reads the configuration from the engine's
+
+
+class KnownTextAscendExtension(SamAscendWorkerExtension, KnownTextExtension):
+    """Leads requests along known texts in vllm-ascend's workers."""

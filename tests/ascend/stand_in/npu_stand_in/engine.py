@@ -49,6 +49,8 @@ def prepare():
     for operator in operators.OPERATORS:
         setattr(torch_npu, operator.__name__, operator)
     torch.Tensor.npu = lambda self, *_args, **_kwargs: self
+    for name in ("synchronize", "empty_cache"):  # when an engine ends
+        setattr(torch.accelerator, name, lambda *_args, **_kwargs: None)
 
     from vllm.utils import torch_utils
     from vllm_ascend.platform import NPUPlatform

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.integrations.vllm.ledger import RequestLedger
+from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
 
 MAX_ROWS = 4
 MAX_DRAFT = 3
@@ -113,3 +113,25 @@ def test_a_row_without_a_token_has_verified_nothing():
     play(ledger, ["a"], [1], [3])
     play(ledger, ["a"], [0], [0])
     assert ledger.drain() == {"a": (0, 0, 0)}
+
+
+def test_filling_is_in_no_total():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a", "b", "c", "d"], live="abcd")
+    ledger.expect(counts_of(2, 0, 1, 0), counts_of(1, 3, 2, 3))
+    # a: all kept, the third was filling; b: one of its filling kept; c: nothing kept; d: no step.
+    padding = ledger.observe(counts_of(4, 2, 1, 0))
+    totals = {"a": (1, 2, 2), "b": (0, 0, 0), "c": (1, 1, 0), "d": (0, 0, 0)}
+    assert ledger.drain() == totals
+    assert padding == VerifiedPadding(requests=1, tokens=6, accepted=(1, 0, 1))
+    assert (ledger.padding_tokens, ledger.accepted_padding_tokens) == (6, 2)
+
+
+def test_filling_in_flight_follows_its_request():
+    ledger = RequestLedger(MAX_ROWS)
+    ledger.follow(["a", "b"], live="ab")
+    ledger.expect(counts_of(0, 1), counts_of(3, 2))
+    ledger.follow(["b", "c", "a"], live="abc")
+    assert ledger.observe(counts_of(1, 1, 3)) == VerifiedPadding(1, 5, (1, 1, 0))
+    ledger.expect(counts_of(0, 0, 0))
+    assert ledger.observe(counts_of(1, 1, 1)) == VerifiedPadding(), "every step starts anew"

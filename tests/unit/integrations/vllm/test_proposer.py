@@ -10,7 +10,7 @@ from sam_rollout.config import ConfigError, GateConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
 
-MAX_ROWS, MAX_LEN = 4, 64
+MAX_ROWS, MAX_LEN, BUDGET = 4, 64, 64
 THRESHOLD = 2
 K = 3
 PERIOD = [5, 6, 7, 8]
@@ -23,7 +23,7 @@ def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespa
     return SimpleNamespace(
         additional_config=arguments["additional_config"],
         speculative_config=SimpleNamespace(num_speculative_tokens=k),
-        scheduler_config=SimpleNamespace(max_num_seqs=MAX_ROWS),
+        scheduler_config=SimpleNamespace(max_num_seqs=MAX_ROWS, max_num_batched_tokens=BUDGET),
         model_config=SimpleNamespace(max_model_len=MAX_LEN),
     )
 
@@ -31,8 +31,17 @@ def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespa
 class Engine:
     """Calls a proposer as vLLM's model runner does."""
 
-    def __init__(self, *, bound: bool = True, record: bool = True, used: bool = True) -> None:
-        config = SamConfig(max_draft_tokens=K, gate=GateConfig(threshold=THRESHOLD))
+    def __init__(
+        self,
+        *,
+        bound: bool = True,
+        record: bool = True,
+        used: bool = True,
+        pad_drafts: str = "auto",
+    ) -> None:
+        config = SamConfig(
+            max_draft_tokens=K, gate=GateConfig(threshold=THRESHOLD), pad_drafts=pad_drafts
+        )
         self.proposer = SamProposer(vllm_config(config))
         self.requests: dict[str, list[int]] = {}
         self.input_batch = SimpleNamespace(req_ids=[])
@@ -192,7 +201,7 @@ def test_drain_hands_steps_over_once():
     steps = engine.proposer.drain()["steps"]
     assert steps["gate_open"] == [True, False]
     assert steps["time_s"] == sorted(steps["time_s"]) and min(steps["drafter_us"]) > 0
-    assert engine.proposer.drain()["steps"] == {"time_s": [], "drafter_us": [], "gate_open": []}
+    assert not any(engine.proposer.drain()["steps"].values())
 
 
 def test_describe_names_class_and_configuration():
@@ -212,3 +221,53 @@ def test_a_bad_configuration_is_refused():
     config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
         SamProposer(config)
+
+
+def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
+    engine = Engine(pad_drafts="always")
+    engine.add("a", "b", "c")
+    last = {name: text[-1] for name, text in engine.requests.items()}
+    closed = engine.step("a", "b", "c")
+    assert closed == [[engine.requests[name][-1]] * K for name in last]
+    engine.requests["b"] += [99]  # has not occurred before: no draft
+    open_ = engine.step("a", "b", sampled=0)
+    assert open_ == [[], []], "prompts are not filled up"
+    drafts = engine.step("a", "b")
+    assert drafts[0] == next_of_period(engine.requests["a"])
+    assert len(drafts[1]) == K
+
+
+def test_filling_is_booked_apart():
+    engine = Engine(pad_drafts="always")
+    engine.add("a", "b", "c")
+    engine.step("a", "b", "c")
+    engine.step("a", "b", "c", sampled=2)  # a token of each filling is kept
+    drained = engine.proposer.drain()
+    assert set(drained["requests"].values()) == {(0, 0, 0)}
+    assert drained["steps"]["gate_open"] == [False, False]
+    assert drained["steps"]["padding"] == [(0, 0, ()), (3, 3 * K, (3, 0, 0))]
+    assert drained["counters"]["padding_tokens"] == 3 * K
+    assert drained["counters"]["accepted_padding_tokens"] == 3
+    assert drained["counters"]["drafted_tokens"] == 0
+    assert engine.proposer.describe()["padding"] == f"every step of up to {MAX_ROWS} requests"
+
+
+def test_steps_keep_their_shape_after_a_failure():
+    engine = Engine(pad_drafts="always")
+    engine.add("a")
+    engine.proposer.drafter.step = None
+    for _ in range(2):
+        assert engine.step("a") == [[engine.requests["a"][-1]] * K]
+    assert engine.counter("failures") == 1
+
+
+def test_padding_waits_for_the_graphs_of_the_runner_it_is_bound_to():
+    engine = Engine()
+    assert engine.proposer.describe()["padding"] == "no step"
+
+    def dispatch(num_tokens, uniform_decode):
+        return SimpleNamespace(name="FULL" if uniform_decode else "NONE"), None
+
+    engine.cudagraph_dispatcher = SimpleNamespace(dispatch=dispatch)
+    engine.proposer.bind(engine, drafts_are_used=True, record=True)
+    assert engine.proposer.describe()["padding"] == f"every step of up to {MAX_ROWS} requests"

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.padding import NO_PADDING
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import (
     PROPOSER_CLASS,
+    asks_for_ours,
     engine_arguments,
     sam_config_of,
     sampler_config_of,
@@ -23,7 +25,7 @@ from sam_rollout.integrations.vllm.startup_check import (
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
 OFF = SamConfig(enabled=False)
-OURS = {"proposer": PROPOSER_CLASS, "sam": ON.to_mapping()}
+OURS = {"proposer": PROPOSER_CLASS, "sam": ON.to_mapping(), "padding": NO_PADDING}
 
 
 @pytest.mark.parametrize("config", [ON, OFF])
@@ -62,6 +64,29 @@ def test_the_right_drafter_on_all_workers_is_one_line():
     assert (
         check_drafters([{"proposer": None}], OFF) == "sam_rollout: no drafter (sam.enabled=false)"
     )
+
+
+def test_the_line_tells_about_padding_and_the_way_into_vllm_ascend():
+    report = OURS | {"padding": "every step of up to 8 requests", "way_in": "plugin"}
+    line = check_drafters([report], ON)
+    assert line.endswith(
+        "; filled up to k: every step of up to 8 requests; into vllm-ascend by plugin"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sam", "sampler", "asked"),
+    [
+        (ON, "coupled", ["sam.enabled = True", "rollout_sampler.kind = 'coupled'"]),
+        (OFF, "vectorised", ["rollout_sampler.kind = 'vectorised'"]),
+        (OFF, "stock", []),
+    ],
+)
+def test_what_needs_ours_is_named(sam, sampler, asked):
+    arguments = engine_arguments(sam, RolloutSamplerConfig(sampler))
+    config = SimpleNamespace(additional_config=arguments["additional_config"])
+    assert asks_for_ours(config) == asked
+    assert asks_for_ours(SimpleNamespace(additional_config={"other": 1})) == []
 
 
 NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.integrations.vllm import step_recorder
+from sam_rollout.integrations.vllm.ledger import VerifiedPadding
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 
 UNIX_OFFSET_S = 1_000_000.0
@@ -59,10 +60,11 @@ def drained(recorder, drafter_steps=None, split="train"):
     return records.to_table().to_pylist()
 
 
-def notes(*rows: tuple[float, bool, float]) -> dict[str, list]:
+def notes(*rows: tuple[float, bool, float], padding: list | None = None) -> dict[str, list]:
     """(time_s, gate_open, drafter_us) per step, as the proposer drains them."""
     times, gates, spent = zip(*rows, strict=True) if rows else ((), (), ())
-    return {"time_s": list(times), "gate_open": list(gates), "drafter_us": list(spent)}
+    columns = {"time_s": list(times), "gate_open": list(gates), "drafter_us": list(spent)}
+    return columns | {"padding": padding or [VerifiedPadding()] * len(rows)}
 
 
 def record_at(recorder, clock, *times_s: float, running: int = 1) -> None:
@@ -184,9 +186,36 @@ def test_placeholder_drafts_of_a_skipped_drafter_are_not_counted(clock):
         clock.now_s = time_s
         recorder.record(scheduler(accepted=(1, 0)), progress())
     rows = drained(recorder, notes((100.9, True, 5.0), (102.9, True, 5.0)))
-    # Nobody drafted after the second step: what the third verified was not ours.
-    assert [row["draft_tokens"] for row in rows] == [4, 4, 0]
+    # The drafter did not see the second step; what the third verified was not ours.
+    assert [row["draft_tokens"] for row in rows] == [4, 0, 0]
     assert rows[2]["accepted_per_position"] == []
+
+
+def test_filling_is_taken_off_what_the_engine_counts_as_drafts(clock):
+    recorder = EngineStepRecorder()
+    for time_s in (101.0, 102.0, 103.0):
+        clock.now_s = time_s
+        recorder.record(scheduler(accepted=(2, 1, 1)), progress())
+    padding = [
+        VerifiedPadding(),
+        [1, 4, [0, 0, 1]],  # as it comes from another process
+        VerifiedPadding(requests=2, tokens=6, accepted=(2, 1, 1)),
+    ]
+    when = ((100.9, True, 5.0), (101.9, True, 5.0), (102.9, False, 5.0))
+    rows = drained(recorder, notes(*when, padding=padding))
+    counted = [(row["draft_requests"], row["draft_tokens"], row["accepted_tokens"]) for row in rows]
+    assert counted == [(2, 6, 4), (1, 2, 3), (0, 0, 0)]
+    assert [row["accepted_per_position"] for row in rows] == [[2, 1, 1], [2, 1, 0], [0, 0, 0]]
+    assert [row["gate_open"] for row in rows] == [True, True, False]
+
+
+def test_the_engine_may_verify_less_than_it_was_given(clock):
+    recorder = EngineStepRecorder()
+    clock.now_s = 101.0
+    recorder.record(scheduler(accepted=(1,)), progress())
+    padding = [VerifiedPadding(requests=3, tokens=9, accepted=(2, 1))]
+    (row,) = drained(recorder, notes((100.9, False, 5.0), padding=padding))
+    assert (row["draft_requests"], row["draft_tokens"], row["accepted_tokens"]) == (0, 0, 0)
 
 
 def test_without_a_drafter_the_gate_is_unknown(clock):

@@ -1,0 +1,95 @@
+"""What vllm-ascend's model runner has to call, so that it drafts and samples with ours.
+
+vllm-ascend 0.23 knows no drafter of others: it refuses vLLM's method ``custom_class``, and tells
+its own drafters apart by class. The plugin (``plugin.py``) wraps its runner so that these functions
+are called; where plugins cannot be loaded, the same calls can be put into its source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sam_rollout.integrations.vllm.proposer import SamProposer, is_output_rank
+from sam_rollout.integrations.vllm.settings import (
+    PROPOSER_CLASS,
+    asks_for_ours,
+    has_settings,
+    sampler_config_of,
+)
+from sam_rollout.integrations.vllm.startup_check import WrongDrafterError
+from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
+
+# Methods of a drafter that NPUModelRunner calls whether it has them or not.
+CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
+
+
+def make_drafter(vllm_config: Any, runner: Any) -> Any:
+    """Make the drafter of method ``custom_class``, and bind it to the runner if it is ours.
+
+    Args:
+        vllm_config: The engine's configuration; ``speculative_config.model`` names the class.
+        runner: vllm-ascend's ``NPUModelRunner``, which may still be under construction.
+
+    Raises:
+        UnsupportedVersionError: vllm-ascend is of another release.
+        WrongDrafterError: Our class was asked for, and something else was made.
+    """
+    asked = vllm_config.speculative_config.model
+    require_supported([f"speculative_config.model = {asked!r}"])
+    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
+
+    drafter = create_custom_proposer(vllm_config)
+    if isinstance(drafter, SamProposer):
+        drafter.bind(runner, drafts_are_used=is_output_rank(), record=False)
+    elif asked == PROPOSER_CLASS:
+        made = f"{type(drafter).__module__}.{type(drafter).__qualname__}"
+        raise WrongDrafterError(
+            f"speculative_config.model asks for the drafter {PROPOSER_CLASS}, but vLLM made a "
+            f"{made}. Check the installed sam_rollout package and other plugins of vLLM."
+        )
+    for name in CALLED_ON_EVERY_DRAFTER:
+        if not hasattr(drafter, name):
+            setattr(drafter, name, _do_nothing)
+    return drafter
+
+
+def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Stand for a method that a drafter without a model does not have."""
+
+
+def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
+    """Ask the runner's drafter of method ``custom_class`` for the next step's draft tokens.
+
+    Args:
+        runner: vllm-ascend's ``NPUModelRunner``.
+        sampled_token_ids: What each row of its batch just sampled, nothing for a prompt chunk.
+    """
+    batch = runner.input_batch
+    return runner.drafter.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
+
+
+def install_samplers(runner: Any) -> None:
+    """Install the samplers that ``additional_config`` asks for; without our configuration nothing.
+
+    Whatever the kind, log-probabilities are then those that ``logprobs_mode`` asks for. Call it
+    when the runner is complete; a second call changes nothing.
+
+    Args:
+        runner: vllm-ascend's ``NPUModelRunner``.
+
+    Raises:
+        UnsupportedVersionError: vllm-ascend is of another release, and something of ours is asked
+            for.
+        ConfigError: The engine is configured for something our samplers do not do.
+    """
+    if not has_settings(runner.vllm_config):
+        return
+    asked = asks_for_ours(runner.vllm_config)
+    if not asked and not is_supported():
+        return
+    require_supported(asked)
+    # Late: importing vllm-ascend's samplers settles on a device.
+    from sam_rollout.integrations.vllm_ascend.sampling import heed_logprobs_mode, install_sampler
+
+    heed_logprobs_mode(runner)
+    install_sampler(runner, sampler_config_of(runner.vllm_config))

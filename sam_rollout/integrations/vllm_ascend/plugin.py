@@ -1,0 +1,129 @@
+"""Lets vllm-ascend's model runner draft and sample with ours, without a change to its source.
+
+vLLM loads plugins before it knows which device it runs on, so the runner is wrapped when its module
+is imported, by whoever imports it. Every process that vLLM starts does this anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
+
+RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
+# A source tree of vllm-ascend that calls hooks.py by itself says so in one of these.
+PATCHED_MODULES = (RUNNER_MODULE, "vllm_ascend.spec_decode")
+PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
+WRAPPED_FLAG = "sam_rollout_wrapped"
+METHOD = "custom_class"
+
+
+def register() -> None:
+    """Wrap the runner now, or when its module is imported; harmless when repeated."""
+    if RUNNER_MODULE in sys.modules:
+        wrap(sys.modules[RUNNER_MODULE])
+    elif not any(isinstance(finder, _RunnerFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RunnerFinder())
+
+
+class _RunnerFinder(importlib.abc.MetaPathFinder):
+    """Finds the runner's module as it would be found, and has it wrapped after its execution."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != RUNNER_MODULE:
+            return None
+        sys.meta_path.remove(self)  # the others are asked now, and this one never again
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_wrap(module: ModuleType) -> None:
+            execute(module)
+            wrap(module)
+
+        spec.loader.exec_module = execute_and_wrap
+        return spec
+
+
+def wrap(module: ModuleType) -> None:
+    """Wrap the runner class of its module, unless that or a patch of the source was done before."""
+    runner = module.NPUModelRunner
+    if way_in() is not None:
+        return
+    if is_supported():
+        runner._get_drafter = _make_drafter(runner._get_drafter)
+        runner.propose_draft_token_ids = _propose_drafts(runner.propose_draft_token_ids)
+        runner.__init__ = _then_install_samplers(runner.__init__)
+    else:
+        runner.__init__ = _unless_asked_for_ours(runner.__init__)
+    setattr(runner, WRAPPED_FLAG, True)
+
+
+def way_in() -> str | None:
+    """Tell how ours got into the runner: ``"patched"`` source, ``"plugin"``, or not (None)."""
+    modules = [sys.modules.get(name) for name in PATCHED_MODULES]
+    if any(getattr(module, PATCHED_FLAG, False) for module in modules):
+        return "patched"
+    runner = getattr(sys.modules.get(RUNNER_MODULE), "NPUModelRunner", None)
+    return "plugin" if getattr(runner, WRAPPED_FLAG, False) else None
+
+
+def _make_drafter(original: Any) -> Any:
+    @functools.wraps(original)
+    def get_drafter(self: Any) -> Any:
+        from sam_rollout.integrations.vllm_ascend import hooks
+
+        if self.speculative_config.method != METHOD:
+            return original(self)
+        return hooks.make_drafter(self.vllm_config, self)
+
+    return get_drafter
+
+
+def _propose_drafts(original: Any) -> Any:
+    @functools.wraps(original)
+    def propose_draft_token_ids(
+        self: Any, valid_sampled_token_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        from sam_rollout.integrations.vllm_ascend import hooks
+
+        if self.speculative_config is None or self.speculative_config.method != METHOD:
+            return original(self, valid_sampled_token_ids, *args, **kwargs)
+        return hooks.propose_drafts(self, valid_sampled_token_ids)
+
+    return propose_draft_token_ids
+
+
+def _then_install_samplers(original: Any) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from sam_rollout.integrations.vllm_ascend import hooks
+
+        original(self, *args, **kwargs)
+        hooks.install_samplers(self)
+
+    return init
+
+
+def _unless_asked_for_ours(original: Any) -> Any:
+    """For releases that are not wrapped: an engine without ours is left alone."""
+
+    @functools.wraps(original)
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from sam_rollout.integrations.vllm.settings import asks_for_ours
+
+        if asked := asks_for_ours(vllm_config):
+            require_supported(asked)
+        original(self, vllm_config, *args, **kwargs)
+
+    return init

@@ -1,0 +1,38 @@
+"""Which releases of vllm-ascend drafter and samplers are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from packaging.version import Version
+
+SUPPORTED_RELEASE = (0, 23)
+
+
+class UnsupportedVersionError(RuntimeError):
+    """Drafts or samplers of ours are asked for in a vllm-ascend that they are not made for."""
+
+
+def is_supported() -> bool:
+    """Whether the installed vllm-ascend is of the supported release, whatever its patch level."""
+    return Version(version("vllm-ascend")).release[:2] == SUPPORTED_RELEASE
+
+
+def require_supported(asked: Sequence[str]) -> None:
+    """Refuse another release.
+
+    Args:
+        asked: The settings that need it, for the message.
+
+    Raises:
+        UnsupportedVersionError: Names what was found, what is supported and what to do.
+    """
+    if is_supported():
+        return
+    supported = ".".join(map(str, SUPPORTED_RELEASE))
+    raise UnsupportedVersionError(
+        f"vllm-ascend {version('vllm-ascend')} is installed, and {' and '.join(asked)} needs "
+        f"vllm-ascend {supported}.x. Install that release (scripts/install.sh ascend), or run "
+        "without: sam=off rollout_sampler=stock"
+    )

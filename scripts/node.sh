@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# One node's part in a training run over many nodes, for Slurm, Kubernetes or by hand; with ssh,
+# scripts/launch_multinode.sh calls it on every node.
+#
+#   scripts/node.sh auto --config experiment=qwen3_32b_910c sam=on       # head if rank 0, else worker
+#   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1
+#   scripts/node.sh stop                                                 # ends a run of ours here
+#
+# Rank, number of nodes and the head's address are options, or come from the environment: see
+# docs/multinode.md, or scripts/node.sh --help. --print shows what would be started.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib/cluster.sh"
+ENVIRONMENTS="$ROOT/scripts/env"
+
+# The value of an option among the arguments, as "--name value" or "--name=value"; empty if absent.
+option() {
+    local name="$1"
+    shift
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            "$name") echo "${2:-}" && return ;;
+            "$name="*) echo "${1#*=}" && return ;;
+        esac
+        shift
+    done
+}
+
+cd "$ROOT"
+PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
+[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+
+DEVICE="$(option --device "$@")"
+DEVICE="${DEVICE:-$(detect_device)}"
+[ -f "$ENVIRONMENTS/$DEVICE.sh" ] || die "--device $DEVICE: must be one of" \
+    "$(cd "$ENVIRONMENTS" && printf '%s ' *.sh | sed 's/\.sh//g')"
+INTERFACE="$(option --interface "$@")"
+INTERFACE="${INTERFACE:-$(default_interface)}"
+[ -n "$INTERFACE" ] || die "no default route: name the network interface of training (--interface)"
+DEVICES="$(option --devices-per-node "$@")"
+DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
+[ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
+
+# shellcheck disable=SC1090
+source "$ENVIRONMENTS/$DEVICE.sh"
+
+# Ray asks everyone who connects for a token where it is told one, and head and workers have to agree.
+set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
+
+exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" --device "$DEVICE" \
+    --devices-per-node "$DEVICES" --interface "$INTERFACE" "${@:2}"

@@ -1,0 +1,241 @@
+"""Drafter and samplers of ours in a real NPUModelRunner, put there by the plugin."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import vllm.v1.spec_decode.custom_class_proposer as custom_class
+from vllm.config import CUDAGraphMode
+from vllm.config.compilation import CompilationMode
+from vllm.sampling_params import SamplingParams
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
+from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm_ascend import hooks, versions
+from sam_rollout.integrations.vllm_ascend.plugin import way_in
+from sam_rollout.integrations.vllm_ascend.versions import UnsupportedVersionError
+from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
+from tests.ascend.conftest import SAM
+from tests.ascend.steps import ToyEngine, same_draft_for_all, sampling_metadata
+from tests.ascend.test_sampling import IndependentRows, make_sampler
+
+K = SAM.max_draft_tokens
+PERIOD = [5, 6, 7, 8]
+COUPLED = RolloutSamplerConfig("coupled")
+
+
+@pytest.fixture
+def make_runner(vllm_config):
+    """``make_runner(**fields)``: a runner whose engine has other fields of its configuration."""
+    # Late, and before anything else of vllm-ascend's workers: its modules import each other.
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+
+    def make(**fields):
+        config = copy.copy(vllm_config)
+        config.scheduler_config = copy.copy(vllm_config.scheduler_config)
+        for name, value in fields.items():
+            setattr(config, name, value)
+        return NPUModelRunner(config, torch.device("cpu"))
+
+    return make
+
+
+def ours(sam=SAM, sampler=None):
+    return engine_arguments(sam, sampler)["additional_config"]
+
+
+def worker_of(runner) -> SamAscendWorkerExtension:
+    """As much of vLLM's worker, with the extension mixed in, as ``sam_bind`` needs."""
+    worker = SamAscendWorkerExtension()
+    worker.model_runner, worker.vllm_config = runner, runner.vllm_config
+    return worker
+
+
+def test_the_runner_has_our_drafter_and_it_is_bound(runner):
+    assert isinstance(runner.drafter, SamProposer)
+    assert runner.drafter.describe()["bound"], "no worker extension is needed"
+    assert way_in() == "plugin"
+    report = worker_of(runner).sam_bind()
+    line = check_drafters([report], SAM)
+    assert line.startswith(f"sam_rollout: drafter {PROPOSER_CLASS} on 1 worker(s)")
+    assert line.endswith("; into vllm-ascend by plugin")
+
+
+def test_the_runner_asks_our_drafter(runner):
+    engine = ToyEngine(runner, model=None)
+    engine.add(PERIOD * 3, SamplingParams(max_tokens=50))
+    engine.add([1, 2, 3], SamplingParams(max_tokens=50))
+    drafts = runner.propose_draft_token_ids([[PERIOD[-1]], [3]], *[None] * 7)
+    assert drafts == [PERIOD[:K], []]
+    assert runner.propose_draft_token_ids([[], []], *[None] * 7) == [[], []], "prompt chunks"
+
+
+def test_what_the_runner_calls_on_every_drafter_is_there(runner):
+    for name in hooks.CALLED_ON_EVERY_DRAFTER:
+        assert getattr(runner.drafter, name)("whatever", the="runner passes") is None
+
+
+def test_a_drafter_of_others_gets_what_the_runner_calls(vllm_config, monkeypatch, runner):
+    class Foreign:
+        def propose(self):
+            return []
+
+    monkeypatch.setattr(custom_class, "create_custom_proposer", lambda _config: Foreign())
+    config = SimpleNamespace(speculative_config=SimpleNamespace(model="foreign.Drafter"))
+    drafter = hooks.make_drafter(config, runner)
+    assert drafter.load_model("model") is drafter.dummy_run(num_tokens=1) is None
+    with pytest.raises(WrongDrafterError, match=r"asks for the drafter .*made a .*Foreign"):
+        hooks.make_drafter(vllm_config, runner)
+
+
+def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
+    make_runner, vllm_config
+):
+    """The mistake of a published integration: its method ends up in vLLM's n-gram branch."""
+    speculative = copy.copy(vllm_config.speculative_config)
+    speculative.method = "ngram"
+    speculative.prompt_lookup_min, speculative.prompt_lookup_max = 1, 4
+    runner = make_runner(speculative_config=speculative)
+    assert type(runner.drafter).__name__ == "AscendNgramProposer"
+    with pytest.raises(WrongDrafterError, match=r"asks for .*SamProposer.*run .*AscendNgramPropos"):
+        check_drafters([worker_of(runner).sam_bind()], SAM)
+
+
+def test_another_release_is_refused(make_runner, monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda _name: "0.24.0")
+    with pytest.raises(UnsupportedVersionError, match=r"0\.24\.0 is installed.*needs.*0\.23\.x"):
+        make_runner()
+    sampling = ours(SamConfig(enabled=False), COUPLED)
+    with pytest.raises(UnsupportedVersionError, match=r"rollout_sampler\.kind = 'coupled'"):
+        make_runner(speculative_config=None, additional_config=sampling)
+    off = ours(SamConfig(enabled=False))
+    assert make_runner(speculative_config=None, additional_config=off).drafter is None
+
+
+# Graphs: no NPU captures any here, but vLLM's dispatcher says which step would run in one.
+
+
+def with_graphs(make_runner, vllm_config, mode, sam):
+    """A runner whose dispatcher has the keys of its graphs, as after the engine's start."""
+    compilation = copy.copy(vllm_config.compilation_config)
+    compilation.mode = CompilationMode.VLLM_COMPILE
+    compilation.cudagraph_mode = mode
+    compilation.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 32]
+    compilation.max_cudagraph_capture_size = 32
+    if mode.requires_piecewise_compilation():
+        compilation.splitting_ops = None
+        compilation.set_splitting_ops_for_v1(all2all_backend="naive")
+    runner = make_runner(compilation_config=compilation, additional_config=ours(sam))
+    resolved = compilation.resolve_cudagraph_mode_and_sizes(
+        AttentionCGSupport.ALWAYS, "AscendAttentionBackend", runner.uniform_decode_query_len
+    )
+    assert resolved == mode
+    runner.cudagraph_dispatcher.initialize_cudagraph_keys(resolved, runner.uniform_decode_query_len)
+    return runner
+
+
+def graph_of_next_step(runner) -> str:
+    """Let the runner draft for three requests, one of which repeats itself, and schedule that."""
+    engine = ToyEngine(runner, model=None)
+    for prompt in (PERIOD * 3, [1, 2, 3], [4, 9]):
+        engine.add(prompt, SamplingParams(max_tokens=50))
+    drafts = runner.propose_draft_token_ids([[PERIOD[-1]], [3], [9]], *[None] * 7)
+    scheduled = np.array([1 + len(draft) for draft in drafts], np.int32)
+    mode, *_ = runner._determine_batch_execution_and_padding(
+        int(scheduled.sum()), len(scheduled), scheduled, int(scheduled.max()), False
+    )
+    return mode.name
+
+
+OPEN, CLOSED = GateConfig(), GateConfig(kind="closed")
+
+
+@pytest.mark.parametrize(
+    ("mode", "gate", "pad_drafts", "graph"),
+    [
+        (CUDAGraphMode.FULL_DECODE_ONLY, CLOSED, "auto", "FULL"),
+        (CUDAGraphMode.FULL_DECODE_ONLY, CLOSED, "never", "NONE"),
+        (CUDAGraphMode.FULL_DECODE_ONLY, OPEN, "auto", "FULL"),
+        (CUDAGraphMode.FULL_DECODE_ONLY, OPEN, "never", "NONE"),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, CLOSED, "auto", "PIECEWISE"),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, CLOSED, "always", "FULL"),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, OPEN, "auto", "FULL"),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, OPEN, "never", "PIECEWISE"),
+    ],
+)
+def test_steps_stay_on_the_captured_graphs(make_runner, vllm_config, mode, gate, pad_drafts, graph):
+    sam = SamConfig(max_draft_tokens=K, gate=gate, pad_drafts=pad_drafts)
+    assert graph_of_next_step(with_graphs(make_runner, vllm_config, mode, sam)) == graph
+
+
+@pytest.mark.parametrize(
+    ("mode", "described"),
+    [
+        (CUDAGraphMode.FULL_DECODE_ONLY, "every step of up to 8 requests"),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, "steps that draft of up to 8 requests"),
+        (CUDAGraphMode.PIECEWISE, "no step"),
+        (CUDAGraphMode.FULL, "no step"),
+        (CUDAGraphMode.NONE, "no step"),
+    ],
+)
+def test_only_graphs_that_need_it_have_steps_filled_up(make_runner, vllm_config, mode, described):
+    runner = with_graphs(make_runner, vllm_config, mode, SAM)
+    assert worker_of(runner).sam_bind()["padding"] == described
+
+
+# Samplers.
+
+
+def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypatch):
+    """When this fails, ``heed_logprobs_mode`` can go."""
+    monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
+    runner = make_runner(speculative_config=None, additional_config={})
+    assert runner.sampler.logprobs_mode == "raw_logprobs"
+
+
+@pytest.mark.parametrize("kind", ["stock", "coupled", "vectorised"])
+def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
+    """Of verify steps and of steps without drafts, at a temperature other than 1."""
+    monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
+    runner = make_runner(additional_config=ours(sampler=RolloutSamplerConfig(kind)))
+    logits = torch.randn(1, 12).repeat(2, 1)
+    engine = ToyEngine(runner, lambda text: logits[0])
+    for text in ([1, 2], [3, 4]):
+        engine.add(text, SamplingParams(temperature=0.5, max_tokens=50, logprobs=0))
+    expected = (logits[0] / 0.5).log_softmax(dim=-1)
+    for drafts in ([[], []], [[7], [int(logits[0].argmax())]]):
+        output = engine.step(drafts)
+        logprobs = output.logprobs_tensors
+        tokens, values = logprobs.logprob_token_ids[:, 0].long(), logprobs.logprobs[:, 0]
+        torch.testing.assert_close(values, expected[tokens])
+
+
+@pytest.mark.parametrize("kind", ["coupled", "vectorised"])
+def test_penalties_go_together_with_drafts(vllm_config, kind):
+    """Also without Triton, where vllm-ascend's own sampler fails: of ours, each row's request's."""
+    logits = torch.zeros(4, 12)
+    step = same_draft_for_all([3], 2)
+    metadata = dataclasses.replace(
+        sampling_metadata(2),
+        no_penalties=False,
+        prompt_token_ids=torch.full((2, 1), 12),  # none: the padding of shorter prompts
+        frequency_penalties=torch.zeros(2),
+        presence_penalties=torch.tensor([100.0, 0.0]),
+        repetition_penalties=torch.ones(2),
+        output_token_ids=[[token for token in range(12) if token != 5], [1]],
+        spec_token_ids=[[3], [3]],
+    )
+    sampler = make_sampler(kind, None, IndependentRows())
+    tokens = sampler(step, None, logits, metadata).sampled_token_ids
+    assert tokens[0, 0] == 5, "all others carry a penalty, the draft among them"
+    stock = make_sampler("stock", None, None)
+    with pytest.raises(RuntimeError):  # when this fails, vllm-ascend takes each row's own
+        stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

@@ -1,0 +1,113 @@
+"""Runs of the recipe on a cluster of machines made of namespaces, launched as a user does.
+
+Used by the tests beside it and by ``benchmarks.cluster_run``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sam_rollout.telemetry.records import RunFolder
+from tests.cluster.machines import REPOSITORY, Lan
+
+# The tiny profile on two nodes, smaller still: what a step contains matters, not how long it is.
+SMALL = (
+    "experiment=tiny_cpu_2nodes",
+    "data.train_batch_size=4",
+    "dynamic_sampling.gen_batch_size=8",
+    "dynamic_sampling.max_rounds=0",
+    "data.max_response_length=256",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.max_model_len=400",
+    "reward.reward_kwargs.overlong_buffer_cfg.len=64",
+)
+# One line for each process that says it, with its node's address.
+VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
+END_S = 240.0  # for a launch to end after it was told to
+POLL_S = 0.5
+
+
+class Launch:
+    """A running ``scripts/launch_multinode.sh``; for a ``with`` statement that ends it."""
+
+    def __init__(self, lan: Lan, folder: Path, *arguments: str, ssh: Path | None = None) -> None:
+        hosts = folder / "hosts.txt"
+        hosts.write_text("".join(f"{name} {address}\n" for name, address in lan.addresses.items()))
+        self._log = folder / f"launch-{len(list(folder.glob('launch-*')))}.log"
+        command = ["bash", REPOSITORY / "scripts/launch_multinode.sh", "--nodes", hosts]
+        command += ["--device", "cpu", "--dashboard-port", "0", "--log-dir", folder / "logs"]
+        for variable in VARIABLES:
+            command += ["--env", variable]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *arguments],
+                env={**os.environ, "SSH": str(ssh or lan.ssh())},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def output(self) -> str:
+        """All it has said."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until ``condition`` holds.
+
+        Raises:
+            RuntimeError: The launch ended before, or time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"status {self._process.returncode} (None: {timeout_s} s over):\n"
+                    f"{self.output[-6000:]}"
+                )
+            time.sleep(POLL_S)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end; returns its exit status."""
+        return self._process.wait(timeout=timeout_s)
+
+
+def trained_steps(run_dir: Path) -> list[int]:
+    """Training steps in the order in which they were written; one that was repeated, twice."""
+    path = RunFolder(run_dir).train_steps_path
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines]
+
+
+def last_checkpoint(run_dir: Path) -> int:
+    """The step of the last whole checkpoint; 0 before the first."""
+    path = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def actors_by_node(output: str, actor: str) -> dict[str, int]:
+    """Node -> how many processes of ``actor`` wrote into the log from there.
+
+    Ray prints the address a line comes from, except for processes beside the driver, "head" here.
+    """
+    found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
+    return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

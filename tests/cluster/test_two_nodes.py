@@ -1,0 +1,89 @@
+"""Two machines, the scripts of the repository, and a training run that loses one of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from sam_rollout.telemetry.records import RunFolder
+from tests.cluster.runs import SMALL, Launch, actors_by_node, last_checkpoint, trained_steps
+
+START_S = 900  # until two steps are trained: minutes of imports on two cores
+# Until the launch has ended after a machine died: Ray declares a silent node dead after about a
+# minute, the job has half a minute to end by itself, and everything is stopped.
+LOSS_S = 300
+REPLICAS = {0, 1}
+
+
+def processes(machine) -> list[str]:
+    """Command lines on a machine, apart from its first process and the question itself."""
+    done = subprocess.run(
+        machine.enter("ps", "-eo", "pid=,args="), capture_output=True, text=True, check=True
+    )
+    lines = [line.split(None, 1) for line in done.stdout.splitlines()]
+    return [words for pid, words in lines if pid != "1" and not words.startswith("ps ")]
+
+
+def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
+    engine = folder.read("engine_steps").to_pandas()
+    tokens = engine[engine.step == step].groupby("replica").generation_tokens.sum()
+    assert set(tokens.index) == REPLICAS
+    assert (tokens > 0).all()
+    metrics = folder.read_train_steps()[step]
+    assert tokens.sum() == metrics["sam/engine/generation_tokens"]
+    assert metrics["actor/grad_norm"] > 0
+    requests = folder.read("requests").to_pandas()
+    assert set(requests[requests.step == step].replica) == REPLICAS
+
+
+def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
+    run_dir = folder / "run"
+    overrides = [*SMALL, "sam=on", f"run_dir={run_dir}"]
+
+    with Launch(lan, folder, "--config", *overrides, "trainer.total_training_steps=99") as launch:
+        launch.wait_for(lambda: last_checkpoint(run_dir) >= 2, START_S)
+        assert "==> 2/2 nodes, 2/2 GPU, waiting" in launch.output
+        for step in (1, 2):
+            assert_both_replicas_worked(RunFolder(run_dir), step)
+        # One engine and one training process on each machine.
+        for actor in ("SamHttpServer", "WorkerDict"):
+            assert actors_by_node(launch.output, actor) == {"head": 1, lan.addresses["node-2"]: 1}
+
+        lan.power_off("node-2")
+        status = launch.wait(LOSS_S)
+        assert status == 4, launch.output[-6000:]
+        assert "error: node-2 left the cluster while the job ran" in launch.output
+        assert "run the same command with trainer.resume_mode=auto" in launch.output
+        assert processes(lan.machines["node-1"]) == []
+
+    saved, before = last_checkpoint(run_dir), trained_steps(run_dir)
+    assert saved in before
+    lan.start("node-2")
+    overrides += ["trainer.resume_mode=auto", f"trainer.total_training_steps={saved + 1}"]
+    with Launch(lan, folder, "--config", *overrides) as launch:
+        assert launch.wait(START_S) == 0, launch.output[-6000:]
+        assert len(RunFolder(run_dir).read_starts()) == 2
+        # Not one step more than what was missing.
+        assert trained_steps(run_dir)[len(before) :] == [saved + 1]
+        assert_both_replicas_worked(RunFolder(run_dir), saved + 1)
+        for machine in lan.machines.values():
+            assert processes(machine) == []
+
+
+def test_a_node_that_never_joins_is_named(lan, folder):
+    ssh = lan.ssh()
+    mute = folder / "mute-ssh"
+    # node-2 answers ssh, but its part never gets anywhere.
+    mute.write_text(
+        f'#!/usr/bin/env bash\n[ "$1" != node-2 ] || exec cat > /dev/null\nexec {ssh} "$@"\n',
+        encoding="utf-8",
+    )
+    mute.chmod(0o755)
+    with Launch(lan, folder, "--timeout", "20", "--config", *SMALL, ssh=mute) as launch:
+        assert launch.wait(180) == 3, launch.output
+        assert re.search(
+            r"\d/2 nodes, \d/2 GPU, waiting \d+ s of 20 s: missing node-", launch.output
+        )
+        assert re.search("error: the cluster is not complete after 20 s: .*node-2", launch.output)
+        assert "error: node-2 did not join" in launch.output
+        assert processes(lan.machines["node-1"]) == []

@@ -1,0 +1,91 @@
+"""Steps that are filled up to k tokens, in vLLM on a CPU; it has no graphs and never needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.identity import identify
+from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.startup_check import check_drafters
+from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+
+PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
+OFF = SamConfig(enabled=False)
+FILLED_UP = SamConfig(gate=GateConfig(threshold=THRESHOLD), pad_drafts="always")
+COUPLED = RolloutSamplerConfig("coupled")
+
+
+@pytest.fixture(scope="module")
+def engines(make_engine) -> dict[SamConfig, Any]:
+    return {
+        sam: make_engine(sam, **engine_arguments(sam, COUPLED), disable_log_stats=False)
+        for sam in (OFF, FILLED_UP)
+    }
+
+
+def texts_of(engine: Any, prompts: list[list[int]], temperature: float) -> list[list[int]]:
+    """Responses that end one after the other, so that the gate opens on the way."""
+    from vllm import SamplingParams
+
+    parameters = [
+        SamplingParams(
+            temperature=temperature,
+            ignore_eos=True,
+            max_tokens=MAX_TOKENS // (1 + number % 3),
+            extra_args=identify(prompt, seed=1, step=0, sibling=0, split="train").to_extra_args(),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = engine.generate(requests, parameters, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_filling_changes_no_text(engines, prompts, temperature):
+    engines[FILLED_UP].collective_rpc("sam_drain")
+    off, filled_up = (
+        texts_of(engine, prompts[:PROMPTS], temperature) for engine in engines.values()
+    )
+    assert filled_up == off
+    steps = engines[FILLED_UP].collective_rpc("sam_drain")[0]["steps"]
+    assert set(steps["gate_open"]) == {True, False}
+    closed = [
+        requests
+        for is_open, (requests, *_) in zip(steps["gate_open"], steps["padding"], strict=True)
+        if not is_open
+    ]
+    assert max(closed) > THRESHOLD, "a closed gate's steps are filled up, too"
+
+
+def test_the_engines_statistics_less_filling_are_what_the_requests_have(engines, prompts):
+    engine = engines[FILLED_UP]
+    recorder = EngineStepRecorder()
+    loggers = engine.llm_engine.logger_manager.stat_loggers
+    loggers.append(recorder)
+    # The last request of all before it is still in the books.
+    before = engine.collective_rpc("sam_drain")[0]["requests"]
+    texts_of(engine, prompts[:PROMPTS], 1.0)
+    loggers.remove(recorder)
+    drained = engine.collective_rpc("sam_drain")[0]
+    counted = sum(sample.draft_tokens for sample in recorder._samples)
+    table = recorder.drain(
+        step=0, split="train", replica=0, drafter_steps=drained["steps"]
+    ).to_table()
+    requests = [totals for name, totals in drained["requests"].items() if name not in before]
+    assert len(requests) == PROMPTS
+    _, drafted, accepted = map(sum, zip(*requests, strict=True))
+    assert 0 < accepted < drafted < counted
+    assert sum(table["draft_tokens"].to_pylist()) == drafted
+    assert sum(table["accepted_tokens"].to_pylist()) == accepted
+    padding = drained["steps"]["padding"]
+    assert counted == drafted + sum(tokens for _, tokens, _ in padding)
+
+
+def test_the_start_up_line_says_so(engines):
+    reports = engines[FILLED_UP].collective_rpc("sam_bind")
+    line = check_drafters(reports, FILLED_UP)
+    assert line.endswith("; filled up to k: every step of up to 32 requests")

@@ -1,0 +1,67 @@
+"""Several engines behind one front end: who is asked, and whose steps and requests are whose."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
+
+
+class Client:
+    """vLLM's client of several engines, as far as it is used."""
+
+    def __init__(self, engines: int) -> None:
+        self.core_engines = [bytes([index]) for index in range(engines)]
+
+    async def _call_utility_async(self, call, method, timeout, args, kwargs, *, engine):
+        return [f"{call} {method} of {engine[0]}"]
+
+
+class Engine:
+    def __init__(self, engines: int) -> None:
+        self.engine_core = Client(engines)
+
+    async def collective_rpc(self, method):
+        return [f"{method} of the first"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "answers"),
+    [
+        (1, [["sam_drain of the first"]]),
+        (2, [["collective_rpc sam_drain of 0"], ["collective_rpc sam_drain of 1"]]),
+    ],
+)
+def test_every_engine_is_asked(engines, answers):
+    assert asyncio.run(ask_engines(Engine(engines), "sam_drain")) == answers
+
+
+def step(finished: tuple[str, ...] = (), running: int = 1):
+    scheduler = SimpleNamespace(
+        num_running_reqs=running, num_waiting_reqs=0, spec_decoding_stats=None
+    )
+    iteration = SimpleNamespace(
+        time_to_first_tokens_iter=[],
+        inter_token_latencies_iter=[0.1],
+        num_preempted_reqs=0,
+        num_prompt_tokens=0,
+        num_generation_tokens=1,
+        finished_requests=[SimpleNamespace(request_id=name) for name in finished],
+    )
+    return scheduler, iteration
+
+
+def test_steps_and_requests_stay_with_their_engine():
+    recorders = EngineRecorders(2)
+    recorders.record(*step(), engine_idx=0)
+    recorders.record(*step(finished=("b", "d")), engine_idx=1)
+    recorders.record(*step(finished=("a",)), engine_idx=0)
+    drained = [
+        recorder.drain(step=1, split="train", replica=4 + index, drafter_steps=None).to_table()
+        for index, recorder in enumerate(recorders.recorders)
+    ]
+    assert [table["replica"].to_pylist() for table in drained] == [[4, 4], [5]]
+    finished = [SimpleNamespace(request_id=name) for name in "abcd"]
+    shares = [[r.request_id for r in share] for share in recorders.share_out(finished)]
+    assert shares == [["a", "c"], ["b", "d"]], "c is known to nobody and goes to the first"

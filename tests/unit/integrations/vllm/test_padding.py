@@ -1,0 +1,107 @@
+"""Which steps are filled up, and with what; against a dispatcher that knows a few graphs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sam_rollout.integrations.vllm.padding import DraftPadding, Padding, padding_by_rows
+
+K, MAX_ROWS, MAX_LEN = 3, 6, 20
+BUDGET = 1024
+NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STEP
+
+
+class Dispatcher:
+    """Full graphs for uniform steps of at most so many tokens, and what serves all other steps."""
+
+    def __init__(self, full_up_to: int, otherwise: str) -> None:
+        self.full_up_to, self.otherwise = full_up_to, otherwise
+
+    def dispatch(self, num_tokens: int, uniform_decode: bool):
+        in_full = uniform_decode and num_tokens <= self.full_up_to
+        return SimpleNamespace(name="FULL" if in_full else self.otherwise), None
+
+
+def decide(setting="auto", dispatcher=None, budget=BUDGET) -> list[Padding]:
+    return padding_by_rows(setting, dispatcher, K, MAX_ROWS, budget)[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "expected"), [("NONE", EVERY), ("PIECEWISE", DRAFTING), ("FULL", NO)]
+)
+def test_what_is_filled_up_depends_on_the_graphs_of_other_steps(otherwise, expected):
+    assert decide(dispatcher=Dispatcher(BUDGET, otherwise)) == [expected] * MAX_ROWS
+
+
+def test_more_requests_than_full_graphs_were_captured_for_are_left_alone():
+    assert decide(dispatcher=Dispatcher(16, "NONE")) == [EVERY] * 4 + [NO] * 2
+
+
+def test_an_engine_without_full_graphs_is_left_alone():
+    assert decide(dispatcher=Dispatcher(0, "NONE")) == [NO] * MAX_ROWS
+    assert decide(dispatcher=None) == [NO] * MAX_ROWS
+
+
+def test_the_setting_decides_before_the_graphs():
+    assert decide("never", Dispatcher(BUDGET, "NONE")) == [NO] * MAX_ROWS
+    assert decide("always", None) == [EVERY] * MAX_ROWS
+
+
+@pytest.mark.parametrize("setting", ["auto", "always"])
+def test_filling_never_pushes_requests_out_of_a_step(setting):
+    budget = 2 * (1 + K) + 3
+    expected = [EVERY] * 2 + [NO] * 4
+    assert decide(setting, Dispatcher(BUDGET, "NONE"), budget=budget) == expected
+
+
+def padding(*by_rows: Padding) -> DraftPadding:
+    return DraftPadding(np.array(by_rows, np.int8), K, MAX_LEN)
+
+
+def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
+    some = padding(NO, EVERY, DRAFTING, NO)
+    assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
+    assert [some.applies(rows, gate_open=False) for rows in (1, 2, 3)] == [True, False, False]
+
+
+def test_the_report_names_steps_and_sizes():
+    assert padding(NO, NO).describe() == "no step"
+    assert not padding(NO, NO).in_use
+    both = padding(NO, EVERY, EVERY, DRAFTING, NO)
+    assert both.describe() == (
+        "every step of up to 2 requests, steps that draft of up to 3 requests"
+    )
+    assert both.in_use
+
+
+def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
+    """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
+    token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
+    tokens = np.full((len(drafts), K), 999, np.int32)
+    counts = np.array([len(draft) for draft in drafts], np.int32)
+    for row, draft in enumerate(drafts):
+        tokens[row, : len(draft)] = draft
+    filled, filling = padding(*[EVERY] * (MAX_ROWS + 1)).fill_up(
+        tokens, counts, token_ids.astype(np.int32), np.array(lengths, np.int32), np.array(decoding)
+    )
+    return filled, filling.tolist()
+
+
+def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
+    filled, filling = fill_up([[], [71], [81, 82, 83]], [4, 5, 6], [True] * 3)
+    assert filled == [[4, 4, 4], [71, 15, 15], [81, 82, 83]]
+    assert filling == [3, 2, 0]
+
+
+def test_prompts_that_are_still_computed_get_none():
+    filled, filling = fill_up([[], []], [4, 5], [False, True])
+    assert filled == [[], [15, 15, 15]]
+    assert filling == [0, 3]
+
+
+def test_no_more_than_the_engine_would_schedule_near_its_longest_text():
+    room = {MAX_LEN - 5: 3, MAX_LEN - 4: 3, MAX_LEN - 3: 2, MAX_LEN - 2: 1, MAX_LEN - 1: 0}
+    filled, filling = fill_up([[]] * 5, list(room), [True] * 5)
+    assert filling == list(room.values()) == list(map(len, filled))
+    assert fill_up([[71, 72]], [MAX_LEN - 2], [True]) == ([[71, 72]], [0]), "drafts stay as given"

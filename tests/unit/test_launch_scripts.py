@@ -1,0 +1,478 @@
+"""Launching on many nodes: who a node is, what it would start, what is said, who is ended."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LIB = ROOT / "scripts" / "lib"
+NODE = ROOT / "scripts" / "node.sh"
+LAUNCH = ROOT / "scripts" / "launch_multinode.sh"
+DEVICES = ("ascend_910c", "cuda", "cpu")
+SLURM = {
+    "SLURM_JOB_NODELIST": "gpu-[07-08]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "gpu-08",
+}
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The modules of scripts/lib, imported as the scripts import them."""
+    sys.path.insert(0, str(LIB))
+    try:
+        import cluster
+        import cluster_identity
+        import cluster_launch
+        import cluster_processes
+    finally:
+        sys.path.remove(str(LIB))
+    return SimpleNamespace(
+        cluster=cluster,
+        identity=cluster_identity,
+        launch=cluster_launch,
+        processes=cluster_processes,
+    )
+
+
+@pytest.fixture
+def identify(scripts):
+    """``identify(environment, name=..., **options)`` of a machine made up by a test."""
+
+    def call(environment, name="host", full_name="host", **options):
+        host = scripts.identity.Host(
+            environment, name, lambda: full_name, lambda nodes: ["gpu-07", "gpu-08"]
+        )
+        return scripts.identity.identify(scripts.identity.Given(**options), host)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "full_name", "rank", "nodes", "head", "names"),
+    [
+        (SLURM, "gpu-08", "gpu-08", 1, 2, "gpu-07", ("gpu-07", "gpu-08")),
+        (
+            {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1", "NNODES": "3", "RANK": "9"},
+            "b", "b", 1, 3, "10.0.0.1", ("rank 0", "b", "rank 2"),
+        ),
+        (
+            {"MASTER_ADDR": "job-master-0", "RANK": "0", "WORLD_SIZE": "2"},
+            "job-master-0", "", 0, 2, "job-master-0", ("job-master-0", "rank 1"),
+        ),
+        (
+            {**POD, "NNODES": "3"},
+            "train-2", "train-2.mesh.ml.svc", 2, 3, "train-0.mesh.ml.svc",
+            ("train-0", "train-1", "train-2"),
+        ),
+        (
+            {**POD, "JOB_COMPLETION_INDEX": "1", "NNODES": "2", "MASTER_ADDR": "train-0.mesh"},
+            "train-1-x7f2q", "", 1, 2, "train-0.mesh", ("rank 0", "train-1-x7f2q"),
+        ),
+    ],
+    ids=["slurm", "torchrun's names", "PyTorchJob", "StatefulSet", "indexed job"],
+)  # fmt: skip
+def test_a_node_reads_its_place(identify, environment, name, full_name, rank, nodes, head, names):
+    identity = identify(environment, name, full_name)
+    assert (identity.rank, identity.nodes, identity.head) == (rank, nodes, head)
+    assert identity.names == names
+    assert identity.name == names[rank]
+
+
+def test_options_win_over_variables(identify):
+    identity = identify(SLURM, "gpu-08", rank=0, nodes=3, head="10.1.1.1", names=("a", "b", "c"))
+    assert (identity.rank, identity.nodes, identity.head) == (0, 3, "10.1.1.1")
+    assert identity.name == "a"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "rank is not known: give --node-rank, or set NODE_RANK or SLURM_NODEID"),
+        ({"NODE_RANK": "1"}, "number of nodes is not known: give --num-nodes, or set NNODES"),
+        ({"NODE_RANK": "1", "NNODES": "2"}, "head's address is not known: give --head-address"),
+        ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1"),
+        ({"NODE_RANK": "one", "NNODES": "2"}, "NODE_RANK=one: must be a number"),
+        ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07, gpu-08"),
+        # A name that ends in a number means nothing outside of Kubernetes.
+        ({"HOSTNAME": "gpu-07"}, "rank is not known"),
+    ],
+)
+def test_what_is_missing_is_named(scripts, identify, environment, message):
+    with pytest.raises(scripts.identity.ClusterError, match=re.escape(message)):
+        identify(environment, "gpu-07")
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This environment without anything that says who a node is, plus ``variables``."""
+    ours = re.compile(
+        r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
+    )
+    return {**{k: v for k, v in os.environ.items() if not ours.search(k)}, **variables}
+
+
+def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", NODE, *arguments, "--interface", "eth7"],
+        env=clean_environment(PYTHON=sys.executable, **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[list[str]]]:
+    """Variables and commands that ``node.sh --print`` prints."""
+    done = node(*arguments, "--print", **variables)
+    assert done.returncode == 0, done.stderr
+    lines = [shlex.split(line) for line in done.stdout.splitlines() if line[:1] not in "#="]
+    exported = dict(words[1].split("=", 1) for words in lines if words[0] == "export")
+    return exported, [words for words in lines if words[0] != "export"]
+
+
+def test_the_head_starts_ray_and_the_recipe():
+    _, (ray, job) = printed(
+        "auto", "--device=ascend_910c", "--devices-per-node=16", "--num-nodes=8", "--node-rank=0",
+        "--head-address=10.0.0.1", "--config", "experiment=x", "trainer.nnodes=4",
+    )  # fmt: skip
+    assert {"--head", "--block", "--port=6766", "--dashboard-port=8260"} <= set(ray)
+    assert "--node-ip-address=10.0.0.1" in ray
+    assert ray[ray.index("--resources") + 1] == '{"NPU": 16}'
+    # What the user says comes last, and so counts.
+    assert job[-4:] == [
+        "trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_worker_joins_the_head_with_its_devices(device):
+    exported, (ray,) = printed(
+        "worker", f"--device={device}", "--devices-per-node=4", "--node-rank=2", "--num-nodes=3",
+        "--names=a,b,c", "--head-address=10.0.0.1", "--port=7000",
+    )  # fmt: skip
+    assert "--address=10.0.0.1:7000" in ray and "--head" not in ray
+    assert "--node-name=c" in ray and "--labels=sam-rollout/rank=2" in ray
+    assert ('{"NPU": 4}' in ray) == (device == "ascend_910c")
+    assert ("--num-gpus=4" in ray) == (device != "ascend_910c")
+    assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
+    own = {"ascend_910c": ["HCCL_SOCKET_IFNAME"], "cuda": ["NCCL_SOCKET_IFNAME"], "cpu": []}
+    assert [name for name in exported if re.match("(HCCL|NCCL)_", name)] == own[device]
+
+
+def test_slurm_by_its_own_commands(tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames gpu-[07-08]" ] && printf "gpu-07\\nb\\n"\n'
+    )
+    scontrol.chmod(0o755)
+    done = node(
+        "auto", "--device=cuda", "--devices-per-node=8", "--head-address=10.0.0.7", "--print",
+        PATH=f"{tmp_path}:{os.environ['PATH']}", **SLURM,
+    )  # fmt: skip
+    assert "# b: rank 1 of 2, head 10.0.0.7:6766\n# nodes: gpu-07, b\n" in done.stdout
+
+
+def test_a_value_of_the_shell_wins():
+    exported, _ = printed(
+        "worker", "--device=cuda", "--devices-per-node=8", "--node-rank=1", "--num-nodes=2",
+        "--head-address=10.0.0.1", NCCL_SOCKET_IFNAME="ib0",
+    )  # fmt: skip
+    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def ascend_node(root: Path, script: str) -> subprocess.CompletedProcess:
+    folder = root / "ascend-toolkit"
+    folder.mkdir()
+    (folder / "set_env.sh").write_text(script)
+    return node(
+        "worker", "--device=ascend_910c", "--devices-per-node=16", "--node-rank=1",
+        "--num-nodes=2", "--head-address=10.0.0.1", "--print", ASCEND_ROOT=str(root),
+    )  # fmt: skip
+
+
+def test_vendors_scripts_are_sourced_and_may_use_unset_variables(tmp_path):
+    done = ascend_node(tmp_path, 'export ASCEND_HOME_PATH="$NOT_SET_AT_ALL/cann"\n')
+    assert "export ASCEND_HOME_PATH=/cann" in done.stdout, done.stderr
+
+
+def test_a_vendors_script_that_fails_ends_the_start(tmp_path):
+    done = ascend_node(tmp_path, "return 7\n")
+    assert done.returncode != 0
+    assert "ascend-toolkit/set_env.sh failed with status 7" in done.stderr
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_variable_is_set_in_one_place(device):
+    node_level = set(
+        re.findall(r"^set_default (\w+)", (ROOT / f"scripts/env/{device}.sh").read_text(), re.M)
+    )
+    run_level = yaml.safe_load((ROOT / f"configs/device/{device}.yaml").read_text())["environment"]
+    assert node_level
+    # Ray's daemon reads it when it starts, which on one machine the run does itself.
+    both = {"RAY_memory_monitor_refresh_ms"} if device == "cpu" else set()
+    assert node_level & set(run_level) == both
+
+
+def test_the_interface_is_that_of_the_default_route(tmp_path):
+    route = tmp_path / "route"
+    route.write_text(
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+        "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\n"
+        "enp67s0f5\t00000000\t010010AC\t0003\t0\t0\t0\t00000000\n"
+    )
+    command = f"source {LIB}/cluster.sh; default_interface {route}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "enp67s0f5\n"
+
+
+def test_an_unknown_device_is_refused():
+    done = node("worker", "--device=tpu")
+    assert "--device tpu: must be one of ascend_910c cpu cuda" in done.stderr
+
+
+def test_a_program_on_the_port_is_named_and_left_alone(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = node(
+            "head", "--device=cpu", "--num-nodes=1", "--head-address=127.0.0.1", f"--port={port}",
+            "--config", "experiment=x", TMPDIR=str(tmp_path),
+        )  # fmt: skip
+    assert done.returncode == 3
+    assert f"port {port} of " in done.stderr
+    assert f"is taken by process {os.getpid()} (" in done.stderr
+
+
+def node_state(scripts, rank, alive=True, devices=16, port=1):
+    return scripts.cluster.Node(rank, alive, devices, "127.0.0.1", port)
+
+
+def test_progress_counts_and_names_who_is_missing(scripts):
+    names = tuple(f"node-{number}" for number in range(1, 9))
+    identity = scripts.identity.Identity(0, 8, "10.0.0.1", names)
+    nodes = {rank: node_state(scripts, rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
+    text = scripts.cluster.progress(identity, nodes, 16, "NPU")
+    assert text == "5/8 nodes, 80/128 NPU: missing node-3, node-5, node-7"
+    complete = {rank: node_state(scripts, rank) for rank in range(8)}
+    assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
+
+
+def watched_job(scripts, command, nodes, monkeypatch):
+    """Status and lost nodes of a job whose cluster looks like ``nodes``."""
+    monkeypatch.setattr(scripts.cluster, "LOSS_GRACE_S", 0.2)
+    monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
+    identity = scripts.identity.Identity(0, 2, "10.0.0.1", ("node-1", "node-2"))
+    job = scripts.cluster.Job(command, dict(os.environ))
+    try:
+        return scripts.cluster.watch_job(
+            SimpleNamespace(identity=identity),
+            job,
+            SimpleNamespace(running=True),
+            SimpleNamespace(nodes=nodes),
+            scripts.cluster.Stop(),
+        )
+    finally:
+        job.end()
+        assert job.status is not None
+
+
+def test_a_job_that_waits_for_a_dead_node_is_ended(scripts, monkeypatch):
+    nodes = {0: node_state(scripts, 0), 1: node_state(scripts, 1, alive=False)}
+    started = time.monotonic()
+    result = watched_job(scripts, ["sleep", "600"], nodes, monkeypatch)
+    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
+    assert time.monotonic() - started < 30
+
+
+def test_a_job_that_noticed_a_dead_node_before_ray_did(scripts, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there, gone = server.getsockname()[1], 1
+        nodes = {0: node_state(scripts, 0, port=there), 1: node_state(scripts, 1, port=gone)}
+        result = watched_job(scripts, ["sh", "-c", "exit 9"], nodes, monkeypatch)
+    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
+
+
+def test_the_jobs_own_status_is_passed_on(scripts, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nodes = {rank: node_state(scripts, rank, port=server.getsockname()[1]) for rank in (0, 1)}
+        for status in (0, 9):
+            result = watched_job(scripts, ["sh", "-c", f"exit {status}"], nodes, monkeypatch)
+            assert result == (status, [])
+
+
+def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    sleep = ["sleep", "600"]
+    marked = {**os.environ, scripts.processes.MARK: str(folder)}
+    other = {**os.environ, scripts.processes.MARK: f"{folder}-of-another-port"}
+    with (folder / "worker.out").open("w") as log:
+        ours = [subprocess.Popen(sleep, env=marked), subprocess.Popen(sleep, stdout=log)]
+    others = [subprocess.Popen(sleep, env=other), subprocess.Popen(sleep)]
+    try:
+        found = scripts.processes.of_cluster(folder)
+        assert {process.pid for process in found} == {process.pid for process in ours}
+        scripts.processes.end(found)
+        assert not any(psutil.pid_exists(process.pid) for process in ours)
+        assert [process.poll() for process in others] == [None, None]
+    finally:
+        for process in ours + others:
+            process.kill()
+            process.wait()
+
+
+def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
+    hold = "import sys, pathlib, cluster_processes as c; k = c.Claim(pathlib.Path(sys.argv[1]));"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{hold} print('held', flush=True); input()", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(LIB)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(
+        scripts.identity.ClusterError, match=f"under way here .process {holder.pid}."
+    ):
+        scripts.processes.Claim(tmp_path)
+    assert scripts.processes.holder(tmp_path) == holder.pid
+    holder.communicate(b"\n", timeout=30)
+    assert scripts.processes.holder(tmp_path) is None
+    scripts.processes.Claim(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# nobody\n\n", "names no node"),
+        ("a 10.0.0.1\nb\na 10.0.0.3\n", "line 3: a is named twice"),
+        ("a 10.0.0.1 16\n", "line 1: must be HOST or HOST ADDRESS"),
+        ("no-such-host.invalid\nb\n", "no-such-host.invalid has no address here"),
+        ("localhost\nb\n", "localhost means 127.0.0.1 here"),
+    ],
+)
+def test_a_file_of_nodes_that_cannot_work(scripts, tmp_path, text, message):
+    path = tmp_path / "hosts.txt"
+    path.write_text(text)
+    with pytest.raises(scripts.identity.ClusterError, match=re.escape(message)):
+        scripts.launch.read_nodes(path)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    path = tmp_path / "hosts.txt"
+    path.write_text("root@node-1 10.0.0.1  # the head\nnode-2\n")
+    return path
+
+
+def launch(hosts, ssh: str, *arguments: str) -> subprocess.Popen:
+    program = hosts.parent / "ssh"
+    program.write_text(f"#!/usr/bin/env bash\n{ssh}\n")
+    program.chmod(0o755)
+    logs = hosts.parent / "logs"
+    return subprocess.Popen(
+        [
+            "bash",
+            LAUNCH,
+            "--nodes",
+            hosts,
+            "--log-dir",
+            logs,
+            *arguments,
+            "--config",
+            "a=1",
+            "b='x y'",
+        ],
+        env=clean_environment(PYTHON=sys.executable, SSH=f"{program} -p 22"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_every_node_gets_its_part(hosts):
+    done = launch(hosts, "", "--print", "--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout")
+    head, worker = (shlex.split(line) for line in done.communicate(timeout=60)[0].splitlines())
+    assert [head[3], worker[3]] == ["root@node-1", "node-2"]
+    assert head[1:3] == ["-p", "22"]
+    part = shlex.split(head[4])
+    assert part[:5] == ["cd", "/opt/sam rollout", "&&", "exec", "env"]
+    assert part[5:9] == ["HF_HOME=/a b", "bash", "scripts/node.sh", "head"]
+    assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
+    assert part[-3:] == ["--config", "a=1", "b='x y'"]
+    part = shlex.split(worker[4])
+    assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
+    assert "--config" not in part
+
+
+# The head's part waits for the end of its input, as the real one does, and then tells of it.
+WAITING_HEAD = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
+
+
+def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
+    ssh = f"""case "$*" in *node-1*) {WAITING_HEAD};; esac
+        echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"""
+    process = launch(hosts, ssh.replace("*node-1*", '"-p 22 root@node-1"*'))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3
+    assert "error: node-2 ended with status 255 before it joined" in output
+    assert "No route to host" in output
+    assert "head is told to end" in output
+
+
+def test_the_heads_status_is_the_launchers(hosts):
+    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; echo "a line"; exit 4;; esac
+        cat > /dev/null"""
+    process = launch(hosts, ssh)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 4
+    assert "a line" in output
+    assert "error: node-2 did not join" in output
+
+
+def test_the_token_travels_by_standard_input_only(hosts):
+    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
+        read -r token; echo "$token" > "${0%/*}/token.$name"; echo "$*" > "${0%/*}/words.$name"
+        [ $name = head ] || { echo '==> joined the cluster'; cat > /dev/null; }; sleep 1"""
+    process = launch(hosts, ssh)
+    output = process.communicate(timeout=60)[0]
+    tokens = {(hosts.parent / f"token.{name}").read_text().strip() for name in ("head", "worker")}
+    assert len(tokens) == 1
+    token = tokens.pop()
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    assert token not in output
+    assert token not in (hosts.parent / "words.head").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_every_part(hosts, number):
+    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
+        read -r token; echo "==> $name is up: $$"; cat > /dev/null
+        echo "==> $name is told to end" """
+    process = launch(hosts, ssh)
+    lines, pids = [], []
+    while len(pids) < 2:
+        lines.append(process.stdout.readline())
+        pids += re.findall(r"is up: (\d+)", lines[-1])
+    process.send_signal(number)
+    output = "".join(lines) + process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert output.index("head is told to end") < output.index("worker is told to end")
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
+
+
+@pytest.mark.parametrize("script", [NODE, LAUNCH], ids=lambda path: path.name)
+def test_scripts_are_executable(script):
+    assert script.stat().st_mode & 0o111
