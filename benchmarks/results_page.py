@@ -139,21 +139,61 @@ def learning_section() -> str:
 
 
 def drafter_section() -> str:
-    """What drafting costs by itself."""
+    """How good drafts are, and what they cost."""
     record = _load("drafter")
-    rows = [
-        [str(row["batch"]), str(row["context"]), f"{row['open_us']:.1f}", f"{row['closed_us']:.1f}",
-         f"{row['build_ns_per_token']:.0f}", f"{row['bytes_per_token']:.0f}"]
-        for row in record["steps"]
-    ]  # fmt: skip
-    head = ["requests", "context", "gate open, us a step", "gate closed, us a step",
-            "build, ns a token", "memory, bytes a token"]  # fmt: skip
-    return _section(
-        "The drafter alone",
-        "python -m benchmarks.drafter",
-        record,
-        f"k = {record['k']}, two new tokens a request and step, median.",
-        _table(head, rows),
+    parts = [
+        "Greedy replay, mean acceptance length with the bonus token. CoT texts are generated, "
+        "calibrated to the published curve in the picture (`benchmarks/calibrate_traces.py`); code "
+        "and prose are Python's standard library and manual; traces are rollouts of the tiny model "
+        "(`benchmarks/record_traces.py`). In groups, second epochs and traces, siblings are "
+        "generated together.",
+        _drafter_acceptance(record["acceptance"]),
+        "One call as vLLM makes it, k = 3, two new tokens a row and call, the sides taking turns; "
+        "us, median and quartiles.",
+        _drafter_calls(record["calls"]),
+        "The targets of `sam-rollout bench drafter --check`:",
+        _table(
+            ["target", "measured", "reached"],
+            [
+                [
+                    row["target"],
+                    row["measured"],
+                    {True: "yes", False: "no", None: "-"}[row["reached"]],
+                ]
+                for row in record["check"]
+            ],
+        ),
+        "![acceptance against context length and against k](../benchmarks/results/drafter.png)",
+    ]
+    return _section("The drafter alone", "python -m benchmarks.drafter", record, *parts)
+
+
+def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
+    """A row a side, a column a set of texts and k."""
+    columns = list(dict.fromkeys((row["data"], row["k"]) for row in rows))
+    length = {
+        (row["side"], row["data"], row["k"]): f"{row['mean_acceptance_length']:.3f}" for row in rows
+    }
+    sides = dict.fromkeys(row["side"] for row in rows)
+    return _table(
+        ["drafter", *(f"{data}, k = {k}" for data, k in columns)],
+        [[side, *(length.get((side, *column), "") for column in columns)] for side in sides],
+    )
+
+
+def _drafter_calls(rows: list[dict[str, Any]]) -> str:
+    """A row a size, a column a side."""
+    sides = list(dict.fromkeys(row["side"] for row in rows))
+    sizes = dict.fromkeys((row["rows"], row["context"]) for row in rows)
+    cell = {
+        (row["side"], row["rows"], row["context"]): (
+            f"{row['median_us']:.0f} [{row['q1_us']:.0f}, {row['q3_us']:.0f}]"
+        )
+        for row in rows
+    }
+    return _table(
+        ["requests", "tokens each", *sides],
+        [[*map(str, size), *(cell.get((side, *size), "") for side in sides)] for size in sizes],
     )
 
 

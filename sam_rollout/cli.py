@@ -6,7 +6,7 @@ Heavy imports stay inside the commands, so that `sam-rollout version` answers at
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,8 @@ from sam_rollout import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sam_rollout.automaton.static_file import FileInfo
+
 app = typer.Typer(
     help="Compare and inspect RL runs whose rollouts draft with suffix automata.",
     no_args_is_help=True,
@@ -26,6 +28,8 @@ app = typer.Typer(
 
 bench = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+corpus = typer.Typer(help="Texts that all requests may draft from.", no_args_is_help=True)
+app.add_typer(corpus, name="corpus")
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
@@ -33,13 +37,13 @@ PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) 
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turns a missing or unreadable file into one line and exit code 2."""
+def _one_line_errors(*others: type[Exception]) -> Iterator[None]:
+    """Turns a missing or unreadable file, or an error of `others`, into a line and exit code 2."""
     from sam_rollout.telemetry.records import RunFolderError
 
     try:
         yield
-    except (RunFolderError, OSError) as error:
+    except (RunFolderError, OSError, *others) as error:
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
 
@@ -167,8 +171,10 @@ def sampler(
             raise typer.BadParameter(
                 "the targets of --check are for the CPU", param_hint="--device"
             )
+        from sam_rollout.bench.verdicts import show_check
+
         verdicts = program.check(vocabulary)
-        program.show_check(verdicts, _console())
+        show_check(verdicts, _console())
         raise typer.Exit(0 if all(verdict.reached for verdict in verdicts) else 1)
     device = device or program.default_device()
     if device not in ("cpu", "cuda", "npu"):
@@ -179,6 +185,137 @@ def sampler(
         typer.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
         program.show(result, _console())
+
+
+@bench.command()
+def drafter(
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.")
+    ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Your texts: .npy, .jsonl or .parquet of token ids, or a run folder."),
+    ] = None,
+    picture: PictureOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter texts.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold the figures against targets; exit 1 if missed.")
+    ] = False,
+) -> None:
+    """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
+    from sam_rollout.bench import drafter as program
+    from sam_rollout.bench import drafter_report
+    from sam_rollout.bench.traces import TraceError, read_traces
+
+    with _one_line_errors(TraceError):
+        texts = [] if traces is None else read_traces(traces)
+        sizes = program.QUICK if quick else program.Sizes()
+        with _console().status("starting") as status:
+            result = program.Bench(sizes, texts, progress=status.update).run()
+        drafter_report.show(result, _console())
+        if json_path is not None:
+            json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
+        if picture is not None:
+            drafter_report.plot(result, picture)
+    if check:
+        from sam_rollout.bench import drafter_check
+        from sam_rollout.bench.verdicts import show_check
+
+        verdicts = drafter_check.judge(result)
+        show_check(verdicts, _console())
+        raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
+
+
+@corpus.command("build")
+def corpus_build(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files (.parquet, .jsonl, .npy of token ids, otherwise text), or run folders with "
+            "recorded traces."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="The corpus file to write.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The model's folder or hub name; needed for texts.")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Parquet column or JSON key.")] = "text",
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 30, help="Read no more; each needs 110 bytes of memory.")
+    ] = 20_000_000,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run the tokenizer's own code, if it has any.")
+    ] = False,
+) -> None:
+    """Build a corpus (sam.sources.corpus) from texts or token ids."""
+    from sam_rollout.drafting.corpus_build import CorpusInputError, build_corpus
+
+    with _one_line_errors(CorpusInputError):
+        files = _corpus_inputs(inputs)
+        encoder = None
+        if tokenizer is not None:
+            from sam_rollout.integrations.tokenizer import CorpusTokenizer
+
+            try:
+                encoder = CorpusTokenizer(tokenizer, trust_remote_code=trust_remote_code)
+            except ValueError as error:
+                raise OSError(f"--tokenizer {tokenizer}: {error}") from error
+        with _token_progress(max_tokens) as progress:
+            info = build_corpus(
+                files, output, tokenizer=encoder, field=field, max_tokens=max_tokens,
+                progress=progress,
+            )  # fmt: skip
+    _print_corpus(output, info)
+
+
+@corpus.command("check")
+def corpus_check(path: Annotated[Path, typer.Argument(help="A corpus file.")]) -> None:
+    """Compare a corpus with its checksums and say what it holds; exit 2 if it is damaged."""
+    from sam_rollout.automaton.static_file import StaticFileError, verify
+
+    with _one_line_errors(StaticFileError):
+        info = verify(path)
+    _print_corpus(path, info)
+
+
+def _corpus_inputs(inputs: list[Path]) -> list[Path]:
+    """Files as they are, run folders as the files of their traces."""
+    from sam_rollout.telemetry.records import RunFolder, RunFolderError
+
+    files = []
+    for path in inputs:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        traces = sorted((RunFolder(path).root / "traces").glob("*.parquet"))
+        if not traces:
+            raise RunFolderError(
+                f"{path}: no traces in it; record them with rollout_telemetry.record_traces=true"
+            )
+        files += traces
+    return files
+
+
+@contextmanager
+def _token_progress(max_tokens: int) -> "Iterator[Callable[[int, Path], None]]":
+    """A bar of the tokens read; the rest of the work takes about as long again."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} tokens"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns) as bar:
+        task = bar.add_task("reading", total=max_tokens)
+        yield lambda tokens, path: bar.update(task, completed=tokens, description=path.name)
+
+
+def _print_corpus(path: Path, info: "FileInfo") -> None:
+    typer.echo(
+        f"{path}: {info.tokens:,} tokens in {info.documents:,} documents, "
+        f"{info.nbytes / 1e6:,.1f} MB, token ids below {info.vocabulary}, "
+        f"tokenizer {info.tokenizer or 'unknown'}"
+    )
 
 
 @app.command()

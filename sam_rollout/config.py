@@ -43,7 +43,6 @@ class _Section:
     """What all sections share: checks on construction, and the way from and to plain mappings."""
 
     PATH: ClassVar[str]
-    NOT_YET: ClassVar[tuple[str, ...]] = ()  # keys the design names and this version lacks
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -85,8 +84,6 @@ class _Section:
     @classmethod
     def _why_unknown(cls, key: str, known: list[str]) -> str:
         listed = ", ".join(known)
-        if key in cls.NOT_YET:
-            return f"not available in this version; available: {listed}"
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return f"unknown key; {hint}known keys: {listed}"
@@ -147,13 +144,68 @@ class OwnSourceConfig(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class SiblingsSourceConfig(_Section):
+    """Drafts from the other responses to the same prompt in the same training step.
+
+    `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
+    """
+
+    PATH: ClassVar[str] = "sam.sources.siblings"
+
+    enabled: bool = False
+    max_bytes: int = _setting(4 << 30, minimum=1 << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class HistorySourceConfig(_Section):
+    """Drafts from responses to the same prompt in earlier training steps.
+
+    `path`: folder of the responses; empty for `sam/history` in the run folder. `max_bytes`: of
+    that folder, 4 bytes per token. `max_memory_bytes`: of one engine worker, about 36 bytes per
+    token of the groups being sampled. `max_responses_per_prompt`: the newest ones are used.
+    """
+
+    PATH: ClassVar[str] = "sam.sources.history"
+
+    enabled: bool = False
+    path: str = ""
+    max_bytes: int = _setting(8 << 30, minimum=16 << 20)
+    max_memory_bytes: int = _setting(1 << 30, minimum=1 << 20)
+    max_responses_per_prompt: int = _setting(16, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSourceConfig(_Section):
+    """Drafts from a file made by `sam-rollout corpus build`.
+
+    `l_bias`: a match in the corpus counts if it is longer by more than this than any other
+    (SAM-Decoding, arXiv 2411.10666). `max_bytes`: largest file that is accepted; all engines of a
+    machine share its memory.
+    """
+
+    PATH: ClassVar[str] = "sam.sources.corpus"
+
+    enabled: bool = False
+    path: str = ""
+    l_bias: int = _setting(5, minimum=0)
+    max_bytes: int = _setting(8 << 30, minimum=1 << 20)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enabled and not self.path:
+            raise ConfigError(f"{self.PATH}.path", self.path, "must name a corpus file")
+
+
+@dataclasses.dataclass(frozen=True)
 class SourcesConfig(_Section):
     """Where drafts may come from."""
 
     PATH: ClassVar[str] = "sam.sources"
-    NOT_YET: ClassVar[tuple[str, ...]] = ("siblings", "history", "corpus")
 
     own: OwnSourceConfig = OwnSourceConfig()
+    siblings: SiblingsSourceConfig = SiblingsSourceConfig()
+    history: HistorySourceConfig = HistorySourceConfig()
+    corpus: CorpusSourceConfig = CorpusSourceConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,23 +213,26 @@ class SamConfig(_Section):
     """Speculation as a whole; the Hydra group `sam`.
 
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
-    article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many.
-    `pad_drafts`: whether drafts are filled up to that many, so that steps keep the shape of a
-    captured graph; `auto`: where the engine's graphs need it.
+    article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many. `confidence`:
+    fewer, a draft ends where the next token's chance to be accepted falls below `min_confidence`;
+    chances are learned from what the engine accepts. `pad_drafts`: whether drafts are filled up to
+    k, so that steps keep the shape of a captured graph; `auto`: where the engine's graphs need it.
     """
 
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
     max_draft_tokens: int = _setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
-    draft_policy: str = _setting("fixed", choices=("fixed",))
+    draft_policy: str = _setting("fixed", choices=("fixed", "confidence"))
+    min_confidence: float = _setting(0.08, minimum=0, maximum=1)
     pad_drafts: str = _setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.enabled and not self.sources.own.enabled:
+        sources = (getattr(self.sources, part.name) for part in dataclasses.fields(self.sources))
+        if self.enabled and not any(source.enabled for source in sources):
             raise ConfigError(
                 f"{self.PATH}.sources",
                 self.sources.to_mapping(),

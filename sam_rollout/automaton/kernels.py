@@ -1,22 +1,29 @@
 """The compiled half of the automaton: what has to run once per token, for all rows in one call.
 
-The structure is the online suffix automaton of Blumer et al. (1985), used for drafting as in
-SAM-Decoding (arXiv 2411.10666), in a layout made for text that is read once and left to right:
+The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
+that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout is made
+for texts that are read once and left to right:
 
-* State i >= 0 is the prefix of length i. Its edge to state i + 1 on text[i], its length and its
-  first end position are therefore implicit; only branching edges are stored.
-* State -1 - j is the j-th clone. Prefixes and clones lie in one array on both sides of an
-  origin, so that a state's id is its offset and no lookup has to ask which kind it has.
-* Branching edges live in one open-addressing table keyed by (state, token); the edges of one
-  state are also chained, because cloning a state copies them all.
-* Suffix links always lead to shorter strings and end in state 0, the empty string. The link of
-  the newest prefix is the longest suffix of the text that occurred before: the match to draft
-  from needs no cursor of its own.
+* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks,
+  so that the edge from s to its successor needs the token alone, and its length and its first end
+  position follow from where it lies. Only branching edges are stored.
+* State -1 - j is the j-th clone.
+* Branching edges live in one open-addressing table keyed by (state, token). The edges of one state
+  are chained by token, because cloning a state copies them all.
+* Suffix links always lead to shorter strings and end in state 0, the empty string. The link of a
+  text's newest prefix is its longest suffix that occurred before: the match to draft from needs no
+  cursor of its own.
+* A text that follows another one shares its states until the two part. From there on it has a run
+  of its own, whose first place is no state: it holds the token with which the new run begins.
 
-Buffers belong to Python (`pool.py`) and reach the kernels as addresses in an int64 header per
-automaton, because numba can take neither a list of arrays of changing number nor grow one. In
-what follows `table` is int64[slots, HEADER_WIDTH], `header` one row of it, `states` and `edges`
-are int32 pointers into one automaton's buffers, and `progress` is int64[PROGRESS_WIDTH].
+Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
+size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
+a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
+the old table lies before the frontier are in the new one.
+
+Memory reaches the kernels as addresses, because numba takes no list of arrays of changing number.
+In what follows `automata` is int64[automata, AUTOMATON_WIDTH], `header` one row of it, `texts` is
+int64[texts, TEXT_WIDTH], `arena` int64[1 + blocks]: how many blocks are free, then their addresses.
 
 All kernels share this file on purpose: what is cached on disk (`compilation.py`) depends on the
 content of the file that defines the kernel, and on nothing it calls elsewhere.
@@ -28,43 +35,87 @@ from numba.extending import intrinsic
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 
-# Columns of the header table, int64[slots, HEADER_WIDTH].
-OPEN = 0  # 1 while the slot is in use
-STATES = 1  # address of the row of state 0
-EDGES = 2  # address of the edge table
-TOKEN_CAPACITY = 3  # longest text the states array holds
-CLONE_CAPACITY = 4
-EDGE_CAPACITY = 5  # slots of the edge table
-LENGTH = 6  # tokens read
-CLONES = 7
-EDGE_COUNT = 8
-MATCH_LENGTH = 9
-MATCH_END = 10
-HEADER_WIDTH = 11
+# Columns of an automaton's header.
+OPEN = 0  # 1 while in use
+SHARED = 1  # 1 if texts come and go and the automaton stays
+STATES = 2  # address of the directory row of block 0; clones' blocks lie before it
+PREFIX_BLOCKS = 3
+PREFIX_BLOCK_ROOM = 4  # what the directory has room for
+CLONES = 5
+CLONE_BLOCK_ROOM = 6
+EDGES = 7  # address of the directory of the edge table
+EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
+EDGE_BLOCKS = 9  # blocks it has so far: while edges move in, no more than these need
+EDGE_COUNT = 10
+OLD_EDGES = 11  # the same of the table that edges are moved out of
+OLD_EDGE_SLOTS = 12  # 0 if there is none
+FRONTIER = 13  # slots of the old table that are moved
+EDGES_BEFORE = 14  # edge count when moving began
+AUTOMATON_WIDTH = 15
+
+# Columns of a text.
+TEXT_OPEN = 0
+AUTOMATON = 1
+LAST = 2  # state of the text read so far
+LENGTH = 3  # tokens read
+PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
+GUARD = 5  # the last GUARD_TOKENS tokens, by position modulo their number
+GUARD_TOKENS = 8
+TEXT_WIDTH = GUARD + GUARD_TOKENS
+
+# Columns of a directory row of a block of states, int64[4].
+ADDRESS = 0  # of state 0 if the block reached that far: needs no subtraction per access
+LENGTH_OFFSET = 1  # length of a prefix - its number
+NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
+DIRECTORY_WIDTH = 4
 
 # Columns of a state, int32[4]: 16 bytes, a quarter of a cache line.
-NEXT_TOKEN = 0  # of a prefix: the token of its implicit edge
+NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-LATEST = 2  # a late (see `_append`) end position of the state's strings
-FIRST_EDGE = 3  # 1 + slot of its first branching edge, 0 for none
+# A late (see `_note_end`) prefix that ends in the state's strings and goes on, and above it, in
+# shared automata, how often their going on was noted, up to LARGEST_COUNT.
+LATEST = 2
+FIRST_EDGE = 3  # token of its first branching edge, NONE if it has none
 
 # Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
 SOURCE = 0
 TOKEN = 1
 TARGET = 2
-NEXT_EDGE = 3  # 1 + slot of the next edge of the same state, 0 for none
+NEXT_EDGE = 3  # token of the next edge of the same state, NONE after the last
 
-WIDTH = 4  # of a state and of an edge
+COUNT_SHIFT = 24
+PREFIX_MASK = (1 << COUNT_SHIFT) - 1
+LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
+
+NONE = -1
+ENTRY_BYTES = 16  # of a state and of an edge
+BLOCK_SHIFT = 9
+BLOCK_ENTRIES = 1 << BLOCK_SHIFT
+BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
+BLOCK_MASK = BLOCK_ENTRIES - 1
+
+# Slots at a table's end that no edge is hashed to: room for the last ones to give way to. At the
+# highest load an edge needs more with a probability of about exp(-0.35 * 96).
+OVERFLOW_SLOTS = 96
+# Slots moved per token read while an edge table grows: done after a thirtieth of the text.
+MOVED_SLOTS = 32
+# Blocks of prefixes that LATEST can tell apart.
+MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
+# Continuations of a state that are looked at to find the most frequent one, the newest first.
+COMPARED_BRANCHES = 16
+# Blocks that one token may need: two of states, and those that moved edges fill.
+BLOCKS_PER_TOKEN = 8
 
 # Why a kernel stopped before its last row.
 DONE = 0
-NEED_TOKENS = 1
-NEED_CLONES = 2
+NEED_BLOCKS = 1
+NEED_DIRECTORY = 2
 NEED_EDGES = 3
 NEGATIVE_TOKEN = 4
 BAD_SLOT = 5
 BAD_ROW = 6
+TOO_LONG = 7
 
 # Columns of the int64 array a kernel reports through.
 REASON = 0
@@ -72,301 +123,701 @@ APPENDED = 1
 REBUILDS = 2
 PROGRESS_WIDTH = 3
 
-# Tokens at the end of the read text that are compared with the row before reading on.
-GUARD_TOKENS = 8
+# Columns of a match, int32[MATCH_WIDTH].
+MATCH_LENGTH = 0
+MATCH_END = 1  # the prefix whose continuation to draft
+MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
+MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
+MATCH_STATE = 4
+MATCH_WIDTH = 5
 
 
-@intrinsic
-def _int32_pointer(typing_context, address):
-    """The int32 pointer at an integer address. Pointers, unlike arrays, take negative indices."""
-    signature = types.CPointer(types.int32)(types.int64)
+def _pointer_to(element):
+    """An intrinsic that makes an integer address a pointer: those take negative indices."""
 
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+    @intrinsic
+    def pointer(typing_context, address):
+        signature = types.CPointer(element)(types.int64)
 
-    return signature, generate
+        def generate(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return signature, generate
+
+    return pointer
+
+
+_int32_pointer = _pointer_to(types.int32)
+_int64_pointer = _pointer_to(types.int64)
+
+
+# --- memory -----------------------------------------------------------------------------------
 
 
 @njit(nogil=True)
-def _length_of(states, state):
+def _take_block(arena):
+    """Address of a block; callers have made sure that there is one."""
+    address = arena[arena[0]]
+    arena[0] -= 1
+    return address
+
+
+@njit(nogil=True)
+def _take_zeroed_block(arena):
+    address = _take_block(arena)
+    words = _int64_pointer(address)
+    for i in range(BLOCK_BYTES // 8):
+        words[i] = 0
+    return address
+
+
+@njit(nogil=True)
+def _give_block(arena, address):
+    arena[0] += 1
+    arena[arena[0]] = address
+
+
+@njit(nogil=True)
+def _row_of(header, state):
+    """Directory row of a state's block."""
+    block = state >> BLOCK_SHIFT
+    return _int64_pointer(header[STATES] + block * (8 * DIRECTORY_WIDTH))
+
+
+@njit(nogil=True)
+def _at(header, state):
+    """Pointer to a state."""
+    return _int32_pointer(_row_of(header, state)[ADDRESS] + state * ENTRY_BYTES)
+
+
+@njit(nogil=True)
+def _length_of(header, state):
     """Length of the longest string of a state."""
-    return state if state >= 0 else states[WIDTH * state + CLONE_LENGTH]
+    if state >= 0:
+        return state + _row_of(header, state)[LENGTH_OFFSET]
+    return np.int64(_at(header, state)[CLONE_LENGTH])
 
 
 @njit(nogil=True)
-def _find_edge(edges, capacity, state, token):
-    """Slot of a branching edge, or -1 - the slot where it belongs if there is none."""
+def _after(header, state):
+    """The prefix that follows in the same run, 0 if there is none yet at the block's end."""
+    if state & BLOCK_MASK != BLOCK_MASK:
+        return state + 1
+    return _row_of(header, state)[NEXT_BLOCK]
+
+
+@njit(nogil=True)
+def _add_prefix_block(header, arena, length):
+    """Begin a block of prefixes, the first place of which has this length; return that place."""
+    first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
+    header[PREFIX_BLOCKS] += 1
+    row = _row_of(header, first)
+    row[ADDRESS] = _take_block(arena) - first * ENTRY_BYTES
+    row[LENGTH_OFFSET] = length - first
+    row[NEXT_BLOCK] = 0
+    return first
+
+
+@njit(nogil=True)
+def _begin_state(header, state, latest):
+    entry = _at(header, state)
+    entry[NEXT_TOKEN] = NONE
+    entry[LINK] = 0
+    entry[LATEST] = latest
+    entry[FIRST_EDGE] = NONE
+
+
+@njit(nogil=True)
+def _free_all(header, arena):
+    """Give back all blocks of an automaton and make it empty; directories stay."""
+    clone_blocks = (header[CLONES] + BLOCK_MASK) >> BLOCK_SHIFT
+    for block in range(-clone_blocks, header[PREFIX_BLOCKS]):
+        first = block << BLOCK_SHIFT
+        _give_block(arena, _row_of(header, first)[ADDRESS] + first * ENTRY_BYTES)
+    _free_edge_blocks(header[EDGES], 0, header[EDGE_BLOCKS], arena)
+    if header[OLD_EDGE_SLOTS] != 0:
+        first_left = header[FRONTIER] >> BLOCK_SHIFT
+        _free_edge_blocks(
+            header[OLD_EDGES], first_left, header[OLD_EDGE_SLOTS] >> BLOCK_SHIFT, arena
+        )
+    for column in (
+        PREFIX_BLOCKS, CLONES, EDGE_SLOTS, EDGE_BLOCKS, EDGE_COUNT, OLD_EDGE_SLOTS
+    ):  # fmt: skip
+        header[column] = 0
+
+
+@njit(nogil=True)
+def _free_edge_blocks(directory, start, stop, arena):
+    addresses = _int64_pointer(directory)
+    for block in range(start, stop):
+        _give_block(arena, addresses[block] + (block << BLOCK_SHIFT) * ENTRY_BYTES)
+
+
+# --- edges ------------------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _hash(state, token):
+    """32 bits of a key. Their order is the order of the slots, in tables of any size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
     # A multiplication alone maps runs of states with one token onto few slots; mixing the high
     # half back in before a second one (as in splitmix64) keeps such text at ordinary probe counts.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
-    slot = np.int64(((key >> uint64(32)) * uint64(capacity)) >> uint64(32))
-    while edges[WIDTH * slot + TARGET] != 0:
-        if edges[WIDTH * slot + SOURCE] == state and edges[WIDTH * slot + TOKEN] == token:
-            return slot
-        slot += 1
-        if slot == capacity:
-            slot = 0
-    return -1 - slot
+    return key >> uint64(32)
 
 
 @njit(nogil=True)
-def _put_edge(states, edges, slot, state, token, target):
+def _home(hashed, slots):
+    """The slot where the search for a key begins."""
+    return np.int64((hashed * uint64(slots - OVERFLOW_SLOTS)) >> uint64(32))
+
+
+@njit(nogil=True)
+def _probe(directory, slots, home, state, token):
+    """Address of an edge, or minus the address of the slot where it belongs; 0 if none is left."""
+    addresses = _int64_pointer(directory)
+    slot = home
+    address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
+    while True:
+        edge = _int32_pointer(address)
+        if edge[TARGET] == 0:
+            return -address
+        if edge[SOURCE] == state and edge[TOKEN] == token:
+            return address
+        slot += 1
+        address += ENTRY_BYTES
+        if slot & BLOCK_MASK == 0:
+            if slot == slots or addresses[slot >> BLOCK_SHIFT] == 0:
+                return np.int64(0)
+            address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
+
+
+@njit(nogil=True)
+def _find_edge(header, state, token):
+    """As `_probe`, in the table that is in charge of the key."""
+    hashed = _hash(state, token)
+    if header[OLD_EDGE_SLOTS] != 0:
+        home = _home(hashed, header[OLD_EDGE_SLOTS])
+        if home >= header[FRONTIER]:
+            return _probe(header[OLD_EDGES], header[OLD_EDGE_SLOTS], home, state, token)
+    return _probe(
+        header[EDGES], header[EDGE_SLOTS], _home(hashed, header[EDGE_SLOTS]), state, token
+    )
+
+
+@njit(nogil=True)
+def _put_edge(header, address, state, token, target):
     """Store an edge in a free slot and chain it to its state."""
-    edges[WIDTH * slot + SOURCE] = state
-    edges[WIDTH * slot + TOKEN] = token
-    edges[WIDTH * slot + TARGET] = target
-    edges[WIDTH * slot + NEXT_EDGE] = states[WIDTH * state + FIRST_EDGE]
-    states[WIDTH * state + FIRST_EDGE] = slot + 1
+    source = _at(header, state)
+    edge = _int32_pointer(address)
+    edge[SOURCE] = state
+    edge[TOKEN] = token
+    edge[TARGET] = target
+    edge[NEXT_EDGE] = source[FIRST_EDGE]
+    source[FIRST_EDGE] = token
+    header[EDGE_COUNT] += 1
 
 
 @njit(nogil=True)
 def _edge_room(header):
     """Edges that may still be added: four fifths full costs no measurable time."""
-    return header[EDGE_CAPACITY] * 4 // 5 - header[EDGE_COUNT]
+    room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
+    if header[OLD_EDGE_SLOTS] != 0:
+        # What is left of the old table may fill up a little more meanwhile.
+        added = header[EDGE_COUNT] - header[EDGES_BEFORE]
+        room = min(room, header[OLD_EDGE_SLOTS] // 16 - added)
+    return room
 
 
 @njit(nogil=True)
-def _clone(header, states, edges, parent, token, state):
+def _add_edge_block(header, arena):
+    block = header[EDGE_BLOCKS]
+    address = _take_zeroed_block(arena) - (block << BLOCK_SHIFT) * ENTRY_BYTES
+    _int64_pointer(header[EDGES])[block] = address
+    header[EDGE_BLOCKS] += 1
+
+
+@njit(nogil=True)
+def _move_edges(header, arena, slots):
+    """Move at least so many slots of the old table, up to the next free one, into the new one.
+
+    No edge before a free slot belongs behind it, nor the other way round, so the frontier divides
+    keys by where their search begins.
+    """
+    old = _int64_pointer(header[OLD_EDGES])
+    end = header[OLD_EDGE_SLOTS]
+    blocks = header[EDGE_SLOTS] >> BLOCK_SHIFT
+    slot = header[FRONTIER]
+    goal = slot + slots
+    while slot < end:
+        edge = _int32_pointer(old[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES)
+        is_free = edge[TARGET] == 0
+        if not is_free:
+            state, token = np.int64(edge[SOURCE]), np.int64(edge[TOKEN])
+            home = _home(_hash(state, token), header[EDGE_SLOTS])
+            # One block more than the home needs, for edges that give way.
+            while header[EDGE_BLOCKS] < min((home >> BLOCK_SHIFT) + 2, blocks):
+                _add_edge_block(header, arena)
+            address = -_probe(header[EDGES], header[EDGE_SLOTS], home, state, token)
+            if address <= 0:
+                raise RuntimeError("an edge found no slot in a table half empty")
+            moved = _int32_pointer(address)
+            for column in range(4):
+                moved[column] = edge[column]
+        slot += 1
+        if slot & BLOCK_MASK == 0:
+            block = (slot >> BLOCK_SHIFT) - 1
+            _free_edge_blocks(header[OLD_EDGES], block, block + 1, arena)
+        if is_free and slot >= goal:
+            break
+    header[FRONTIER] = slot
+    if slot == end:
+        while header[EDGE_BLOCKS] < blocks:
+            _add_edge_block(header, arena)
+        header[OLD_EDGE_SLOTS] = 0
+
+
+# --- the automaton ----------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _clone(header, arena, parent, token, state):
     """Split off the strings of `state` that extend `parent`; return the clone, or 0 and why not.
 
-    The clone is what the new prefix shares with earlier text, so it inherits the latest end
-    position of the state it is split from.
+    The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
+    state it is split from.
     """
-    out_edges = 1 if state >= 0 else 0
-    at = states[WIDTH * state + FIRST_EDGE]
-    while at:
+    entry = _at(header, state)
+    goes_on = state >= 0 and entry[NEXT_TOKEN] != NONE
+    out_edges = 1 if goes_on else 0
+    copied = np.int64(entry[FIRST_EDGE])
+    while copied != NONE:
         out_edges += 1
-        at = edges[WIDTH * (at - 1) + NEXT_EDGE]
-    if header[CLONES] == header[CLONE_CAPACITY]:
-        return np.int64(0), NEED_CLONES
+        copied = np.int64(_int32_pointer(_find_edge(header, state, copied))[NEXT_EDGE])
     if _edge_room(header) < out_edges:
         return np.int64(0), NEED_EDGES
+    clone = -1 - header[CLONES]
+    if header[CLONES] & BLOCK_MASK == 0:
+        row = _row_of(header, clone)
+        row[ADDRESS] = _take_block(arena) - (clone - BLOCK_MASK) * ENTRY_BYTES
     header[CLONES] += 1
-    header[EDGE_COUNT] += out_edges
-    clone = -header[CLONES]
-    states[WIDTH * clone + CLONE_LENGTH] = _length_of(states, parent) + 1
-    states[WIDTH * clone + LINK] = states[WIDTH * state + LINK]
-    states[WIDTH * clone + LATEST] = states[WIDTH * state + LATEST]
-    states[WIDTH * clone + FIRST_EDGE] = 0
-    if state >= 0:
-        implicit = states[WIDTH * state + NEXT_TOKEN]
-        slot = -1 - _find_edge(edges, header[EDGE_CAPACITY], clone, implicit)
-        _put_edge(states, edges, slot, clone, implicit, state + 1)
-    at = states[WIDTH * state + FIRST_EDGE]
-    while at:
-        copied = edges[WIDTH * (at - 1) + TOKEN]
-        target = edges[WIDTH * (at - 1) + TARGET]
-        at = edges[WIDTH * (at - 1) + NEXT_EDGE]
-        slot = -1 - _find_edge(edges, header[EDGE_CAPACITY], clone, copied)
-        _put_edge(states, edges, slot, clone, copied, target)
-    states[WIDTH * state + LINK] = clone
+    _begin_state(header, clone, entry[LATEST])
+    _at(header, clone)[CLONE_LENGTH] = _length_of(header, parent) + 1
+    _at(header, clone)[LINK] = entry[LINK]
+    if goes_on:
+        _copy_edge(header, clone, np.int64(entry[NEXT_TOKEN]), _after(header, state))
+    copied = np.int64(entry[FIRST_EDGE])
+    while copied != NONE:
+        edge = _int32_pointer(_find_edge(header, state, copied))
+        _copy_edge(header, clone, copied, np.int64(edge[TARGET]))
+        copied = np.int64(edge[NEXT_EDGE])
+    entry[LINK] = clone
     while True:  # lead the shorter contexts of the token to the clone
-        slot = _find_edge(edges, header[EDGE_CAPACITY], parent, token)
-        if slot < 0 or edges[WIDTH * slot + TARGET] != state:
+        address = _find_edge(header, parent, token)
+        if address <= 0 or _int32_pointer(address)[TARGET] != state:
             break
-        edges[WIDTH * slot + TARGET] = clone
+        _int32_pointer(address)[TARGET] = clone
         if parent == 0:
             break
-        parent = states[WIDTH * parent + LINK]
+        parent = np.int64(_at(header, parent)[LINK])
     return clone, DONE
 
 
 @njit(nogil=True)
-def _link_of_next(header, states, edges, token):
-    """Give every suffix of the text its edge on `token`; return the new prefix's suffix link.
+def _copy_edge(header, clone, token, target):
+    address = -_find_edge(header, clone, token)
+    if address <= 0:
+        raise RuntimeError("an edge found no slot in a table that is not full")
+    _put_edge(header, address, clone, token, target)
 
-    Stops with a reason when an array is full. The walk may then be repeated from its start once
-    there is room: edges that lead to the new prefix already are passed over.
+
+@njit(nogil=True)
+def _target_of(header, arena, state, token):
+    """State that is reached from `state`, split so that it is no longer; 0 and why not, 0 and DONE
+    if the token never followed.
     """
-    last = header[LENGTH]
-    state = np.int64(last)
+    entry = _at(header, state)
+    if state >= 0 and entry[NEXT_TOKEN] == token:
+        return _after(header, state), DONE  # neighbours in a run: nothing to split
+    if entry[FIRST_EDGE] == NONE:
+        return np.int64(0), DONE
+    address = _find_edge(header, state, token)
+    if address <= 0:
+        return np.int64(0), DONE
+    target = np.int64(_int32_pointer(address)[TARGET])
+    if _length_of(header, target) == _length_of(header, state) + 1:
+        return target, DONE
+    return _clone(header, arena, state, token, target)
+
+
+@njit(nogil=True)
+def _link_of_next(header, arena, last, new, token):
+    """Give every suffix of a text its edge on `token`; return the new prefix's suffix link.
+
+    Stops with a reason when the edge table is full. The walk may then be repeated from its start
+    once there is room: edges that lead to the new prefix already are passed over.
+    """
+    state, entry = last, _at(header, last)
     while state != 0:
-        state = np.int64(states[WIDTH * state + LINK])
-        if state >= 0 and states[WIDTH * state + NEXT_TOKEN] == token:
-            return state + 1, DONE  # an implicit edge joins neighbours: nothing to split
-        slot = _find_edge(edges, header[EDGE_CAPACITY], state, token)
-        if slot >= 0:
-            target = np.int64(edges[WIDTH * slot + TARGET])
-            if target == last + 1:
+        state = np.int64(entry[LINK])
+        entry = _at(header, state)
+        if state >= 0 and entry[NEXT_TOKEN] == token:
+            return _after(header, state), DONE
+        address = _find_edge(header, state, token)
+        if address > 0:
+            target = np.int64(_int32_pointer(address)[TARGET])
+            if target == new:
                 continue
-            if _length_of(states, target) == _length_of(states, state) + 1:
+            if _length_of(header, target) == _length_of(header, state) + 1:
                 return target, DONE
-            return _clone(header, states, edges, state, token, target)
-        if _edge_room(header) < 1:
+            return _clone(header, arena, state, token, target)
+        if address == 0 or _edge_room(header) < 1:
             return np.int64(0), NEED_EDGES
-        header[EDGE_COUNT] += 1
-        _put_edge(states, edges, -1 - slot, state, token, last + 1)
+        _put_edge(header, -address, state, token, new)
     return np.int64(0), DONE
 
 
 @njit(nogil=True)
-def _append(header, states, edges, token, max_link_updates):
-    """Read one token; return DONE or what there is no room for (nothing is read then).
+def _note_end(header, last, position, max_link_updates):
+    """Note, for what a text ended with, that it went on from `position`.
 
-    The new end position is noted at no more than `max_link_updates` suffix links. Without that
-    bound a run of one token costs its length at every step; with it, states far down the chain
-    keep an end position that is true but may not be the latest.
+    This is done at no more than `max_link_updates` suffix links. Without that bound a run of one
+    token costs its length at every step; with it, states far down the chain keep an end that is
+    true but may not be the latest.
     """
-    last = header[LENGTH]
-    new = last + 1
-    if new > header[TOKEN_CAPACITY]:
-        return NEED_TOKENS
-    states[WIDTH * last + NEXT_TOKEN] = token
-    states[WIDTH * new + FIRST_EDGE] = 0
-    link, reason = _link_of_next(header, states, edges, token)
+    counting = header[SHARED]
+    state = last
+    for _ in range(max_link_updates + 1):
+        entry = _at(header, state)
+        count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + counting, LARGEST_COUNT)
+        entry[LATEST] = position | (count << COUNT_SHIFT)
+        state = np.int64(entry[LINK])
+        if state == 0:
+            break
+
+
+@njit(nogil=True)
+def _begin_next(header, arena, last, token, max_link_updates):
+    """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
+    entry = _at(header, last)
+    if last >= 0 and entry[NEXT_TOKEN] == NONE:  # the end of a run: go on there
+        new = _after(header, last)
+        if new == 0:
+            new = _add_prefix_block(header, arena, _length_of(header, last) + 1)
+            _row_of(header, last)[NEXT_BLOCK] = new
+        position = last
+    else:  # another text went on otherwise
+        address = _find_edge(header, last, token)
+        if address == 0 or _edge_room(header) < 1:
+            return np.int64(0), NEED_EDGES
+        position = _add_prefix_block(header, arena, _length_of(header, last))
+        new = position + 1
+        _put_edge(header, -address, last, token, new)
+    _note_end(header, last, position, max_link_updates)
+    _at(header, position)[NEXT_TOKEN] = token
+    _begin_state(header, new, new)
+    return new, DONE
+
+
+@njit(nogil=True)
+def _append(header, arena, text, token, max_link_updates):
+    """Read one token; return DONE or what there is no room for (the token is not read then)."""
+    if arena[0] < BLOCKS_PER_TOKEN:
+        return NEED_BLOCKS
+    if (
+        header[PREFIX_BLOCKS] == header[PREFIX_BLOCK_ROOM]
+        or header[CLONES] >> BLOCK_SHIFT == header[CLONE_BLOCK_ROOM]
+    ):
+        return NEED_DIRECTORY
+    if header[EDGE_SLOTS] == 0:
+        return NEED_EDGES
+    if header[PREFIX_BLOCKS] == MOST_PREFIX_BLOCKS:
+        return TOO_LONG
+    if header[PREFIX_BLOCKS] == 0:
+        _begin_state(header, _add_prefix_block(header, arena, 0), 0)
+    if header[OLD_EDGE_SLOTS] != 0:
+        _move_edges(header, arena, MOVED_SLOTS)
+    last, new = text[LAST], text[PENDING]
+    if new == 0:
+        target, reason = _target_of(header, arena, last, token)
+        if reason != DONE:
+            return reason
+        if target != 0:  # as another text before
+            text[LAST] = target
+            return DONE
+        new, reason = _begin_next(header, arena, last, token, max_link_updates)
+        if reason != DONE:
+            return reason
+        text[PENDING] = new
+    link, reason = _link_of_next(header, arena, last, new, token)
     if reason != DONE:
         return reason
-    states[WIDTH * new + LINK] = link
-    states[WIDTH * new + LATEST] = new
-    header[LENGTH] = new
-    header[MATCH_LENGTH] = _length_of(states, link)
-    header[MATCH_END] = states[WIDTH * link + LATEST] if link != 0 else 0
-    for _ in range(max_link_updates):
-        if link == 0:
-            break
-        states[WIDTH * link + LATEST] = new
-        link = np.int64(states[WIDTH * link + LINK])
+    _at(header, new)[LINK] = link
+    text[LAST] = new
+    text[PENDING] = 0
     return DONE
 
 
 @njit(nogil=True)
-def _text_changed(header, states, token_ids, row, length):
+def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
     A request id may be reused, or its text cut, between two calls. Comparing everything would
-    cost as much as drafting does; a shorter row or a difference in the last few tokens (one or
-    two cache lines) finds practically every such row, and one that slips through costs
-    acceptance, never correctness, since drafts are verified.
+    cost as much as drafting does; a shorter row or a difference in the last few tokens finds
+    practically every such row, and one that slips through costs acceptance, never correctness,
+    since drafts are verified.
     """
-    read = header[LENGTH]
+    read = text[LENGTH]
     if length < read:
         return True
     for position in range(max(0, read - GUARD_TOKENS), read):
-        if states[WIDTH * position + NEXT_TOKEN] != token_ids[row, position]:
+        if text[GUARD + (position & (GUARD_TOKENS - 1))] != token_ids[row, position]:
             return True
     return False
 
 
 @njit(nogil=True)
-def _clear(header, states, edges):
-    """Forget the text, keep the buffers."""
-    for field in (LENGTH, CLONES, EDGE_COUNT, MATCH_LENGTH, MATCH_END):
-        header[field] = 0
-    for i in range(WIDTH * header[EDGE_CAPACITY]):
-        edges[i] = 0
-    states[FIRST_EDGE] = 0
+def _restart(header, arena, text):
+    """Begin a text anew. What it added to a shared automaton stays there until that ends."""
+    if header[SHARED] == 0:
+        _free_all(header, arena)
+    text[LAST] = 0
+    text[LENGTH] = 0
+    text[PENDING] = 0
 
 
 @njit(nogil=True)
-def _catch_up(table, slot, token_ids, row, length, max_link_updates, progress):
-    """Read a row's tokens from where the automaton stands up to `length`; return why it stopped."""
-    if slot >= table.shape[0] or table[slot, OPEN] == 0:
+def _catch_up(
+    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
+):  # fmt: skip
+    """Read a row's tokens from where its text stands up to `length`; return why it stopped."""
+    if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
-    header = table[slot]
-    states = _int32_pointer(header[STATES])
-    edges = _int32_pointer(header[EDGES])
-    if _text_changed(header, states, token_ids, row, length):
-        _clear(header, states, edges)
+    text = texts[slot]
+    header = automata[text[AUTOMATON]]
+    if _text_changed(text, token_ids, row, length):
+        _restart(header, arena, text)
         progress[REBUILDS] += 1
-    while header[LENGTH] < length:
-        token = token_ids[row, header[LENGTH]]
+    while text[LENGTH] < length:
+        token = np.int64(token_ids[row, text[LENGTH]])
         if token < 0:
             return NEGATIVE_TOKEN
-        reason = _append(header, states, edges, token, max_link_updates)
+        reason = _append(header, arena, text, token, max_link_updates)
         if reason != DONE:
             return reason
+        text[GUARD + (text[LENGTH] & (GUARD_TOKENS - 1))] = token
+        text[LENGTH] += 1
         progress[APPENDED] += 1
     return DONE
 
 
 @njit(nogil=True)
-def _draft(header, k, out_tokens, i):
-    """Copy what followed the match into `out_tokens[i]`; return how many tokens that is.
+def _end_of(entry):
+    return np.int64(entry[LATEST]) & PREFIX_MASK
 
-    A copy that reaches the end of the text goes on with the draft itself, as periodic text does.
-    The match ends before the text does, so there is always a first token to copy.
+
+@njit(nogil=True)
+def _branches(header, state, limit):
+    """How many tokens have followed a state's strings, counted up to a limit."""
+    entry = _at(header, state)
+    count = 1 if state >= 0 and entry[NEXT_TOKEN] != NONE else 0
+    token = np.int64(entry[FIRST_EDGE])
+    while token != NONE and count < limit:
+        count += 1
+        token = np.int64(_int32_pointer(_find_edge(header, state, token))[NEXT_EDGE])
+    return count
+
+
+@njit(nogil=True)
+def _match(automata, text, max_branches, out):
+    """Find the longest suffix of a text that something followed, in other texts or earlier in it.
+
+    Of a shared automaton that may be the whole text, or a suffix shorter than the longest that
+    occurred: one that another text has just ended with has no continuation yet.
     """
-    if header[MATCH_LENGTH] == 0 or k <= 0:
-        return 0
-    states = _int32_pointer(header[STATES])
-    end = header[MATCH_END]
-    available = header[LENGTH] - end
-    k = min(k, out_tokens.shape[1])
+    header = automata[text[AUTOMATON]]
+    state = text[LAST] if header[PREFIX_BLOCKS] != 0 else np.int64(0)
+    while state != 0:
+        entry = _at(header, state)
+        end = _end_of(entry)
+        if _at(header, end)[NEXT_TOKEN] != NONE:
+            out[MATCH_LENGTH] = _length_of(header, state)
+            out[MATCH_END] = end
+            out[MATCH_STATE] = state
+            out[MATCH_BRANCHES] = _branches(header, state, max_branches)
+            out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(header, end))
+            return
+        state = np.int64(entry[LINK])
+    for column in range(MATCH_WIDTH):
+        out[column] = 0
+
+
+@njit(nogil=True)
+def _draft(header, last, end, k, out):
+    """Copy what followed the prefix `end` into `out`; return how many tokens that is.
+
+    A copy that reaches the end of the same text goes on with the draft itself, as periodic text
+    does. A match has at least one token to copy.
+    """
+    position = np.int64(end)
     for j in range(k):
-        if j < available:
-            out_tokens[i, j] = states[WIDTH * (end + j) + NEXT_TOKEN]
-        else:
-            out_tokens[i, j] = out_tokens[i, j - available]
+        if position == last:
+            for wrapped in range(j, k):
+                out[wrapped] = out[wrapped - j]
+            break
+        out[j] = _at(header, position)[NEXT_TOKEN]
+        position = _after(header, position)
     return k
 
 
 @njit(nogil=True)
-def extend_rows(table, slots, rows, token_ids, lengths, max_link_updates, first, progress):
+def _draft_most_frequent(header, state, k, out):
+    """Go on from a state of a shared automaton, at every token the way most texts went.
+
+    Equally frequent ways give way to the latest. Other than a copy, the draft may change from one
+    text to another; where all of them end it goes on from a shorter match.
+    """
+    j = 0
+    while j < k:
+        entry = _at(header, state)
+        best, chosen, most = np.int64(0), np.int64(NONE), -1
+        latest = np.int64(_at(header, _end_of(entry))[NEXT_TOKEN])
+        if state >= 0 and entry[NEXT_TOKEN] != NONE:
+            chosen = np.int64(entry[NEXT_TOKEN])
+            best = _after(header, state)
+            most = _votes(header, best, chosen == latest)
+        token = np.int64(entry[FIRST_EDGE])
+        compared = 0
+        while token != NONE and compared < COMPARED_BRANCHES:
+            edge = _int32_pointer(_find_edge(header, state, token))
+            target = np.int64(edge[TARGET])
+            votes = _votes(header, target, token == latest)
+            if votes > most:
+                best, chosen, most = target, token, votes
+            token = np.int64(edge[NEXT_EDGE])
+            compared += 1
+        if chosen != NONE:
+            out[j] = chosen
+            state = best
+            j += 1
+            continue
+        state = np.int64(entry[LINK])
+        if state == 0:
+            break
+    return j
+
+
+@njit(nogil=True)
+def _votes(header, state, is_latest):
+    count = np.int64(_at(header, state)[LATEST]) >> COUNT_SHIFT
+    return 2 * count + (1 if is_latest else 0)
+
+
+# --- what Python calls ------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def extend_rows(
+    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress
+):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done."""
     for i in range(first, slots.size):
         if slots[i] < 0:
             continue
         progress[REASON] = _catch_up(
-            table, slots[i], token_ids, rows[i], lengths[i], max_link_updates, progress
-        )
+            automata, texts, arena, slots[i], token_ids, rows[i], lengths[i], max_link_updates,
+            progress,
+        )  # fmt: skip
         if progress[REASON] != DONE:
             return i
     return slots.size
 
 
 @njit(nogil=True)
-def extend_and_draft_rows(
-    table, slots, rows, token_ids, lengths, max_link_updates, first, progress,
-    k, out_tokens, out_counts,
-):  # fmt: skip
-    """`extend_rows`, drafting up to `k[i]` tokens for each row while its automaton is in cache."""
-    for i in range(first, slots.size):
-        out_counts[i] = 0
-        if slots[i] < 0:
+def match_rows(automata, texts, slots, max_branches, out_matches):
+    """Find the match of each row; its length is 0 for rows that are skipped."""
+    for i in range(slots.size):
+        if slots[i] >= 0:
+            _match(automata, texts[slots[i]], max_branches, out_matches[i])
+        else:
+            out_matches[i] = 0
+
+
+@njit(nogil=True)
+def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
+    """Draft up to `k[i]` tokens from the match of each row; rows with `k[i]` < 1 are left alone."""
+    for i in range(slots.size):
+        if k[i] < 1 or slots[i] < 0 or matches[i, MATCH_LENGTH] == 0:
             continue
-        progress[REASON] = _catch_up(
-            table, slots[i], token_ids, rows[i], lengths[i], max_link_updates, progress
-        )
-        if progress[REASON] != DONE:
-            return i
-        out_counts[i] = _draft(table[slots[i]], k[i], out_tokens, i)
-    return slots.size
+        limit = min(k[i], out_tokens.shape[1])
+        text, match = texts[slots[i]], matches[i]
+        header = automata[text[AUTOMATON]]
+        if header[SHARED] == 1:
+            state = np.int64(match[MATCH_STATE])
+            out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
+        else:
+            out_counts[i] = _draft(header, text[LAST], match[MATCH_END], limit, out_tokens[i])
 
 
 @njit(nogil=True)
-def move_edges(header, new_address, new_capacity):
-    """Rehash the edges into a larger zeroed table and make it the automaton's own."""
-    states = _int32_pointer(header[STATES])
-    old = _int32_pointer(header[EDGES])
-    new = _int32_pointer(new_address)
-    for slot in range(header[EDGE_CAPACITY]):
-        if old[WIDTH * slot + TARGET] != 0:
-            states[WIDTH * old[WIDTH * slot + SOURCE] + FIRST_EDGE] = 0
-    for slot in range(header[EDGE_CAPACITY]):
-        target = old[WIDTH * slot + TARGET]
-        if target != 0:
-            state = old[WIDTH * slot + SOURCE]
-            token = old[WIDTH * slot + TOKEN]
-            free = -1 - _find_edge(new, new_capacity, state, token)
-            _put_edge(states, new, free, state, token, target)
-    header[EDGES] = new_address
-    header[EDGE_CAPACITY] = new_capacity
+def free_blocks(header, arena):
+    """Give an automaton's blocks back to the arena."""
+    _free_all(header, arena)
+
+
+@njit(nogil=True)
+def begin_table(header, arena, directory, slots):
+    """Give an automaton its first edge table: `directory` is the address of a zeroed one."""
+    header[EDGES] = directory
+    header[EDGE_SLOTS] = slots
+    while header[EDGE_BLOCKS] < slots >> BLOCK_SHIFT:
+        _add_edge_block(header, arena)
+
+
+@njit(nogil=True)
+def begin_moving(header, directory, slots):
+    """Let a larger edge table take over, slot by slot, as tokens are read."""
+    header[OLD_EDGES] = header[EDGES]
+    header[OLD_EDGE_SLOTS] = header[EDGE_SLOTS]
+    header[FRONTIER] = 0
+    header[EDGES_BEFORE] = header[EDGE_COUNT]
+    header[EDGES] = directory
+    header[EDGE_SLOTS] = slots
+    header[EDGE_BLOCKS] = 0
+
+
+@njit(nogil=True)
+def finish_moving(header, arena):
+    """Move all edges that are left: when one token brings more of them than moving allows for."""
+    _move_edges(header, arena, header[OLD_EDGE_SLOTS])
 
 
 _TABLE = types.Array(types.int64, 2, "C")
-_HEADER = types.Array(types.int64, 1, "C")
+_COLUMN = types.Array(types.int64, 1, "C")
 # Inputs may be views with strides, and read-only: the caller's arrays are never written to.
 _INPUT = types.Array(types.int32, 1, "A", readonly=True)
 _TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
-_EXTEND = (
-    _TABLE, _INPUT, _INPUT, _TOKEN_IDS, _INPUT, types.int64, types.int64, _HEADER,
+_OUTPUT = types.Array(types.int32, 1, "C")
+_OUTPUTS = types.Array(types.int32, 2, "C")
+_SIGNATURES = (
+    (
+        extend_rows,
+        (
+            _TABLE, _TABLE, _COLUMN, _INPUT, _INPUT, _TOKEN_IDS, _INPUT, types.int64, types.int64,
+            _COLUMN,
+        ),
+    ),
+    (match_rows, (_TABLE, _TABLE, _INPUT, types.int64, _OUTPUTS)),
+    (draft_rows, (_TABLE, _TABLE, _INPUT, _OUTPUTS, _INPUT, _OUTPUTS, _OUTPUT)),
+    (free_blocks, (_COLUMN, _COLUMN)),
+    (begin_table, (_COLUMN, _COLUMN, types.int64, types.int64)),
+    (begin_moving, (_COLUMN, types.int64, types.int64)),
+    (finish_moving, (_COLUMN, _COLUMN)),
 )  # fmt: skip
-_OUTPUT = (_INPUT, types.Array(types.int32, 2, "C"), types.Array(types.int32, 1, "C"))
 
 
 def warm_up() -> WarmUp:
@@ -377,10 +828,4 @@ def warm_up() -> WarmUp:
     file or, where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR; where none of
     them can be used, every process compiles for itself.
     """
-    return compile_kernels(
-        (
-            (extend_rows, _EXTEND),
-            (extend_and_draft_rows, _EXTEND + _OUTPUT),
-            (move_edges, (_HEADER, types.int64, types.int64)),
-        )
-    )
+    return compile_kernels(_SIGNATURES)

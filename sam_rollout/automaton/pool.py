@@ -1,47 +1,65 @@
-"""The memory of many automata: who owns the buffers, when they grow, what is refused.
+"""Many automata and the texts they read: who owns the memory, what is refused.
 
-Every automaton has two int32 arrays of its own (states and edges, see `kernels.py`), so that one
-that grows copies nothing of the others and one that ends gives its memory back at once.
+Blocks of states and edges come from one arena per pool, so that no text's growth copies anything
+and an automaton that ends gives its blocks to the others at once (see `kernels.py`).
 """
 
-from collections.abc import Callable
+import dataclasses
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.memory import Arena, Int64Array, Rows
 
 Int32Array = npt.NDArray[np.int32]
 
-# Buffers grow by half: doubling saves few copies and leaves a quarter more memory unused.
+# Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
-# First sizes relative to the tokens to be read, from reasoning text: 0.4-0.6 clones and 0.7-1.1
-# branching edges per token, the edge table at most four fifths full.
-_CLONES_PER_TOKEN = 0.4
+# First edge table, for the tokens about to be read: reasoning text has 0.7-1.1 branching edges per
+# token, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 1.2
 
 # Suffix links along which an end position is noted per token: costs 31 ns on the worst text
 # instead of microseconds, and loses under 0.5 % of the accepted tokens.
 MAX_LINK_UPDATES = 8
 
-_CAPACITY_OF_REASON = {
-    kernels.NEED_TOKENS: kernels.TOKEN_CAPACITY,
-    kernels.NEED_CLONES: kernels.CLONE_CAPACITY,
-    kernels.NEED_EDGES: kernels.EDGE_CAPACITY,
-}
+# Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.
+_FIRST_DIRECTORY_BLOCKS = 4
+
+# Most tokens of an automaton's texts.
+LARGEST_AUTOMATON = 1 << kernels.COUNT_SHIFT
+
+_GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
+
+
+@dataclasses.dataclass
+class _Directories:
+    """What an automaton's header holds the addresses of."""
+
+    states: Int64Array  # [clone blocks + prefix blocks, DIRECTORY_WIDTH]
+    edges: Int64Array  # [blocks]
+    old_edges: Int64Array  # [blocks]
+
+    @property
+    def nbytes(self) -> int:
+        return self.states.nbytes + self.edges.nbytes + self.old_edges.nbytes
+
+
+_NOTHING = np.zeros(0, np.int64)
 
 
 class AutomatonPool:
-    """Suffix automata of many texts, one per open slot (SAM-Decoding, arXiv 2411.10666).
+    """Suffix automata of texts that grow (SAM-Decoding, arXiv 2411.10666).
+
+    A text is read through an open slot. By default it has an automaton to itself; texts that are
+    opened in a common automaton find each other's continuations, whatever the order they grow in.
 
     Not thread-safe, though the kernels release the GIL: one pool belongs to one engine worker.
 
     Args:
-        initial_capacity: tokens an automaton has room for when it reads its first one.
-        max_length: no text gets longer than this (the engine's max_model_len); keeps the last
-            growth of a long text from overshooting. None for no bound.
         max_link_updates: suffix links along which an end position is noted per token. A larger
             number finds later occurrences in very repetitive text, at that many memory accesses.
 
@@ -49,94 +67,127 @@ class AutomatonPool:
         ValueError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        initial_capacity: int = 1024,
-        max_length: int | None = None,
-        max_link_updates: int = MAX_LINK_UPDATES,
-    ) -> None:
-        for name, value in (
-            ("initial_capacity", initial_capacity),
-            ("max_link_updates", max_link_updates),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+    def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
+        if max_link_updates < 1:
+            raise ValueError(f"max_link_updates must be at least 1, got {max_link_updates}")
         kernels.warm_up()
-        self._initial_capacity = initial_capacity
-        self._max_length = max_length
         self._max_link_updates = max_link_updates
-        self._table = np.zeros((16, kernels.HEADER_WIDTH), np.int64)  # [slots, HEADER_WIDTH]
-        self._buffers: list[tuple[Int32Array, Int32Array] | None] = [None] * len(self._table)
-        self._free = list(range(len(self._table) - 1, -1, -1))
+        self._automata = Rows("automaton", kernels.AUTOMATON_WIDTH)
+        self._texts = Rows("slot", kernels.TEXT_WIDTH)
+        self._arena = Arena()
+        self._directories: dict[int, _Directories] = {}
+        self._directory_bytes = 0
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
-        self._nbytes = 0
 
     def __len__(self) -> int:
         """Number of open slots."""
-        return len(self._buffers) - len(self._free)
+        return len(self._texts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the buffers of all automata, texts included."""
-        return self._nbytes
+        """Bytes held by all automata, texts included."""
+        return self._arena.used_blocks * kernels.BLOCK_BYTES + self._directory_bytes
 
     @property
     def appended_tokens(self) -> int:
-        """Tokens read so far by all automata, those of rebuilt texts counted again."""
+        """Tokens read so far by all texts, those of rebuilt texts counted again."""
         return int(self._progress[kernels.APPENDED])
 
     @property
     def rebuilds(self) -> int:
-        """How often a row was no continuation of its automaton's text."""
+        """How often a row was no continuation of the text read before."""
         return int(self._progress[kernels.REBUILDS])
 
-    def open(self) -> int:
-        """Start an empty text and return its slot. Memory is taken when it reads a token."""
-        if not self._free:
-            self._add_slots()
-        slot = self._free.pop()
-        self._table[slot] = 0
-        self._table[slot, kernels.OPEN] = 1
+    def create(self) -> int:
+        """Make an automaton for several texts; it lasts until `destroy`, not as long as they do."""
+        automaton = self._open_automaton()
+        self._automata.table[automaton, kernels.SHARED] = 1
+        return automaton
+
+    def destroy(self, automaton: int) -> None:
+        """Forget an automaton and free its memory. Its texts have to be closed before.
+
+        Raises:
+            IndexError: there is no such automaton.
+            ValueError: a slot is still open in it.
+        """
+        self._automata.require(automaton)
+        texts = self._texts.table
+        if ((texts[:, kernels.AUTOMATON] == automaton) & (texts[:, kernels.TEXT_OPEN] == 1)).any():
+            raise ValueError(f"automaton {automaton} has open slots")
+        self._free(automaton)
+
+    def open(self, automaton: int | None = None) -> int:
+        """Start an empty text and return its slot. Memory is taken when it reads a token.
+
+        Args:
+            automaton: one made by `create` to share; None for one to itself.
+
+        Raises:
+            IndexError: there is no such automaton.
+        """
+        if automaton is None:
+            automaton = self._open_automaton()
+        self._automata.require(automaton)
+        slot = self._texts.open()
+        self._texts.table[slot, kernels.AUTOMATON] = automaton
         return slot
 
     def close(self, slot: int) -> None:
-        """Forget a text and free its memory. The slot will be given out again.
+        """Stop reading a text; the slot will be given out again.
+
+        An automaton of its own is freed with it. In a common one its text stays to be found.
 
         Raises:
             IndexError: the slot is not open.
         """
-        self._require_open(slot)
-        self._nbytes -= self.nbytes_of(slot)
-        self._buffers[slot] = None
-        self._table[slot] = 0
-        self._free.append(slot)
+        automaton = self._automaton_of(slot)
+        self._texts.close(slot)
+        if not self._automata.table[automaton, kernels.SHARED]:
+            self._free(automaton)
 
     def length(self, slot: int) -> int:
-        """Tokens read by the automaton in `slot`."""
-        self._require_open(slot)
-        return int(self._table[slot, kernels.LENGTH])
+        """Tokens read by the text in `slot`."""
+        self._texts.require(slot)
+        return int(self._texts.table[slot, kernels.LENGTH])
 
     def match(self, slot: int) -> tuple[int, int]:
-        """(length, end) of the longest suffix of the text that also occurs earlier in it.
+        """(length, end) of the longest suffix of the text that something followed before.
 
-        `end` is the number of tokens up to the end of that earlier occurrence: the latest one,
-        unless the text is so repetitive that `max_link_updates` kept it from being noted.
-        (0, 0) when no token has repeated.
+        `end` is the prefix that ends there: in a text with an automaton to itself the number of
+        tokens up to that earlier occurrence; the latest one, unless the text is so repetitive that
+        `max_link_updates` kept it from being noted. (0, 0) when no token has repeated.
         """
-        self._require_open(slot)
-        header = self._table[slot]
-        return int(header[kernels.MATCH_LENGTH]), int(header[kernels.MATCH_END])
+        self._texts.require(slot)
+        matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
+        self.match_rows(np.array([slot], np.int32), matches)
+        return int(matches[0, kernels.MATCH_LENGTH]), int(matches[0, kernels.MATCH_END])
+
+    def places_of_automaton(self, automaton: int) -> int:
+        """Places of one automaton for the tokens of its texts; `LARGEST_AUTOMATON` are the most."""
+        self._automata.require(automaton)
+        blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
+        return blocks * kernels.BLOCK_ENTRIES
 
     def nbytes_of(self, slot: int) -> int:
+        """Bytes held by the automaton of a slot."""
+        return self.nbytes_of_automaton(self._automaton_of(slot))
+
+    def nbytes_of_automaton(self, automaton: int) -> int:
         """Bytes held by one automaton."""
-        buffers = self._buffers[slot]
-        return 0 if buffers is None else buffers[0].nbytes + buffers[1].nbytes
+        self._automata.require(automaton)
+        header = self._automata.table[automaton]
+        blocks = header[kernels.PREFIX_BLOCKS] + header[kernels.EDGE_BLOCKS]
+        blocks += (header[kernels.CLONES] + kernels.BLOCK_MASK) >> kernels.BLOCK_SHIFT
+        if header[kernels.OLD_EDGE_SLOTS]:
+            blocks += header[kernels.OLD_EDGE_SLOTS] >> kernels.BLOCK_SHIFT
+            blocks -= header[kernels.FRONTIER] >> kernels.BLOCK_SHIFT
+        return int(blocks) * kernels.BLOCK_BYTES + self._directories[automaton].nbytes
 
     def extend(
         self, slots: Int32Array, rows: Int32Array, token_ids: Int32Array, lengths: Int32Array
     ) -> None:
-        """Read each row's text up to its length, from where its automaton stands.
+        """Read each row's text up to its length, from where its slot stands.
 
         The result does not depend on how a text is cut into calls. A row that is shorter than
         what was read, or differs from it in the last few tokens, is read again from its start.
@@ -151,10 +202,59 @@ class AutomatonPool:
             TypeError: an array is not int32 (ids of 2**31 and more do not fit a token).
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read.
+                offending one have been read. Or an automaton would hold over 2**24 tokens.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
-        self._run(kernels.extend_rows, slots, rows, token_ids, lengths)
+        row = 0
+        while True:
+            row = kernels.extend_rows(
+                self._automata.table, self._texts.table, self._arena.free, slots, rows, token_ids,
+                lengths, self._max_link_updates, row, self._progress,
+            )  # fmt: skip
+            if row == len(slots):
+                return
+            reason = int(self._progress[kernels.REASON])
+            if reason not in _GROWING_HELPS:
+                self._refuse(reason, row, slots, rows, token_ids, lengths)
+            self._grow(int(slots[row]), reason, int(lengths[row]))
+
+    def match_rows(self, slots: Int32Array, out_matches: Int32Array, max_branches: int = 0) -> None:
+        """`match` for a batch.
+
+        Args:
+            slots: int32[B], open slots; a negative one skips the row.
+            out_matches: int32[B, kernels.MATCH_WIDTH]; a length of 0 means no match.
+            max_branches: up to how many the tokens that followed a match are counted: for common
+                matches a memory access each.
+        """
+        kernels.match_rows(
+            self._automata.table, self._texts.table, slots, max_branches, out_matches
+        )
+
+    def draft_rows(
+        self,
+        slots: Int32Array,
+        matches: Int32Array,
+        k: Int32Array,
+        out_tokens: Int32Array,
+        out_counts: Int32Array,
+    ) -> None:
+        """Draft what followed the matches just found.
+
+        From an automaton of its own, a row gets a copy of what followed its latest match; from a
+        common one, at every token the way that most texts went.
+
+        Args:
+            slots, matches: as given to and by `match_rows`; nothing was read since.
+            k: int32[B], most tokens to draft for each row, capped by the width of `out_tokens`;
+                rows where it is below 1 are left alone.
+            out_tokens: int32[B, K], written where drafted; the rest keeps what it held.
+            out_counts: int32[B], tokens drafted, written where there is a match. Fewer than min(k,
+                K) only in a common automaton, where nothing followed in any text.
+        """
+        kernels.draft_rows(
+            self._automata.table, self._texts.table, slots, matches, k, out_tokens, out_counts
+        )
 
     def extend_and_draft(
         self,
@@ -166,24 +266,13 @@ class AutomatonPool:
         out_tokens: Int32Array,
         out_counts: Int32Array,
     ) -> None:
-        """`extend`, then draft for each row what followed the latest earlier match.
-
-        Args:
-            slots, rows, token_ids, lengths: as for `extend`.
-            k: int32[B], most tokens to draft for each row; capped by the width of `out_tokens`.
-            out_tokens: int32[B, K], written where drafted; the rest keeps what it held.
-            out_counts: int32[B], tokens drafted: min(k, K) where any suffix of the text has
-                occurred before, else 0; 0 for skipped rows.
-
-        Raises:
-            as `extend`.
-        """
-        self._check(token_ids, slots=slots, rows=rows, lengths=lengths, k=k,
-                    out_tokens=out_tokens, out_counts=out_counts)  # fmt: skip
-        self._run(
-            kernels.extend_and_draft_rows,
-            slots, rows, token_ids, lengths, k, out_tokens, out_counts,
-        )  # fmt: skip
+        """`extend`, `match_rows` and `draft_rows`; out_counts[i] is 0 for rows without a draft."""
+        self._check(token_ids, slots=slots, k=k, out_tokens=out_tokens, out_counts=out_counts)
+        matches = np.zeros((len(slots), kernels.MATCH_WIDTH), np.int32)
+        out_counts.fill(0)
+        self.extend(slots, rows, token_ids, lengths)
+        self.match_rows(slots, matches)
+        self.draft_rows(slots, matches, k, out_tokens, out_counts)
 
     def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
         """Refuse types the kernels were not compiled for, and arrays of unequal length."""
@@ -196,29 +285,6 @@ class AutomatonPool:
                 raise TypeError(f"{name} must be int32, got {array.dtype}")
             if len(array) != len(arrays["slots"]):
                 raise ValueError(f"{name} has {len(array)} rows, slots has {len(arrays['slots'])}")
-
-    def _run(
-        self,
-        kernel: Callable[..., int],
-        slots: Int32Array,
-        rows: Int32Array,
-        token_ids: Int32Array,
-        lengths: Int32Array,
-        *draft: Int32Array,
-    ) -> None:
-        """Call a kernel, growing the automaton it stops at, until it has done every row."""
-        row = 0
-        while True:
-            row = kernel(
-                self._table, slots, rows, token_ids, lengths, self._max_link_updates, row,
-                self._progress, *draft,
-            )  # fmt: skip
-            if row == len(slots):
-                return
-            reason = int(self._progress[kernels.REASON])
-            if reason not in _CAPACITY_OF_REASON:
-                self._refuse(reason, row, slots, rows, token_ids, lengths)
-            self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def _refuse(
         self,
@@ -237,6 +303,10 @@ class AutomatonPool:
                 f"rows[{i}] = {rows[i]} with lengths[{i}] = {lengths[i]} lies outside "
                 f"token_ids{list(token_ids.shape)}"
             )
+        if reason == kernels.TOO_LONG:
+            raise ValueError(
+                f"rows[{i}]: an automaton reads no more than {LARGEST_AUTOMATON} tokens"
+            )
         position = self.length(int(slots[i]))
         raise ValueError(
             f"token_ids[{rows[i]}, {position}] = {token_ids[rows[i], position]}, "
@@ -244,61 +314,73 @@ class AutomatonPool:
         )
 
     def _grow(self, slot: int, reason: int, length: int) -> None:
-        """Enlarge what a kernel ran out of while reading a text of `length` tokens."""
-        header = self._table[slot]
-        if header[kernels.TOKEN_CAPACITY] == 0:
-            tokens = self._token_capacity(length, self._initial_capacity)
-            self._resize_states(slot, tokens, int(tokens * _CLONES_PER_TOKEN) + 1)
-            self._resize_edges(slot, int(tokens * _EDGE_SLOTS_PER_TOKEN) + 2)
+        """Provide what a kernel ran out of while reading a text of `length` tokens."""
+        if reason == kernels.NEED_BLOCKS:
+            self._arena.provide(kernels.BLOCKS_PER_TOKEN)
             return
-        grown = int(header[_CAPACITY_OF_REASON[reason]])
-        grown = grown * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR + 1
-        if reason == kernels.NEED_EDGES:
-            self._resize_edges(slot, grown)
-        elif reason == kernels.NEED_CLONES:
-            self._resize_states(slot, int(header[kernels.TOKEN_CAPACITY]), grown)
+        automaton = self._automaton_of(slot)
+        header = self._automata.table[automaton]
+        if reason == kernels.NEED_DIRECTORY:
+            self._enlarge_state_directory(automaton)
+        elif not header[kernels.EDGE_SLOTS]:
+            tokens = length - self.length(slot)
+            blocks = int(tokens * _EDGE_SLOTS_PER_TOKEN) // kernels.BLOCK_ENTRIES + 1
+            self._arena.provide(blocks)
+            directory = self._new_edge_directory(automaton, blocks)
+            kernels.begin_table(header, self._arena.free, directory, _slots(blocks))
+        elif header[kernels.OLD_EDGE_SLOTS]:
+            self._arena.provide(_blocks(header[kernels.EDGE_SLOTS]))
+            kernels.finish_moving(header, self._arena.free)
         else:
-            tokens = self._token_capacity(length, grown)
-            self._resize_states(slot, tokens, int(header[kernels.CLONE_CAPACITY]))
+            blocks = _blocks(header[kernels.EDGE_SLOTS])
+            blocks = max(blocks + 1, blocks * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR)
+            directory = self._new_edge_directory(automaton, blocks)
+            kernels.begin_moving(header, directory, _slots(blocks))
 
-    def _token_capacity(self, needed: int, wanted: int) -> int:
-        if self._max_length is not None:
-            wanted = min(wanted, self._max_length)
-        return max(needed, wanted)
+    def _new_edge_directory(self, automaton: int, blocks: int) -> int:
+        """Replace the directory of the edge table by one for so many blocks; return its address."""
+        directories = self._directories[automaton]
+        self._directory_bytes -= directories.nbytes
+        directories.old_edges = directories.edges
+        directories.edges = np.zeros(blocks, np.int64)
+        self._directory_bytes += directories.nbytes
+        return directories.edges.ctypes.data
 
-    def _resize_states(self, slot: int, tokens: int, clones: int) -> None:
-        """Give an automaton room for `tokens` and `clones`, no fewer than it has."""
-        header = self._table[slot]
-        old, edges = self._buffers[slot] or (_EMPTY, _EMPTY)
-        states = np.zeros((clones + tokens + 1, kernels.WIDTH), np.int32)
-        shift = clones - int(header[kernels.CLONE_CAPACITY])
-        states[shift : shift + len(old)] = old
-        header[kernels.TOKEN_CAPACITY] = tokens
-        header[kernels.CLONE_CAPACITY] = clones
-        header[kernels.STATES] = states.ctypes.data + clones * states.strides[0]
-        self._keep(slot, states, edges)
+    def _enlarge_state_directory(self, automaton: int) -> None:
+        """Double what the directory of states has room for."""
+        header, directories = self._automata.table[automaton], self._directories[automaton]
+        prefixes, clones = kernels.PREFIX_BLOCK_ROOM, kernels.CLONE_BLOCK_ROOM
+        before = int(header[clones])
+        header[prefixes] = max(2 * header[prefixes], _FIRST_DIRECTORY_BLOCKS)
+        header[clones] = max(2 * header[clones], _FIRST_DIRECTORY_BLOCKS)
+        states = np.zeros((header[clones] + header[prefixes], kernels.DIRECTORY_WIDTH), np.int64)
+        shift = int(header[clones]) - before
+        states[shift : shift + len(directories.states)] = directories.states
+        header[kernels.STATES] = states.ctypes.data + header[clones] * states.strides[0]
+        self._directory_bytes += states.nbytes - directories.states.nbytes
+        directories.states = states
 
-    def _resize_edges(self, slot: int, capacity: int) -> None:
-        states, _ = self._buffers[slot] or (_EMPTY, _EMPTY)
-        edges = np.zeros((capacity, kernels.WIDTH), np.int32)
-        kernels.move_edges(self._table[slot], edges.ctypes.data, capacity)
-        self._keep(slot, states, edges)
+    def _open_automaton(self) -> int:
+        automaton = self._automata.open()
+        no_states = np.zeros((0, kernels.DIRECTORY_WIDTH), np.int64)
+        self._directories[automaton] = _Directories(no_states, _NOTHING, _NOTHING)
+        return automaton
 
-    def _keep(self, slot: int, states: Int32Array, edges: Int32Array) -> None:
-        """Own the buffers whose addresses the header holds, and account for them."""
-        self._nbytes -= self.nbytes_of(slot)
-        self._buffers[slot] = (states, edges)
-        self._nbytes += self.nbytes_of(slot)
+    def _free(self, automaton: int) -> None:
+        kernels.free_blocks(self._automata.table[automaton], self._arena.free)
+        self._arena.release()
+        self._directory_bytes -= self._directories.pop(automaton).nbytes
+        self._automata.close(automaton)
 
-    def _add_slots(self) -> None:
-        count = len(self._table)
-        self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        self._buffers.extend([None] * count)
-        self._free.extend(range(2 * count - 1, count - 1, -1))
-
-    def _require_open(self, slot: int) -> None:
-        if not 0 <= slot < len(self._table) or not self._table[slot, kernels.OPEN]:
-            raise IndexError(f"slot {slot} is not open")
+    def _automaton_of(self, slot: int) -> int:
+        self._texts.require(slot)
+        return int(self._texts.table[slot, kernels.AUTOMATON])
 
 
-_EMPTY = np.zeros((0, kernels.WIDTH), np.int32)
+def _blocks(slots: int) -> int:
+    """Blocks of an edge table with so many slots."""
+    return int(slots) >> kernels.BLOCK_SHIFT
+
+
+def _slots(blocks: int) -> int:
+    return blocks << kernels.BLOCK_SHIFT

@@ -19,6 +19,7 @@ import torch
 from sam_rollout.bench import stock
 from sam_rollout.bench.counting import count
 from sam_rollout.bench.machine import machine
+from sam_rollout.bench.verdicts import Verdict
 from sam_rollout.verification import (
     DraftLayout,
     draw_tokens,
@@ -251,15 +252,6 @@ def _machine(setting: Setting) -> dict[str, Any]:
     return described
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One target of --check."""
-
-    target: str
-    measured: str
-    reached: bool
-
-
 def check(vocabulary: int = Setting.vocabulary) -> list[Verdict]:
     """Measure what the targets need, on one CPU thread."""
     setting = Setting((CHECK_BATCH,), (CHECK_K,), vocabulary, budget_s=CHECK_BUDGET_S)
@@ -338,13 +330,3 @@ def _count_cells(timing: dict[str, Any], copy_gb_per_s: float) -> list[str]:
         f"{timing['mb_touched']:.4g}",
         f"{timing['mb_touched'] / copy_gb_per_s:.3g}",
     ]
-
-
-def show_check(verdicts: list[Verdict], console: Console) -> None:
-    """Print the targets and whether they are reached."""
-    from rich.table import Table
-
-    table = Table("target", "measured", "verdict")
-    for verdict in verdicts:
-        table.add_row(verdict.target, verdict.measured, "ok" if verdict.reached else "MISSED")
-    console.print(table)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
-from sam_rollout.telemetry.schema import metric_name
+from sam_rollout.telemetry.schema import MAX, declared, metric_name
 
 # Counter a drafter may report -> metric.
 DRAFTER_COUNTERS = {
@@ -29,6 +29,25 @@ DRAFTER_COUNTERS = {
     "evictions": "draft/evictions",
     "padding_tokens": "draft/padding_tokens",
     "accepted_padding_tokens": "draft/accepted_padding_tokens",
+    "drafted_own": "draft/drafted_own",
+    "accepted_own": "draft/accepted_own",
+    "drafted_siblings": "draft/drafted_siblings",
+    "accepted_siblings": "draft/accepted_siblings",
+    "drafted_history": "draft/drafted_history",
+    "accepted_history": "draft/accepted_history",
+    "drafted_corpus": "draft/drafted_corpus",
+    "accepted_corpus": "draft/accepted_corpus",
+    "siblings_groups": "draft/siblings_groups",
+    "siblings_bytes": "draft/siblings_bytes",
+    "siblings_evictions": "draft/siblings_evictions",
+    "history_groups_found": "draft/history_groups_found",
+    "history_groups_missing": "draft/history_groups_missing",
+    "history_evictions": "draft/history_evictions",
+    "history_dropped": "draft/history_dropped",
+    "history_failures": "draft/history_failures",
+    "history_bytes": "draft/history_bytes",
+    "history_disk_bytes": "draft/history_disk_bytes",
+    "corpus_bytes": "draft/corpus_bytes",
 }
 
 
@@ -224,5 +243,7 @@ def _counters(drafter_counters: Mapping[int, Mapping[str, float]]) -> dict[str, 
                     f"{', '.join(DRAFTER_COUNTERS)}"
                 )
             name = DRAFTER_COUNTERS[counter]
-            totals[name] = totals.get(name, 0.0) + value
+            before = totals.get(name, 0.0)
+            shared = declared(f"sam/{name}").aggregation == MAX
+            totals[name] = max(before, value) if shared else before + value
     return totals

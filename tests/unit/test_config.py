@@ -18,10 +18,22 @@ from sam_rollout.config import (
 FULL = {
     "enabled": True,
     "max_draft_tokens": 5,
-    "draft_policy": "fixed",
+    "draft_policy": "confidence",
+    "min_confidence": 0.25,
     "pad_drafts": "auto",
     "gate": {"kind": "threshold", "threshold": 12},
-    "sources": {"own": {"enabled": True, "max_bytes": 1 << 30}},
+    "sources": {
+        "own": {"enabled": True, "max_bytes": 1 << 30},
+        "siblings": {"enabled": True, "max_bytes": 1 << 29},
+        "history": {
+            "enabled": True,
+            "path": "/kept",
+            "max_bytes": 1 << 32,
+            "max_memory_bytes": 1 << 28,
+            "max_responses_per_prompt": 8,
+        },
+        "corpus": {"enabled": True, "path": "/a.sam", "l_bias": 3, "max_bytes": 1 << 31},
+    },
 }
 
 
@@ -52,6 +64,9 @@ def test_absent_keys_take_the_defaults():
         ({"enabled": "true"}, "sam.enabled = 'true': must be true or false, not str"),
         ({"pad_drafts": True}, "sam.pad_drafts = True: must be a string, not bool"),
         ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed'"),
+        ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed', 'confi"),
+        ({"min_confidence": 1.5}, "sam.min_confidence = 1.5: must be 0..1"),
+        ({"min_confidence": 1}, "sam.min_confidence = 1: must be a number, not int"),
         ({"gate": {"threshold": -1}}, "sam.gate.threshold = -1: must be at least 0"),
         ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'threshold'"),
         ({"gate": 3}, "sam.gate = 3: must be a mapping"),
@@ -64,17 +79,21 @@ def test_absent_keys_take_the_defaults():
             {"max_draft_token": 3},
             "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
             "enabled, max_draft_tokens, draft_policy, pad_drafts, gate, sources",
+            "enabled, max_draft_tokens, draft_policy, min_confidence, gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
         ({7: 3}, "sam.7 = 3: unknown key"),
         (
-            {"sources": {"siblings": {"enabled": True}}},
-            "sam.sources.siblings = {'enabled': True}: not available in this version; "
-            "available: own",
+            {"sources": {"siblings": {"max_bytes": 3}}},
+            "sam.sources.siblings.max_bytes = 3: must be at least 1048576",
         ),
         (
-            {"sources": {"corpus": {"enabled": False}}},
-            "sam.sources.corpus = {'enabled': False}: not available",
+            {"sources": {"corpus": {"enabled": True}}},
+            "sam.sources.corpus.path = '': must name a corpus file",
+        ),
+        (
+            {"sources": {"history": {"max_bytes": 1 << 20}}},
+            "sam.sources.history.max_bytes = 1048576: must be at least 16777216",
         ),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (

@@ -59,6 +59,10 @@ def check(config: DictConfig) -> None:
         ConfigError: Names the field, its value and what is allowed.
     """
     sam = SamConfig.from_mapping(_plain(config.sam))
+    if sam.enabled and sam.sources.corpus.enabled:
+        from sam_rollout.drafting.corpus import check_corpus  # loads numba, others need not
+
+        check_corpus(sam.sources.corpus)
     RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
     RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
     _check_verl(config)
@@ -183,6 +187,7 @@ def export_environment(config: DictConfig) -> None:
 
 def translate(config: DictConfig) -> None:
     """Fill verl's and vLLM's fields from our groups, in place."""
+    _place_sources(config)
     sam = SamConfig.from_mapping(_plain(config.sam))
     sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
     with open_dict(config):
@@ -243,6 +248,20 @@ def leave_to_running_cluster(config: DictConfig) -> None:
         with open_dict(ray_init):
             for name in CLUSTER_ARGUMENTS:
                 ray_init.pop(name, None)
+
+
+def _place_sources(config: DictConfig) -> None:
+    """Make the paths of the enabled sources absolute: engines run in other working directories.
+
+    Those of others stay as they are, because vLLM compiles anew when its configuration changes.
+    """
+    with open_dict(config):
+        history, corpus = config.sam.sources.history, config.sam.sources.corpus
+        if history.enabled:
+            folder = history.path or Path(config.run_dir) / "sam" / "history"
+            history.path = str(Path(folder).expanduser().absolute())
+        if corpus.enabled:
+            corpus.path = str(Path(corpus.path).expanduser().absolute())
 
 
 def launch(config: DictConfig) -> None:

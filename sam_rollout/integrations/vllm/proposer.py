@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.config import ConfigError
-from sam_rollout.drafting import SamDrafter
+from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.gating import make_gate
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
 from sam_rollout.integrations.vllm.padding import DraftPadding, padding_by_rows
 from sam_rollout.integrations.vllm.settings import sam_config_of
@@ -44,8 +45,8 @@ class SamProposer:
         vllm_config: The engine's configuration, with ours in ``additional_config``.
 
     Raises:
-        ConfigError: The configuration is not valid, or k differs from the engine's
-            ``num_speculative_tokens``.
+        ConfigError: The configuration is not valid, k differs from the engine's
+            ``num_speculative_tokens``, or the corpus is not the model's.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -61,7 +62,13 @@ class SamProposer:
         self.max_batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
         self.gate = make_gate(self.config.gate)
-        self.drafter: SamDrafter | None = SamDrafter(self.config, self.max_rows, self.max_model_len)
+        check_corpus_fits(self.config, vllm_config.model_config)
+        self.drafter: SamDrafter | None = SamDrafter(
+            self.config,
+            self.max_rows,
+            self.max_model_len,
+            make_static_sources(self.config, self.max_rows, self.max_model_len),
+        )
         self.ledger = RequestLedger(self.max_rows)
         self.failures = 0
         self._runner: Any = None
@@ -193,9 +200,21 @@ class SamProposer:
         # Preempted and paused requests leave the batch but stay in runner.requests.
         ended = self.ledger.follow(request_ids, live=self._runner.requests)
         self.drafter.finish(ended)
+        self._introduce(request_ids)
         self._request_ids = list(request_ids)
         if not self._record:
             self.ledger.drain()  # nobody will: keep the books of ended requests from piling up
+
+    def _introduce(self, request_ids: list[str]) -> None:
+        """Tell the drafter who joined the batch, where a source asks for that."""
+        sources = self.config.sources
+        if not (sources.siblings.enabled or sources.history.enabled):
+            return
+        before = set(self._request_ids)
+        for request_id in request_ids:
+            if request_id not in before:
+                identity = _identity_of(self._runner.requests[request_id])
+                self.drafter.admit(request_id, identity)
 
     def describe(self) -> dict[str, Any]:
         """Name what is really running, for the start-up check."""
@@ -208,7 +227,7 @@ class SamProposer:
         }
 
     def drain(self) -> dict[str, Any]:
-        """Hand over and reset what was recorded since the last call.
+        """Hand over and reset what was recorded since the last call; a training step has ended.
 
         Returns:
             ``steps``: columns ``time_s`` (``CLOCK_MONOTONIC``, comparable across the processes of
@@ -216,7 +235,10 @@ class SamProposer:
             per request id ``(verify_steps, drafted_tokens, accepted_tokens)``, filling left out;
             ``counters``: the drafter's.
         """
-        counters = asdict(self.drafter.snapshot()) if self.drafter else {}
+        counters = {}
+        if self.drafter:
+            self.drafter.end_step()
+            counters = self.drafter.snapshot().to_mapping()
         if self.padding.in_use:
             counters["padding_tokens"] = self.ledger.padding_tokens
             counters["accepted_padding_tokens"] = self.ledger.accepted_padding_tokens
@@ -225,6 +247,15 @@ class SamProposer:
             "requests": self.ledger.drain(),
             "counters": {**counters, "failures": self.failures},
         }
+
+
+def _identity_of(request: Any) -> RequestIdentity:
+    """The identity a request carries or, in plain vLLM use, the one its prompt gives it."""
+    identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
+    if identity is not None:
+        return identity
+    prompt_ids = request.prompt_token_ids or []
+    return identify(prompt_ids, seed=0, step=-1, sibling=0, split=TRAIN_SPLIT)
 
 
 class StepLog:

@@ -1,5 +1,6 @@
 """The automaton against a brute-force matcher: match, draft, and independence of chunking."""
 
+import ctypes
 import time
 
 import numpy as np
@@ -47,18 +48,63 @@ def continuation(text, end, k):
 
 
 def structure(pool, slot):
-    """Everything that defines an automaton: counters, live states, set of branching edges."""
-    header = pool._table[slot]
-    states, edges = pool._buffers[slot]
-    origin, clones = header[kernels.CLONE_CAPACITY], header[kernels.CLONES]
-    length = header[kernels.LENGTH]
-    live = states[origin - clones : origin + length + 1].copy()
-    live[:, kernels.FIRST_EDGE] = 0  # where an edge lies depends on when the table grew
-    live[-1, kernels.NEXT_TOKEN] = 0  # not read yet
-    stored = {tuple(edge) for edge in edges[:, :3].tolist() if edge[kernels.TARGET] != 0}
-    assert len(stored) == header[kernels.EDGE_COUNT]
-    counters = header[[kernels.LENGTH, kernels.CLONES, kernels.MATCH_LENGTH, kernels.MATCH_END]]
-    return counters.tolist(), live.tolist(), stored
+    """All strings' states as a set of (length, link's length, latest end, edges by length)."""
+    header = pool._automata.table[pool._texts.table[slot, kernels.AUTOMATON]]
+    states = [*range(-int(header[kernels.CLONES]), 0), *range(pool.length(slot) + 1)]
+    edges = {state: {} for state in states}
+    for source, token, target, _ in stored_edges(header):
+        edges[source][token] = target
+    entries = {state: entry_of(header, state) for state in states}
+    for state in states[int(header[kernels.CLONES]) : -1]:
+        edges[state][entries[state][kernels.NEXT_TOKEN]] = state + 1
+
+    def length(state):
+        return state if state >= 0 else entries[state][kernels.CLONE_LENGTH]
+
+    assert sum(map(len, edges.values())) == header[kernels.EDGE_COUNT] + pool.length(slot)
+    return {
+        (
+            state if state >= 0 else "clone", length(state),
+            entries[state][kernels.LINK] if entries[state][kernels.LINK] >= 0 else "clone",
+            length(entries[state][kernels.LINK]), entries[state][kernels.LATEST],
+            tuple(sorted((token, length(target)) for token, target in edges[state].items())),
+        )
+        for state in states
+    }  # fmt: skip
+
+
+def block(address):
+    """A block of states or edges, int32[entries, 4]."""
+    pointer = ctypes.cast(int(address), ctypes.POINTER(ctypes.c_int32))
+    return np.ctypeslib.as_array(pointer, (kernels.BLOCK_ENTRIES, 4)).copy()
+
+
+def entry_of(header, state):
+    row = int(header[kernels.STATES]) + (state >> kernels.BLOCK_SHIFT) * 8 * kernels.DIRECTORY_WIDTH
+    address = ctypes.cast(row, ctypes.POINTER(ctypes.c_int64))[kernels.ADDRESS]
+    entry = ctypes.cast(address + state * kernels.ENTRY_BYTES, ctypes.POINTER(ctypes.c_int32))
+    return entry[:4]
+
+
+def stored_edges(header):
+    """Branching edges of both tables, each once."""
+    found = []
+    for directory, first_slot, blocks in (
+        (kernels.EDGES, 0, header[kernels.EDGE_BLOCKS]),
+        (
+            kernels.OLD_EDGES,
+            header[kernels.FRONTIER],
+            header[kernels.OLD_EDGE_SLOTS] >> kernels.BLOCK_SHIFT,
+        ),
+    ):
+        addresses = ctypes.cast(int(header[directory]), ctypes.POINTER(ctypes.c_int64))
+        for number in range(int(first_slot) >> kernels.BLOCK_SHIFT, int(blocks)):
+            first = number << kernels.BLOCK_SHIFT
+            rows = block(addresses[number] + first * kernels.ENTRY_BYTES)
+            rows = rows[max(int(first_slot) - first, 0) :]
+            found += rows[rows[:, kernels.TARGET] != 0].tolist()
+    assert len(found) == len({(source, token) for source, token, _, _ in found})
+    return found
 
 
 @st.composite
@@ -78,7 +124,7 @@ def texts(draw):
 @settings(max_examples=150, deadline=None)
 @given(texts())
 def test_match_is_the_longest_earlier_suffix_at_its_latest_end(text):
-    pool = AutomatonPool(initial_capacity=1, max_link_updates=UNLIMITED)
+    pool = AutomatonPool(max_link_updates=UNLIMITED)
     slot = pool.open()
     for n in range(1, len(text) + 1):
         read(pool, slot, text, n)
@@ -88,7 +134,7 @@ def test_match_is_the_longest_earlier_suffix_at_its_latest_end(text):
 @settings(max_examples=150, deadline=None)
 @given(texts(), st.integers(1, 8), st.integers(1, 8))
 def test_bounded_link_updates_keep_the_length_and_a_true_occurrence(text, max_link_updates, k):
-    pool = AutomatonPool(initial_capacity=1, max_link_updates=max_link_updates)
+    pool = AutomatonPool(max_link_updates=max_link_updates)
     slot = pool.open()
     for n in range(1, len(text) + 1):
         tokens = draft(pool, slot, text, n, k)
@@ -106,8 +152,8 @@ def test_bounded_link_updates_keep_the_length_and_a_true_occurrence(text, max_li
 @given(texts(), st.data())
 def test_chunking_changes_nothing(text, data):
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
-    one_by_one = AutomatonPool(initial_capacity=1)
-    chunked = AutomatonPool(initial_capacity=len(text))
+    one_by_one = AutomatonPool()
+    chunked = AutomatonPool()
     a, b = one_by_one.open(), chunked.open()
     for n in range(len(text) + 1):
         read(one_by_one, a, text, n)
@@ -119,7 +165,7 @@ def test_chunking_changes_nothing(text, data):
 @settings(max_examples=100, deadline=None)
 @given(texts(), texts())
 def test_a_rebuilt_automaton_keeps_nothing_of_its_first_text(first, second):
-    pool, fresh = AutomatonPool(initial_capacity=1), AutomatonPool(initial_capacity=1)
+    pool, fresh = AutomatonPool(), AutomatonPool()
     a, b = pool.open(), fresh.open()
     read(pool, a, first, len(first))
     read(pool, a, second, 0)
@@ -141,6 +187,7 @@ def test_a_rebuilt_automaton_keeps_nothing_of_its_first_text(first, second):
         ([1, 2, 3], []),
         ([4], []),
         ([], []),
+        ([1, 1 << 30, LARGEST_TOKEN, 1, 1 << 30], [LARGEST_TOKEN, 1, 1 << 30, LARGEST_TOKEN, 1]),
     ],
 )
 def test_drafts_of_small_texts(text, expected):
@@ -179,7 +226,7 @@ def long_texts():
 @pytest.mark.parametrize("name", list(long_texts()))
 def test_long_texts_are_quick_and_right(name):
     text = long_texts()[name].astype(np.int32)
-    pool = AutomatonPool(initial_capacity=1)
+    pool = AutomatonPool()
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
@@ -197,7 +244,7 @@ def test_long_texts_are_quick_and_right(name):
 def test_many_branching_edges_survive_growth():
     tokens = np.random.default_rng(2).permutation(5000) * 7919 % LARGEST_TOKEN
     text = np.concatenate([tokens, [3], tokens[::-1], [5]]).astype(np.int32)
-    pool = AutomatonPool(initial_capacity=1)
+    pool = AutomatonPool()
     slot = pool.open()
     for n in range(1, len(text) + 1, 97):
         read(pool, slot, text, n)
@@ -207,3 +254,149 @@ def test_many_branching_edges_survive_growth():
         other = pool.open()
         assert draft(pool, other, probe, len(probe), 1) == [text[10000 - i + 1]]
         pool.close(other)
+
+
+def brute_force_match_among(texts, own):
+    """Length of the longest suffix of texts[own] that something followed, in any of the texts."""
+    n = len(texts[own])
+    for length in range(n, 0, -1):
+        suffix = texts[own][n - length :]
+        for text in texts:
+            for start in range(len(text) - length):
+                if text[start : start + length] == suffix:
+                    return length
+    return 0
+
+
+def is_justified(texts, own, tokens):
+    """Whether each drafted token followed, somewhere, the longest suffix up to it that goes on."""
+    for j, token in enumerate(tokens):
+        so_far = texts[own] + tokens[:j]
+        length = brute_force_match_among([*texts, so_far], len(texts))
+        # What was drafted is not known text, and nothing follows it in the copy just compared.
+        while length and not goes_on(texts, so_far[len(so_far) - length :]):
+            length -= 1
+        if not goes_on(texts, [*so_far[len(so_far) - length :], token], 0):
+            return False
+    return True
+
+
+def goes_on(texts, string, at_least=1):
+    """Whether a string occurs in a text with so many tokens behind it."""
+    size = len(string)
+    return any(
+        text[start : start + size] == string
+        for text in texts
+        for start in range(len(text) - size - at_least + 1)
+    )
+
+
+@st.composite
+def families(draw):
+    """Texts that begin alike and then copy from themselves and each other, and how they grow."""
+    alphabet = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+    prompt = draw(st.lists(st.sampled_from(alphabet), max_size=6))
+    texts = [list(prompt) for _ in range(draw(st.integers(1, 4)))]
+    for _ in range(draw(st.integers(1, 8))):
+        text = draw(st.sampled_from(texts))
+        text += draw(st.lists(st.sampled_from(alphabet), max_size=3))
+        source = draw(st.sampled_from(texts))
+        start = draw(st.integers(0, len(source)))
+        text += source[start : start + draw(st.integers(0, 9))]
+    turns = draw(
+        st.lists(st.tuples(st.integers(0, len(texts) - 1), st.integers(1, 5)), max_size=40)
+    )
+    return texts, turns
+
+
+@settings(max_examples=400, deadline=None)
+@given(families(), st.sampled_from([1, 8, UNLIMITED]), st.integers(1, 6), st.booleans())
+def test_texts_that_share_an_automaton_find_each_other(family, max_link_updates, k, closing):
+    texts, turns = family
+    pool = AutomatonPool(max_link_updates=max_link_updates)
+    automaton = pool.create()
+    slots = [pool.open(automaton) for _ in texts]
+    read_so_far = [0] * len(texts)
+    turns = turns + [(number, 1 << 20) for number in range(len(texts))]
+    for number, step_length in turns:
+        read_so_far[number] = min(read_so_far[number] + step_length, len(texts[number]))
+        known = [text[:n] for text, n in zip(texts, read_so_far, strict=True)]
+        row = texts[number] or [0]
+        tokens = draft(pool, slots[number], row, read_so_far[number], k)
+        length, _ = pool.match(slots[number])
+        expected = brute_force_match_among(known, number)
+        if max_link_updates == UNLIMITED:
+            assert length == expected
+        assert length <= expected
+        assert bool(tokens) == bool(length) and len(tokens) <= k
+        if max_link_updates == UNLIMITED:
+            assert is_justified(known, number, tokens)
+            assert len(tokens) in (0, k) or not goes_on(known, tokens[-1:])
+    if closing:
+        for slot in slots:
+            pool.close(slot)
+        assert pool.nbytes_of_automaton(automaton) == pool.nbytes
+        pool.destroy(automaton)
+        assert pool.nbytes == 0
+
+
+def test_a_shared_automaton_takes_many_texts_in_lock_step():
+    rng = np.random.default_rng(5)
+    common = rng.integers(0, 50, 3000)
+    texts = [np.concatenate([common[:40], common[i * 7 :]]).astype(np.int32) for i in range(9)]
+    pool = AutomatonPool()
+    automaton = pool.create()
+    slots = np.array([pool.open(automaton) for _ in texts], np.int32)
+    width = min(map(len, texts))
+    rows = np.stack([text[:width] for text in texts])
+    order = np.arange(len(texts), dtype=np.int32)
+    for n in range(1, width, 11):
+        pool.extend(slots, order, rows, np.full(len(texts), n, np.int32))
+    matches = np.zeros((len(texts), kernels.MATCH_WIDTH), np.int32)
+    pool.match_rows(slots, matches)
+    # All but the one that is furthest ahead in the common text find more than a thousand tokens.
+    lengths = matches[:, kernels.MATCH_LENGTH]
+    assert (np.sort(lengths)[1:] > 1000).all()
+
+
+def occurs_and_goes_on(texts, suffix):
+    """Whether something follows the string in one of the texts."""
+    return any(0 <= text.find(suffix) < len(text) - len(suffix) for text in texts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_texts_that_share_an_automaton(seed):
+    rng = np.random.default_rng(seed)
+    alphabet = (3, 40, 2000)[seed]
+    texts = [list(map(int, rng.integers(0, alphabet, 30)))] * 5
+    texts = [text.copy() for text in texts]
+    while min(map(len, texts)) < 6000:
+        text = texts[rng.integers(0, 5)]
+        text += rng.integers(0, alphabet, rng.integers(0, 5)).tolist()
+        source = texts[rng.integers(0, 5)]
+        start = rng.integers(0, len(source))
+        text += source[start : start + rng.integers(1, 60)]
+    pool = AutomatonPool()
+    automaton = pool.create()
+    slots = [pool.open(automaton) for _ in texts]
+    known = [0] * 5
+    turn = 0
+    while min(known) < 6000:
+        number = int(rng.integers(0, 5))
+        known[number] = min(known[number] + int(rng.integers(1, 30)), len(texts[number]))
+        tokens = draft(pool, slots[number], texts[number], known[number], 4)
+        turn += 1
+        if turn % 20:
+            continue
+        # Strings search fast; ids are moved beyond the surrogates.
+        strings = [
+            "".join(chr(token + 0xE000) for token in text[:n])
+            for text, n in zip(texts, known, strict=True)
+        ]
+        length, _ = pool.match(slots[number])
+        mine = strings[number]
+        assert not occurs_and_goes_on(strings, mine[len(mine) - length - 1 :])
+        if length:
+            match = mine[len(mine) - length :]
+            assert any(match + chr(tokens[0] + 0xE000) in text for text in strings)
+    assert turn > 300

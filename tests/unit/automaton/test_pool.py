@@ -26,7 +26,7 @@ def test_rows_of_a_batch_are_independent():
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, 5, (512, 300)).astype(np.int32)
     lengths = rng.integers(0, 301, 512).astype(np.int32)
-    pool = AutomatonPool(initial_capacity=4)
+    pool = AutomatonPool()
     slots = [pool.open() for _ in range(512)]
     together = batch_of(pool, slots, token_ids, lengths)
     for i in range(0, 512, 37):
@@ -134,14 +134,121 @@ def test_slots_can_outgrow_the_first_table():
     assert batch_of(pool, slots[1::2], token_ids, [3] * 50) == [[2, 1, 2]] * 50
 
 
-def test_growth_stops_at_the_longest_text():
-    bounded, free = AutomatonPool(max_length=1200), AutomatonPool()
-    text = np.zeros((1, 1200), np.int32)
-    for pool in (bounded, free):
-        slot = int32(pool.open())
-        pool.extend(slot, int32(0), text, int32(1000))
-        pool.extend(slot, int32(0), text, int32(1200))
-    assert bounded.nbytes < free.nbytes
+def text_like_reasoning(tokens, seed=0):
+    """New stretches and copied ones, int32[tokens]."""
+    rng = np.random.default_rng(seed)
+    text = []
+    while len(text) < tokens:
+        text += (rng.zipf(1.3, rng.integers(1, 12)) % 150_000).tolist()
+        start = int(rng.integers(0, len(text)))
+        text += text[start : start + int(rng.integers(2, 20))]
+    return np.array(text[:tokens], np.int32)
+
+
+def test_a_text_takes_few_bytes_per_token():
+    text = text_like_reasoning(50_000)[None]
+    pool = AutomatonPool()
+    slot = int32(pool.open())
+    for n in range(10, 50_001, 10):
+        pool.extend(slot, int32(0), text, int32(n))
+        assert n < 4000 or pool.nbytes / n < 64
+
+
+def test_growing_moves_little_at_a_time():
+    """No single token has more work to do than some hundred slots, however long the text is."""
+    text = text_like_reasoning(100_000)[None]
+    pool = AutomatonPool()
+    slot = pool.open()
+    header = pool._automata.table[0]
+    most_slots, most_blocks = 0, 0
+    for n in range(1, 100_001):
+        frontier, blocks = int(header[kernels.FRONTIER]), pool._arena.used_blocks
+        moving = bool(header[kernels.OLD_EDGE_SLOTS])
+        pool.extend(int32(slot), int32(0), text, int32(n))
+        if moving and n > 1000:
+            most_slots = max(most_slots, int(header[kernels.FRONTIER]) - frontier)
+        if n > 1000:
+            most_blocks = max(most_blocks, pool._arena.used_blocks - blocks)
+    assert 0 < most_slots < 1000
+    assert 0 < most_blocks <= kernels.BLOCKS_PER_TOKEN
+
+
+def test_blocks_go_back_to_the_arena_and_to_the_system():
+    text = text_like_reasoning(30_000)[None]
+    pool = AutomatonPool()
+    slots = [pool.open() for _ in range(4)]
+    for slot in slots:
+        pool.extend(int32(slot), int32(0), text, int32(30_000))
+    blocks, used = pool._arena.blocks, pool.nbytes
+    assert sum(pool.nbytes_of(slot) for slot in slots) == used
+    pool.close(slots[0])
+    assert pool.nbytes == pytest.approx(used * 3 / 4)
+    slots[0] = pool.open()
+    pool.extend(int32(slots[0]), int32(0), text, int32(30_000))
+    assert pool._arena.blocks == blocks, "what was given back is taken first"
+    for slot in slots:
+        pool.close(slot)
+    assert (pool.nbytes, pool._arena.blocks) == (0, 0)
+
+
+def test_idle_slabs_are_released_while_others_are_used():
+    text = text_like_reasoning(400_000)[None]
+    pool = AutomatonPool()
+    small = pool.open()
+    pool.extend(int32(small), int32(0), text, int32(100))
+    slots = [pool.open() for _ in range(5)]
+    for slot in slots:
+        pool.extend(int32(slot), int32(0), text, int32(400_000))
+    blocks = pool._arena.blocks
+    for slot in slots:
+        pool.close(slot)
+    assert pool._arena.blocks < blocks / 2
+    before = pool.match(small)
+    again = pool.open()
+    pool.extend(int32(again), int32(0), text, int32(50_000))
+    assert pool.match(small) == before
+
+
+def test_slots_of_a_common_automaton():
+    pool = AutomatonPool()
+    automaton = pool.create()
+    a, b = pool.open(automaton), pool.open(automaton)
+    rows = np.array([[1, 2, 3, 4, 5], [1, 2, 9, 3, 4]], np.int32)
+    assert batch_of(pool, [a, b], rows, [5, 5]) == [[], [5]]
+    assert pool.nbytes_of(a) == pool.nbytes_of(b) == pool.nbytes
+    with pytest.raises(ValueError, match=f"automaton {automaton} has open slots"):
+        pool.destroy(automaton)
+    pool.close(a)
+    assert pool.nbytes > 0
+    assert batch_of(pool, [b], rows[1:], [5]) == [[5]], "a closed text stays to be found"
+    pool.close(b)
+    pool.destroy(automaton)
+    assert pool.nbytes == 0
+    for call in (pool.destroy, pool.open):
+        with pytest.raises(IndexError, match=f"automaton {automaton} is not open"):
+            call(automaton)
+
+
+def test_a_changed_text_of_a_common_automaton_starts_anew_and_leaves_the_others():
+    pool = AutomatonPool()
+    automaton = pool.create()
+    a, b = pool.open(automaton), pool.open(automaton)
+    rows = np.array([[1, 2, 3, 4], [7, 8, 2, 3]], np.int32)
+    batch_of(pool, [a, b], rows, [4, 4])
+    assert batch_of(pool, [a], np.array([[5, 6, 8]], np.int32), [3]) == [[2, 3, 4]]
+    assert pool.rebuilds == 1
+    assert pool.length(a) == 3
+    assert batch_of(pool, [b], rows[1:], [4]) == [[4]]
+
+
+def test_the_most_frequent_continuation_wins_in_a_common_automaton():
+    pool = AutomatonPool()
+    automaton = pool.create()
+    texts = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9, 6], [1, 2]]
+    slots = [pool.open(automaton) for _ in texts]
+    for slot, text in zip(slots, texts, strict=True):
+        drafts = batch_of(pool, [slot], np.array([text], np.int32), [len(text)], k=1)
+    assert drafts == [[3]]
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.float32])
@@ -201,15 +308,14 @@ def test_a_closed_slot_is_refused_until_it_is_opened_again():
         pool.close(slot)
 
 
-@pytest.mark.parametrize("name", ["initial_capacity", "max_link_updates"])
-def test_sizes_below_one_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        AutomatonPool(**{name: 0})
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match="max_link_updates must be at least 1, got 0"):
+        AutomatonPool(max_link_updates=0)
 
 
 def test_nothing_compiles_after_warm_up():
     kernels.warm_up()
-    for kernel in (kernels.extend_rows, kernels.extend_and_draft_rows, kernels.move_edges):
+    for kernel in (kernels.extend_rows, kernels.match_rows, kernels.draft_rows):
         assert len(kernel.signatures) == 1
         with pytest.raises(TypeError):
             kernel()

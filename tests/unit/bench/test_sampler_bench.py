@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from sam_rollout.bench import sampler, stock
 from sam_rollout.bench.counting import count
+from sam_rollout.bench.verdicts import Verdict, show_check
 from sam_rollout.cli import app
 
 SMALL = sampler.Setting((2, 3), (1, 2), 1500, budget_s=0.0)
@@ -196,6 +197,6 @@ def test_check_says_so_and_exits_with_1_if_a_target_is_missed(monkeypatch, misse
 
 def test_the_printed_check_names_target_measurement_and_verdict():
     console = Console(width=120, record=True, quiet=False)
-    sampler.show_check([sampler.Verdict("as fast", "3x", True)], console)
+    show_check([Verdict("as fast", "3x", True)], console)
     text = console.export_text()
     assert "as fast" in text and "3x" in text and "ok" in text

@@ -1,5 +1,7 @@
 """The drafter as an engine drives it: requests that come, go, move, pause and grow."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -195,6 +197,44 @@ def test_the_longest_absent_is_evicted_first():
     assert drafter.snapshot().catch_up_tokens == read + 3
 
 
+def repetitive_texts(rows, tokens):
+    """New stretches and copied ones, the same on every machine: int32[rows, tokens]."""
+    numbers = np.random.PCG64(7).random_raw(8 * rows * tokens)
+    numbers = iter((numbers >> 20).tolist())
+    texts = []
+    for _ in range(rows):
+        text = []
+        while len(text) < tokens:
+            if text and next(numbers) % 2:
+                start = next(numbers) % len(text)
+                text += text[start : start + 2 + next(numbers) % 18]
+            else:
+                text += [next(numbers) % (1 << next(numbers) % 18) for _ in range(4)]
+        texts.append(text[:tokens])
+    return np.array(texts, np.int32)
+
+
+# Drafts of the version that had nothing but the source `own` and the policy `fixed`.
+RECORDED = {
+    (3, 4, 3000, 1): "c89cc3a3481ae73c",
+    (8, 3, 3000, 3): "50d99d3e0e615fa8",
+    (32, 2, 9000, 7): "5f6d302679e0fd96",
+}
+
+
+@pytest.mark.parametrize(("k", "rows", "tokens", "stride"), RECORDED)
+def test_own_text_and_fixed_length_draft_what_they_always_did(k, rows, tokens, stride):
+    texts = repetitive_texts(rows, tokens)
+    drafter = SamDrafter(SamConfig(max_draft_tokens=k), rows, tokens)
+    ids = [str(row) for row in range(rows)]
+    digest = hashlib.sha256()
+    for known in range(20, tokens + 1, stride):
+        lengths = np.full(rows, known, np.int32)
+        batch = drafter.step(ids, texts, lengths, np.ones(rows, bool), gate_open=True)
+        digest.update(repr(batch.to_lists()).encode())
+    assert digest.hexdigest()[:16] == RECORDED[k, rows, tokens, stride]
+
+
 LONG_TEXT = [1, 2, 3] * 6000  # 18000 tokens, over half a MiB
 
 
@@ -210,7 +250,7 @@ def test_max_bytes_takes_from_absent_requests_first():
 
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
     drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
-    texts = {"small": LONG_TEXT[:9000], "large": LONG_TEXT}
+    texts = {"small": LONG_TEXT[:15000], "large": LONG_TEXT}
     step(drafter, texts, width=30_000)
     for _ in range(3):
         drafts = step(drafter, texts, width=30_000)
@@ -252,6 +292,16 @@ def test_an_empty_batch_and_an_empty_prompt():
     assert step(drafter, {"a": [0, 0]}) == {"a": [0, 0, 0]}
 
 
+def test_a_prompt_of_a_million_tokens():
+    length = 1_200_000
+    drafter = make_drafter(max_rows=1, max_model_len=length + 10)
+    prompt = np.random.default_rng(0).integers(0, 150_000, (1, length + 10)).astype(np.int32)
+    prompt[0, length - 6 : length] = prompt[0, 100:106]
+    batch = drafter.step(["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
+    assert batch.to_lists() == [prompt[0, 106:109].tolist()]
+    assert drafter.snapshot().bytes / length < 80
+
+
 def test_misuse_is_refused():
     drafter = make_drafter(max_rows=2)
     one = np.ones((3, 4), np.int32)
@@ -265,5 +315,9 @@ def test_misuse_is_refused():
         drafter.step(["a"], one, np.array([1]), np.ones(1, bool), gate_open=True)
     with pytest.raises(ValueError, match=r"sam\.enabled is false"):
         SamDrafter(SamConfig(enabled=False), 2, 10)
+    with pytest.raises(ValueError, match="max_model_len = 16777217: automata read no more than"):
+        SamDrafter(SamConfig(), 2, (1 << 24) + 1)
+    with pytest.raises(TypeError, match=r"token_ids must be int32\[R, L\], got int64"):
+        drafter.step(["a"], one.astype(np.int64), int32(1), np.ones(1, bool), gate_open=True)
     with pytest.raises(ValueError, match="must be at least 1"):
         SamDrafter(SamConfig(gate=GateConfig(threshold=0)), 0, 10)

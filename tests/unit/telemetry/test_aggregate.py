@@ -1,12 +1,12 @@
 """Aggregates against numbers worked out by hand on a handful of engine steps."""
 
 import math
-from dataclasses import fields
 
 import pyarrow as pa
 import pytest
 
-from sam_rollout.drafting.drafter import DrafterCounters
+from sam_rollout.config import SamConfig, SiblingsSourceConfig, SourcesConfig
+from sam_rollout.drafting import SamDrafter
 from sam_rollout.telemetry.aggregate import DRAFTER_COUNTERS, aggregate
 from sam_rollout.telemetry.records import EngineSteps, RequestRecord, requests_table
 from sam_rollout.telemetry.schema import declared
@@ -132,7 +132,9 @@ def test_head_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replic
 
 
 def test_every_counter_of_the_drafter_has_a_metric():
-    assert {column.name for column in fields(DrafterCounters)} <= DRAFTER_COUNTERS.keys()
+    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
+    counters = SamDrafter(SamConfig(sources=sources), 1, 10).snapshot().to_mapping()
+    assert counters.keys() <= DRAFTER_COUNTERS.keys()
 
 
 def test_drafter_counters_are_summed_over_replicas():
@@ -142,5 +144,9 @@ def test_drafter_counters_are_summed_over_replicas():
     assert metrics["sam/draft/proposed_tokens"] == 12
     assert metrics["sam/draft/drafted_tokens"] == 0  # verified, counted by the engine
     assert "sam/draft/bytes" not in metrics
+    shared = {n: {"corpus_bytes": 7 + n, "history_bytes": 7 + n} for n in (0, 2)}
+    metrics = aggregate([], [], tail_threshold=2, drafter_counters=shared)
+    assert metrics["sam/draft/corpus_bytes"] == 9  # one file, mapped by both
+    assert metrics["sam/draft/history_bytes"] == 16
     with pytest.raises(ValueError, match="replica 4 reports the drafter counter 'misses'"):
         aggregate([], [], tail_threshold=2, drafter_counters={4: {"misses": 1}})

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.automaton import static, static_file
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.integrations.verl import launch
 from sam_rollout.integrations.verl.launch import check, export_environment, translate
@@ -66,11 +67,17 @@ BAD = {
         "{'enabled': True}",
         "did you mean 'own'?",
     ),
-    "source of a later version": (
-        ["+sam.sources.siblings.enabled=true"],
-        "sam.sources.siblings",
-        "{'enabled': True}",
-        "not available in this version; available: own",
+    "corpus without a file": (
+        ["sam.sources.corpus.enabled=true"],
+        "sam.sources.corpus.path",
+        "''",
+        "must name a corpus file",
+    ),
+    "corpus that is not there": (
+        ["sam.sources.corpus.enabled=true", "sam.sources.corpus.path=/nowhere/a.sam"],
+        "sam.sources.corpus.path",
+        "'/nowhere/a.sam'",
+        "no such file; build one with: sam-rollout corpus build",
     ),
     "no source": (
         ["sam.sources.own.enabled=false"],
@@ -290,6 +297,26 @@ def _leaves(node, path: str = ""):
             yield from _leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, node
+
+
+def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history = ["sam.sources.history.enabled=true"]
+    config = translated(*history, "run_dir=outputs/mine")
+    assert config.sam.sources.history.path == str(tmp_path / "outputs" / "mine" / "sam" / "history")
+    ours = OmegaConf.select(config, ENGINE).additional_config.sam_rollout.sam
+    assert ours.sources.history.path == config.sam.sources.history.path
+    config = translated(*history, "sam.sources.history.path=kept")
+    assert config.sam.sources.history.path == str(tmp_path / "kept")
+    # A path that differs from run to run would make vLLM compile again.
+    assert translated("run_dir=outputs/mine").sam.sources.history.path == ""
+
+
+def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    static_file.save(static.build(static.join([[1, 2]])), Path("a.sam"), documents=1)
+    config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
+    assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
 
 
 def test_engine_arguments_of_others_stay():

@@ -6,7 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam_rollout.config import ConfigError, GateConfig, SamConfig
+from sam_rollout.config import (
+    ConfigError,
+    GateConfig,
+    SamConfig,
+    SiblingsSourceConfig,
+    SourcesConfig,
+)
+from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
 
@@ -38,9 +45,13 @@ class Engine:
         record: bool = True,
         used: bool = True,
         pad_drafts: str = "auto",
+        siblings: bool = False,
     ) -> None:
         config = SamConfig(
-            max_draft_tokens=K, gate=GateConfig(threshold=THRESHOLD), pad_drafts=pad_drafts
+            max_draft_tokens=K,
+            pad_drafts=pad_drafts,
+            gate=GateConfig(threshold=THRESHOLD),
+            sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
         self.requests: dict[str, list[int]] = {}
@@ -117,6 +128,54 @@ def test_acceptance_is_booked_by_request():
     engine.step("a", "b")
     engine.step("b", "a", sampled=3)
     assert engine.proposer.drain()["requests"] == {"a": (1, K, 2), "b": (1, K, 2)}
+
+
+class Request(list):
+    """A text, with what vLLM keeps beside it."""
+
+    def __init__(self, prompt: list[int], extra_args: dict | None = None) -> None:
+        super().__init__(prompt)
+        self.prompt_token_ids = prompt
+        self.sampling_params = SimpleNamespace(extra_args=extra_args)
+
+
+def siblings_of(prompt: list[int], *names: str, step: int | None) -> dict[str, Request]:
+    """Requests with the identity of a training step, or with none."""
+    if step is None:
+        return {name: Request(prompt) for name in names}
+    return {
+        name: Request(
+            prompt,
+            identify(prompt, seed=0, step=step, sibling=i, split="train").to_extra_args(),
+        )
+        for i, name in enumerate(names)
+    }
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_siblings_are_known_by_their_identity_or_by_their_prompt(step):
+    engine = Engine(siblings=True)
+    engine.requests |= siblings_of([1, 2, 3], "a", "b", step=step)
+    engine.requests["a"] += [10, 11, 12, 13, 14]
+    engine.step("a")
+    text = engine.requests["b"]
+    text += [50, 10, 11]
+    engine.input_batch.req_ids = ["b"]
+    token_ids = np.zeros((MAX_ROWS, MAX_LEN), np.int32)
+    token_ids[0, : len(text)] = text
+    lengths = np.array([len(text), 0, 0, 0], np.int32)
+    assert engine.proposer.propose([[11]], lengths, token_ids)[0] == [12, 13, 14]
+
+
+def test_a_drain_ends_the_step_of_finished_siblings():
+    engine = Engine(siblings=True)
+    engine.requests |= siblings_of([1, 2, 3], "a", "b", step=3)
+    engine.step("a", "b")
+    del engine.requests["a"], engine.requests["b"]
+    engine.requests |= siblings_of([4, 5, 6], "c", step=3)
+    engine.step("c")
+    assert engine.proposer.drafter.snapshot().to_mapping()["siblings_groups"] == 2
+    assert engine.counter("siblings_groups") == 1, "c is still running"
 
 
 def test_unbound_says_how_to_bind():

@@ -1,0 +1,116 @@
+"""Where a pool's memory comes from: an arena of equal blocks, and tables whose rows are reused."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_rollout.automaton import kernels
+
+Int64Array = npt.NDArray[np.int64]
+
+# The arena grows by slabs that double up to 32 MiB: few enough to look through, large enough for
+# huge pages, without which long texts take half as long again per token.
+_FIRST_SLAB_BLOCKS = 32
+_LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
+
+# Slabs are looked through for idle ones when so many blocks are free, and again when this share of
+# all blocks has come free since.
+_FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
+_RELEASE_SHARE = 1 / 8
+
+
+class Arena:
+    """Blocks of `kernels.BLOCK_BYTES` bytes, taken and given back by the kernels.
+
+    Attributes:
+        free: int64[1 + blocks]: how many blocks are free, then their addresses.
+    """
+
+    def __init__(self) -> None:
+        self._slabs: list[npt.NDArray[np.uint8]] = []
+        self.free: Int64Array = np.zeros(1, np.int64)
+        self._release_at = _FIRST_RELEASE_BLOCKS  # free blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that automata hold."""
+        return self.blocks - int(self.free[0])
+
+    @property
+    def blocks(self) -> int:
+        """Blocks there are."""
+        return len(self.free) - 1
+
+    def provide(self, blocks: int) -> None:
+        """Make sure that so many blocks are free."""
+        missing = blocks - int(self.free[0])
+        if missing > 0:
+            wanted = min(max(self.blocks, _FIRST_SLAB_BLOCKS), _LARGEST_SLAB_BLOCKS)
+            self._add_slab(max(missing, wanted))
+
+    def release(self) -> None:
+        """Give slabs without a used block back, when none is used or it may be worth the search."""
+        count = int(self.free[0])
+        if self.used_blocks and count < self._release_at:
+            return
+        slabs = sorted(self._slabs, key=lambda slab: slab.ctypes.data)
+        starts = np.array([slab.ctypes.data for slab in slabs], np.int64)
+        blocks_of = np.array([len(slab) // kernels.BLOCK_BYTES for slab in slabs], np.int64)
+        addresses = self.free[1 : count + 1]
+        slab_of = np.searchsorted(starts, addresses, side="right") - 1
+        idle = np.bincount(slab_of, minlength=len(slabs)) == blocks_of
+        kept = addresses[~idle[slab_of]]
+        self._slabs = [slab for slab, gone in zip(slabs, idle, strict=True) if not gone]
+        self.free = np.zeros(1 + int(blocks_of[~idle].sum()), np.int64)
+        self.free[0] = len(kept)
+        self.free[1 : len(kept) + 1] = kept
+        again = len(kept) + int(self.blocks * _RELEASE_SHARE)
+        self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
+
+    def _add_slab(self, blocks: int) -> None:
+        slab = np.empty(blocks * kernels.BLOCK_BYTES, np.uint8)
+        self._slabs.append(slab)
+        count = int(self.free[0])
+        free = np.zeros(len(self.free) + blocks, np.int64)
+        free[: count + 1] = self.free[: count + 1]
+        # Handed out from the end: low addresses first.
+        last = slab.ctypes.data + (blocks - 1) * kernels.BLOCK_BYTES
+        free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
+        free[0] = count + blocks
+        self.free = free
+
+
+class Rows:
+    """A table of int64 whose rows are opened, closed and given out again.
+
+    Attributes:
+        table: int64[rows, width]; column 0 is 1 where a row is open. It moves when it grows.
+    """
+
+    def __init__(self, name: str, width: int) -> None:
+        self._name = name
+        self.table: Int64Array = np.zeros((16, width), np.int64)
+        self._free = list(range(len(self.table) - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.table) - len(self._free)
+
+    def open(self) -> int:
+        """Number of a row that is zero but for column 0."""
+        if not self._free:
+            count = len(self.table)
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+            self._free.extend(range(2 * count - 1, count - 1, -1))
+        row = self._free.pop()
+        self.table[row] = 0
+        self.table[row, 0] = 1
+        return row
+
+    def close(self, row: int) -> None:
+        """Give a row back."""
+        self.table[row] = 0
+        self._free.append(row)
+
+    def require(self, row: int) -> None:
+        """Raise IndexError unless the row is open."""
+        if not 0 <= row < len(self.table) or not self.table[row, 0]:
+            raise IndexError(f"{self._name} {row} is not open")

@@ -1,0 +1,81 @@
+"""Keeps what requests generate until they end, when their rows in the engine are gone already.
+
+An engine hands over the same growing rows step by step, and tells that a request has ended only
+after its row belongs to another one. Four bytes a token are cheaper than asking the engine.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.pool import Int32Array
+
+# Tokens of the prompt that are kept, so that the first generated ones have something to follow.
+CONTEXT = 8
+
+
+class TextRecorder:
+    """The generated text of up to `slots` requests, `max_length` tokens each, prompt included."""
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        warm_up()
+        # Untouched pages of zeroed memory cost nothing.
+        self._texts = np.zeros((slots, max_length), np.int32)
+        self._spans = np.full((slots, 2), -1, np.int32)  # of the row: first token kept, read up to
+        self._free = list(range(slots - 1, -1, -1))
+
+    def open(self) -> int:
+        """A slot for another request, or -1 if there is none left."""
+        if not self._free:
+            return -1
+        slot = self._free.pop()
+        self._spans[slot] = -1
+        return slot
+
+    def take(self, slot: int) -> Int32Array:
+        """What was recorded, and the slot back: a few tokens of the prompt, then the response."""
+        start, end = self._spans[slot]
+        self._free.append(slot)
+        return self._texts[slot, start:end].copy() if start >= 0 else np.zeros(0, np.int32)
+
+    def record(
+        self,
+        slots: Int32Array,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: npt.NDArray[np.bool_],
+    ) -> None:
+        """Copy what is new in each row; a slot's first row ends with its first generated token.
+
+        Args:
+            slots: int32[B], a negative one skips the row.
+            token_ids, num_tokens, eligible: as for `StaticSource.match`.
+        """
+        record_rows(self._texts, self._spans, slots, token_ids, num_tokens, eligible)
+
+
+@njit(nogil=True)
+def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
+    """See `TextRecorder.record`."""
+    for row in range(slots.size):
+        slot = slots[row]
+        if slot < 0 or not eligible[row]:
+            continue
+        length = min(np.int64(num_tokens[row]), texts.shape[1], token_ids.shape[1])
+        if spans[slot, 0] < 0:
+            spans[slot, 0] = spans[slot, 1] = max(0, length - 1 - CONTEXT)
+        if length < spans[slot, 0]:  # cut to before what is kept
+            spans[slot, 0] = length
+        for position in range(spans[slot, 1], length):
+            texts[slot, position] = token_ids[row, position]
+        spans[slot, 1] = length
+
+
+def warm_up() -> WarmUp:
+    """Compile the kernel, or load it from numba's disk cache; as `kernels.warm_up`."""
+    texts = types.Array(types.int32, 2, "C")
+    token_ids = types.Array(types.int32, 2, "A", readonly=True)
+    rows = types.Array(types.int32, 1, "A", readonly=True)
+    eligible = types.Array(types.boolean, 1, "A", readonly=True)
+    return compile_kernels(((record_rows, (texts, texts, rows, token_ids, rows, eligible)),))

@@ -1,0 +1,210 @@
+"""Matching the rows of a batch in static automata, each row in one of its own, in one call.
+
+A cursor per row stands in the state of the longest suffix of the row's text that occurs in the
+automaton's. Automata reach the kernels as addresses, because the rows' automata differ; every index
+read from them is checked, since their arrays may lie in a file that somebody has overwritten.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.kernels import _int32_pointer
+from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.static import (
+    CLONE_LENGTH,
+    EDGE_START,
+    EDGE_TARGET,
+    EDGE_TOKEN,
+    EDGES,
+    GOES_ON,
+    HEADER_WIDTH,
+    LINK,
+    STATES,
+    TEXT,
+    TOKENS,
+    VOCABULARY,
+    StaticAutomaton,
+)
+
+# A cursor that has this many unread tokens before it starts over at the last of them. A match as
+# long as that is as good as any longer one, and no call reads more than this of a row.
+WINDOW = 64
+
+# Columns of a cursor, int32[CURSOR_WIDTH].
+READ = 0  # tokens of the row that it has read
+STATE = 1
+MATCH = 2  # length of the longest suffix that is a string of the automaton
+END = 3  # where to copy from, 0 for nowhere
+CURSOR_WIDTH = 4
+
+# Steps along suffix links from a state that only ends documents to one that goes on.
+_MAX_STEPS_BACK = 8
+
+
+class StaticMatcher:
+    """Cursors of a batch of rows, each in the automaton it is attached to or in none.
+
+    Args:
+        max_rows: most rows of a batch.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        warm_up()
+        self._automata: list[StaticAutomaton | None] = []
+        self._headers = np.zeros((max_rows, HEADER_WIDTH), np.int64)
+        self._cursors = np.zeros((max_rows, CURSOR_WIDTH), np.int32)
+
+    def rearrange(self, previous: npt.NDArray[np.integer]) -> None:
+        """Row i becomes what row `previous[i]` was, or a detached one where that is negative."""
+        rows = len(previous)
+        self._automata = [self._automata[row] if row >= 0 else None for row in previous]
+        self._headers[:rows] = np.where(previous[:, None] >= 0, self._headers[previous], 0)
+        self._cursors[:rows] = self._cursors[previous]
+
+    def attach(self, row: int, automaton: StaticAutomaton | None) -> None:
+        """Match a row in another automaton from now on."""
+        self._automata[row] = automaton  # keeps the arrays alive that the header points into
+        self._headers[row] = 0 if automaton is None else automaton.header()
+        self._cursors[row] = 0
+
+    def automaton(self, row: int) -> StaticAutomaton | None:
+        """What a row is attached to."""
+        return self._automata[row]
+
+    def match(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: npt.NDArray[np.bool_],
+        out_lengths: Int32Array,
+    ) -> None:
+        """Arguments as for `StaticSource.match`."""
+        match_rows(self._headers, self._cursors, token_ids, num_tokens, eligible, out_lengths)
+
+    def draft(self, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array) -> None:
+        """Arguments as for `StaticSource.draft`."""
+        draft_rows(self._headers, self._cursors, k, out_tokens, out_counts)
+
+
+@njit(nogil=True)
+def _length_of(header, state):
+    """Length of the longest string of a state."""
+    if state <= header[TOKENS]:
+        return state
+    return np.int64(_int32_pointer(header[CLONE_LENGTH])[state - header[TOKENS] - 1])
+
+
+@njit(nogil=True)
+def _follow(header, state, token):
+    """The state that a token leads to, 0 for none."""
+    if token >= header[VOCABULARY]:
+        return np.int64(0)  # the separator is no token that could match
+    if state < header[TOKENS] and _int32_pointer(header[TEXT])[state] == token:
+        return state + 1
+    starts = _int32_pointer(header[EDGE_START])
+    edge_tokens = _int32_pointer(header[EDGE_TOKEN])
+    low = np.int64(max(starts[state], 0))
+    end = min(np.int64(starts[state + 1]), header[EDGES])
+    high = end
+    while low < high:
+        middle = (low + high) // 2
+        if edge_tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    if low >= end or edge_tokens[low] != token:
+        return np.int64(0)
+    target = np.int64(_int32_pointer(header[EDGE_TARGET])[low])
+    return target if 0 <= target < header[STATES] else np.int64(0)
+
+
+@njit(nogil=True)
+def _shorter(header, state, match):
+    """The suffix link of a state and its length, which is always less than `match`."""
+    link = np.int64(_int32_pointer(header[LINK])[state])
+    if 0 < link < header[STATES]:
+        length = _length_of(header, link)
+        if 0 < length < match:
+            return link, length
+    return np.int64(0), np.int64(0)
+
+
+@njit(nogil=True)
+def _advance(header, cursor, token_ids, row, length):
+    """Let a cursor read its row up to `length`."""
+    read, state, match = np.int64(cursor[READ]), np.int64(cursor[STATE]), np.int64(cursor[MATCH])
+    if read > length or length - read > WINDOW:  # another text, or one to catch up with
+        read, state, match = max(0, length - WINDOW), np.int64(0), np.int64(0)
+    for position in range(read, length):
+        token = token_ids[row, position]
+        target = _follow(header, state, token)
+        while target == 0 and state != 0:
+            state, match = _shorter(header, state, match)
+            target = _follow(header, state, token)
+        if target != 0:
+            state = target
+            match += 1
+    cursor[READ], cursor[STATE], cursor[MATCH] = length, state, match
+
+
+@njit(nogil=True)
+def match_rows(headers, cursors, token_ids, num_tokens, eligible, out_lengths):
+    """Advance the cursor of every eligible row that has an automaton; see `StaticMatcher`."""
+    for row in range(out_lengths.size):
+        header, cursor = headers[row], cursors[row]
+        out_lengths[row] = 0
+        cursor[END] = 0
+        if header[TOKENS] == 0 or not eligible[row]:
+            continue
+        _advance(header, cursor, token_ids, row, min(np.int64(num_tokens[row]), token_ids.shape[1]))
+        state, match = np.int64(cursor[STATE]), np.int64(cursor[MATCH])
+        for _ in range(_MAX_STEPS_BACK):
+            if state == 0:
+                break
+            end = _int32_pointer(header[GOES_ON])[state]
+            if 0 < end < header[TOKENS]:
+                out_lengths[row] = match
+                cursor[END] = end
+                break
+            state, match = _shorter(header, state, match)
+
+
+@njit(nogil=True)
+def draft_rows(headers, cursors, k, out_tokens, out_counts):
+    """Copy from where the last match goes on, at most to the end of the document."""
+    for row in range(k.size):
+        if k[row] <= 0:
+            continue
+        header = headers[row]
+        end, count = np.int64(cursors[row, END]), 0
+        if end > 0:
+            text = _int32_pointer(header[TEXT])
+            for j in range(min(k[row], out_tokens.shape[1], header[TOKENS] - end)):
+                token = text[end + j]
+                if token < 0 or token >= header[VOCABULARY]:
+                    break  # the separator, above all
+                out_tokens[row, j] = token
+                count += 1
+        out_counts[row] = count
+
+
+_HEADERS = types.Array(types.int64, 2, "C")
+_CURSORS = types.Array(types.int32, 2, "C")
+# Rows may be views with strides, and read-only: the caller's texts are never written to.
+_INPUT = types.Array(types.int32, 1, "A", readonly=True)
+_TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
+_ELIGIBLE = types.Array(types.boolean, 1, "A", readonly=True)
+_OUT = types.Array(types.int32, 1, "A")
+_OUT_TOKENS = types.Array(types.int32, 2, "A")
+
+
+def warm_up() -> WarmUp:
+    """Compile the kernels, or load them from numba's disk cache; as `kernels.warm_up`."""
+    return compile_kernels(
+        (
+            (match_rows, (_HEADERS, _CURSORS, _TOKEN_IDS, _INPUT, _ELIGIBLE, _OUT)),
+            (draft_rows, (_HEADERS, _CURSORS, _INPUT, _OUT_TOKENS, _OUT)),
+        )
+    )

@@ -1,0 +1,271 @@
+"""Time and memory of drafters: calls as an engine makes them, catching up, growth, what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.bench import generator
+from sam_rollout.bench.sides import ARCTIC, FIRST, Session, Side
+from sam_rollout.bench.traces import Trace
+
+K = 3
+SEED = 12
+SHORT_TEXT = 1_024
+LAST_SHARE = 0.25  # of a long text: where its cost per token is taken
+LEAK_ROWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class CostSizes:
+    """How much is measured; lengths in tokens."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    contexts: tuple[int, ...] = (4_096, 32_768)
+    steps: int = 100
+    slow_tokens: int = 1_100_000  # that slow sides (`SLOW`) are given at most
+    chunk: int = 512  # read at once when catching up
+    slowest_rows: int = 32
+    long_text: int = 262_144
+    longest_text: int = 1_000_000  # read two tokens a call for the slowest one
+    rounds: int = 5
+
+    @property
+    def longest(self) -> int:
+        """Tokens that each of the texts for calls needs."""
+        return max(self.contexts) + 4 * self.steps + 64
+
+
+# Beyond these, memory or patience ends: about 1 kB a token in plain Python, 0.7 kB and 9 us a
+# token in Arctic's trees.
+PLAIN_PYTHON_TOKENS = 131_072
+SLOW = (ARCTIC, FIRST)
+
+
+class Batch:
+    """Requests in rows that grow by two tokens a step on average.
+
+    Args:
+        texts: siblings of one prompt; rows beyond their number are groups of the same texts, each
+            with its own memory.
+        rows, context: requests, and the tokens each begins with.
+        steps: how often it will grow.
+    """
+
+    def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
+        self.traces = [
+            dataclasses.replace(texts[row % len(texts)], group=str(row // len(texts)))
+            for row in range(rows)
+        ]
+        room = context + 3 * steps
+        self.tokens = np.stack([trace.tokens[:room] for trace in self.traces])
+        self.ids = [f"request-{row}" for row in range(rows)]
+        self.lengths = np.full(rows, context, np.int32)
+        self._rows = np.arange(rows, dtype=np.int32)
+        self._step = 0
+        self._responses = [
+            row[len(trace.prompt) : context].tolist()
+            for row, trace in zip(self.tokens, self.traces, strict=True)
+        ]
+
+    def start(self, session: Session) -> float:
+        """Let a session read the text before the first growth; returns the seconds that took."""
+        for request_id, trace in zip(self.ids, self.traces, strict=True):
+            session.admit(request_id, trace, 0)
+        started = time.perf_counter()
+        session.read(self.ids, self.tokens, self.lengths, self._responses)
+        return time.perf_counter() - started
+
+    def grow(self) -> list[list[int]]:
+        """One to three more tokens a row; returns them."""
+        before = self.lengths.copy()
+        self.lengths += 1 + (self._rows + self._step) % 3
+        self._step += 1
+        return [
+            row[start:stop].tolist()
+            for row, start, stop in zip(self.tokens, before, self.lengths, strict=True)
+        ]
+
+
+def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
+    """One call of every side at every size, the sides taking turns."""
+    rows = []
+    for context in sizes.contexts:
+        for batch in sizes.batches:
+            fit = [side for side in there if batch * context <= _most_tokens(side, sizes)]
+            rows += _calls_at(fit, texts, batch, context, sizes.steps)
+            gc.collect()
+    return rows
+
+
+def _most_tokens(side: Side, sizes: CostSizes) -> float:
+    if side.name == FIRST:
+        return min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
+    return sizes.slow_tokens if side.name in SLOW else float("inf")
+
+
+def _calls_at(
+    there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
+) -> list[dict[str, Any]]:
+    work = Batch(texts, batch, context, steps)
+    sessions = [side.open(K, batch, work.tokens.shape[1] + 64) for side in there]
+    builds_s = [work.start(session) for session in sessions]
+    times_s: list[list[float]] = [[] for _ in sessions]
+    for step in range(steps):
+        sampled = work.grow()
+        for turn in range(len(sessions)):
+            i = (turn + step) % len(sessions)
+            started = time.perf_counter()
+            sessions[i].propose(work.ids, work.tokens, work.lengths, sampled)
+            times_s[i].append(time.perf_counter() - started)
+    return [
+        {
+            "side": side.name,
+            "rows": batch,
+            "context": context,
+            **_quartiles("us", [1e6 * value for value in taken[1:]]),  # the first one warms up
+            "build_ns_per_token": 1e9 * build_s / (batch * context),
+        }
+        for side, taken, build_s in zip(there, times_s, builds_s, strict=True)
+    ]
+
+
+def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
+
+
+def measure_costs(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
+    """What reading costs by itself, how it grows, and what it leaves behind. A row a side."""
+    problem = generator.Problem(0, seed=SEED)
+    text = problem.response(0, max(sizes.long_text, sizes.longest_text))
+    long, longest = _cut(text, sizes.long_text), _cut(text, sizes.longest_text)
+    warm: dict[str, list[float]] = {side.name: [] for side in there}
+    short_ns: dict[str, list[float]] = {side.name: [] for side in there}
+    long_ns: dict[str, list[float]] = {side.name: [] for side in there}
+    for turn in range(sizes.rounds):
+        for side in there:  # in turns
+            text = texts[turn % len(texts)]
+            warm[side.name] += _chunks_ns(side, text, sizes.chunk)
+            long_ns[side.name].append(_end_ns(side, long, sizes.chunk))
+            short_ns[side.name] += [
+                _end_ns(side, _cut(text, SHORT_TEXT), sizes.chunk) for text in texts
+            ]
+    return [
+        {
+            "side": side.name,
+            **_quartiles("ns", warm[side.name]),
+            "short_ns": statistics.median(short_ns[side.name]),
+            "long_ns": statistics.median(long_ns[side.name]),
+            "growth": statistics.median(long_ns[side.name])
+            / statistics.median(short_ns[side.name]),
+            **_slowest_of_batch(side, texts, sizes),
+            "slowest_long_ms": _slowest_of_text(side, longest),
+            **_left(side, texts, min(sizes.contexts)),
+        }
+        for side in there
+    ]
+
+
+def _cut(trace: Trace, tokens: int) -> Trace:
+    return dataclasses.replace(trace, response=trace.response[: tokens - len(trace.prompt)])
+
+
+def _chunks_ns(side: Side, trace: Trace, chunk: int) -> list[float]:
+    """Nanoseconds a token of each chunk of a text, read by one request with nothing between."""
+    tokens = trace.tokens[None]
+    session = side.open(K, 1, tokens.shape[1] + 64)
+    session.admit("request", trace, 0)
+    taken = []
+    for end in range(chunk, tokens.shape[1] + 1, chunk):
+        sampled = [tokens[0, end - chunk : end].tolist()]
+        lengths = np.array([end], np.int32)
+        started = time.perf_counter()
+        session.read(["request"], tokens, lengths, sampled)
+        taken.append(1e9 * (time.perf_counter() - started) / chunk)
+    return taken
+
+
+def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
+    """Nanoseconds a token of the chunks at a text's end, median."""
+    taken = _chunks_ns(side, trace, chunk)
+    return statistics.median(taken[-max(1, int(len(taken) * LAST_SHARE)) :])
+
+
+def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float]:
+    """The slowest call while many requests grow from nothing, and the memory they end with."""
+    context = max(sizes.contexts)
+    start = 2 * len(texts[0].prompt)
+    steps = (context - start) // 2
+    work = Batch(texts, sizes.slowest_rows, start, steps)
+    work.tokens = work.tokens[:, : context + 64]
+    session = side.open(K, sizes.slowest_rows, context + 128)
+    start_bytes = session.nbytes()
+    work.start(session)
+    calls_ms = []
+    while work.lengths.max() < context:
+        sampled = work.grow()
+        call = partial(session.propose, work.ids, work.tokens, work.lengths, sampled)
+        calls_ms.append(_cpu_ms(call))
+    tokens = int(work.lengths.sum())
+    nbytes = session.nbytes()
+    session.finish(work.ids)
+    session.end_step()
+    return {
+        "tokens": tokens,
+        "slowest_ms": max(calls_ms),
+        "p999_ms": float(np.percentile(calls_ms, 99.9)),
+        "bytes_per_token": None if nbytes is None else nbytes / tokens,
+        "start_bytes": start_bytes,
+        "left_bytes": session.nbytes(),
+    }
+
+
+def _slowest_of_text(side: Side, trace: Trace) -> float:
+    """The slowest call of one request that grows by two tokens a call, CPU milliseconds."""
+    tokens = trace.tokens[None]
+    session = side.open(K, 1, tokens.shape[1] + 64)
+    session.admit("request", trace, 0)
+    slowest = 0.0
+    ids = ["request"]
+    length = np.zeros(1, np.int32)
+    for end in range(2, tokens.shape[1] + 1, 2):
+        length[0] = end
+        sampled = [tokens[0, end - 2 : end].tolist()]
+        slowest = max(slowest, _cpu_ms(partial(session.propose, ids, tokens, length, sampled)))
+    return slowest
+
+
+def _cpu_ms(call: Callable[[], object]) -> float:
+    """CPU time of this thread: what else the machine does is left out."""
+    started = time.thread_time_ns()
+    call()
+    return (time.thread_time_ns() - started) / 1e6
+
+
+def _left(side: Side, texts: list[Trace], context: int) -> dict[str, float]:
+    """Memory, as Python counts it, that is still held when all requests have ended."""
+    work = Batch(texts, LEAK_ROWS, context, 1)
+    session = side.open(K, LEAK_ROWS, context + 64)
+    # Once before counting: what is allocated on first use stays, and is no leak.
+    for counting in (False, True):
+        gc.collect()
+        if counting:
+            tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        work.start(session)
+        held, _ = tracemalloc.get_traced_memory()
+        session.finish(work.ids)
+        session.end_step()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {"traced_bytes": held - before, "traced_left_bytes": after - before}

@@ -1,0 +1,69 @@
+"""A suffix automaton in plain Python that drafts from first occurrences.
+
+How the reference recipe of the article "SAM投机推理" behaves, written from the textbook (Blumer et
+al. 1985): one dict of transitions per state, the longest suffix of the text that occurred before,
+and what followed it the first time. A yardstick, not a drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FirstOccurrenceAutomaton:
+    """The suffix automaton of a growing text."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._first_end = [0]
+        self._last = 0
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Read tokens."""
+        for token in tokens:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        following, link, length = self._next, self._link, self._length
+        self.text.append(token)
+        end = len(self.text)
+        new = len(length)
+        following.append({})
+        length.append(end)
+        self._first_end.append(end)
+        link.append(0)
+        state = self._last
+        while state >= 0 and token not in following[state]:
+            following[state][token] = new
+            state = link[state]
+        if state >= 0:
+            target = following[state][token]
+            if length[target] == length[state] + 1:
+                link[new] = target
+            else:
+                link[new] = self._split(state, token, target)
+        self._last = new
+
+    def _split(self, state: int, token: int, target: int) -> int:
+        """Give the strings of `target` that extend `state` a state of their own."""
+        clone = len(self._length)
+        self._next.append(dict(self._next[target]))
+        self._length.append(self._length[state] + 1)
+        self._first_end.append(self._first_end[target])
+        self._link.append(self._link[target])
+        self._link[target] = clone
+        while state >= 0 and self._next[state].get(token) == target:
+            self._next[state][token] = clone
+            state = self._link[state]
+        return clone
+
+    def draft(self, k: int) -> list[int]:
+        """Up to k tokens that followed the first occurrence of the longest repeated suffix."""
+        match = self._link[self._last]
+        if match <= 0:
+            return []
+        end = self._first_end[match]
+        return self.text[end : end + k]

@@ -1,0 +1,127 @@
+"""Greedy replay: how many tokens a step yields when the model writes exactly the recorded text.
+
+A draft is accepted up to its first mismatch, and one more token, the bonus token, always comes
+from the model. Every request begins with its prompt and one token known, as after prefill.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sam_rollout.bench.sides import Session
+from sam_rollout.bench.traces import Trace
+
+CONTEXT_BIN = 1_000  # tokens
+
+
+@dataclass
+class Replay:
+    """Sums over all steps of all requests."""
+
+    steps: int = 0
+    tokens: int = 0  # the first of each response, which no draft can save, left out
+    drafted: int = 0
+    accepted: int = 0
+    # By known tokens before the step, in bins of CONTEXT_BIN tokens.
+    steps_at: Counter[int] = field(default_factory=Counter)
+    tokens_at: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a step, bonus token included."""
+        return self.tokens / self.steps if self.steps else float("nan")
+
+    @property
+    def drafted_per_step(self) -> float:
+        """Draft tokens a step."""
+        return self.drafted / self.steps if self.steps else float("nan")
+
+    @property
+    def drafted_per_accepted(self) -> float:
+        """Draft tokens for each accepted one; infinite if none was."""
+        return self.drafted / self.accepted if self.accepted else float("inf")
+
+    def book(self, known: int, drafted: int, accepted: int, remaining: int) -> int:
+        """Book one step of one request; returns how many tokens it yielded.
+
+        Args:
+            known: tokens before the step.
+            drafted, accepted: draft tokens.
+            remaining: tokens of the text not known yet, at least 1; the step yields no more.
+        """
+        tokens = min(accepted + 1, remaining)
+        self.steps += 1
+        self.tokens += tokens
+        self.drafted += drafted
+        self.accepted += accepted
+        self.steps_at[known // CONTEXT_BIN] += 1
+        self.tokens_at[known // CONTEXT_BIN] += tokens
+        return tokens
+
+
+def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -> None:
+    """Generate the traces together, every request one step at a time, and book it all.
+
+    Args:
+        session: whatever it has seen before stays.
+        traces: at least one response token each, or nothing is booked for them.
+        into: where to add.
+        step: number of the training step, for sources that look at earlier ones.
+    """
+    traces = [trace for trace in traces if len(trace.response) > 0]
+    if not traces:
+        return
+    texts = [trace.tokens.tolist() for trace in traces]
+    token_ids = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    for row, text in enumerate(texts):
+        token_ids[row, : len(text)] = text
+    ids = [f"{step}/{trace.group}/{i}" for i, trace in enumerate(traces)]
+    for request_id, trace in zip(ids, traces, strict=True):
+        session.admit(request_id, trace, step)
+    known = [len(trace.prompt) + 1 for trace in traces]
+    sampled = [text[n - 1 : n] for text, n in zip(texts, known, strict=True)]
+    while True:
+        ended = [row for row, text in enumerate(texts) if known[row] == len(text)]
+        session.finish([ids[row] for row in ended])
+        for row in reversed(ended):  # the last row moves up, as in vLLM's batch
+            last = len(ids) - 1
+            token_ids[row] = token_ids[last]
+            for rows in (ids, texts, known, sampled):
+                rows[row] = rows[last]
+                rows.pop()
+        if not ids:
+            break
+        drafts = session.propose(ids, token_ids, np.array(known, np.int32), sampled)
+        for row, draft in enumerate(drafts):
+            text, n = texts[row], known[row]
+            right = accepted_tokens(draft, text, n)
+            known[row] += into.book(n, len(draft), right, len(text) - n)
+            sampled[row] = text[n : known[row]]
+        ids = list(ids)  # a batch of its own each step, as the model runner hands it over
+    session.end_step()
+
+
+def accepted_tokens(draft: list[int], text: list[int], at: int) -> int:
+    """How many draft tokens are the text's from position `at` on."""
+    for i, (drafted, true) in enumerate(zip(draft, text[at : at + len(draft)], strict=False)):
+        if drafted != true:
+            return i
+    return min(len(draft), len(text) - at)
+
+
+def read_through(session: Session, traces: list[Trace], step: int) -> None:
+    """Let a session see whole responses without drafting: an earlier epoch."""
+    for i, trace in enumerate(traces):
+        ids = [f"{step}/{trace.group}/{i}"]
+        text, prompt = trace.tokens, len(trace.prompt)
+        session.admit(ids[0], trace, step)
+        # What a request has at its first call is its prompt and one token.
+        for start, stop in ((prompt, prompt + 1), (prompt + 1, len(text))):
+            if start < stop <= len(text):
+                lengths = np.array([stop], np.int32)
+                session.read(ids, text[None], lengths, [text[start:stop].tolist()])
+        session.finish(ids)
+    session.end_step()

@@ -1,0 +1,138 @@
+"""Token sequences that drafters are measured on, and the files they are read from.
+
+Formats, for one file or every file of a folder, by the end of its name:
+
+* `.npy`: integers, one text; a second dimension makes one text of each row.
+* `.jsonl`: one text a line, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`, with
+  `"group"` (responses to one prompt share it), `"sibling"` and `"step"` where known.
+* `.parquet`: the columns `prompt_ids` and `response_ids`, with `group`, `sibling` and `step` where
+  known; what a run folder holds below `sam/traces`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+_MAX_TOKEN_ID = np.iinfo(np.int32).max
+
+
+class TraceError(ValueError):
+    """A file that holds no traces; the text names the file and what was expected."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One response to a prompt; responses of one `group` answer the same prompt."""
+
+    group: str
+    sibling: int
+    prompt: Int32Array  # [prompt tokens]; may be empty
+    response: Int32Array  # [response tokens]
+    step: int = 0  # training step that asked for it: a later one is a later epoch
+
+    @property
+    def tokens(self) -> Int32Array:
+        """Prompt and response, int32[prompt + response]."""
+        return np.concatenate([self.prompt, self.response])
+
+
+def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
+    """Traces sampled together, siblings in order; groups in order of step and appearance."""
+    groups: dict[tuple[int, str], list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault((trace.step, trace.group), []).append(trace)
+    ordered = sorted(groups.items(), key=lambda item: item[0][0])
+    return [sorted(group, key=lambda trace: trace.sibling) for _, group in ordered]
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Traces of a file, of the files of a folder, or of a run folder.
+
+    Raises:
+        TraceError: nothing that could be read, or a file with other content.
+        OSError: no such path, or no permission.
+    """
+    files = [path] if path.is_file() else _files(path)
+    traces = [trace for file in files for trace in _READERS[file.suffix](file)]
+    if not traces:
+        raise TraceError(f"{path}: no traces; expected {', '.join(_READERS)} or a run folder")
+    return traces
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / "sam").is_dir():
+        folder = folder / "sam" / "traces"
+    return sorted(file for file in folder.iterdir() if file.suffix in _READERS)
+
+
+def _ids(values: Any, file: Path) -> Int32Array:
+    """Token ids as int32, checked."""
+    array = np.asarray(values)
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > _MAX_TOKEN_ID:
+        raise TraceError(f"{file}: token ids must be integers in 0..{_MAX_TOKEN_ID}")
+    return array.astype(np.int32)
+
+
+def _read_npy(file: Path) -> Iterator[Trace]:
+    array = _ids(np.load(file, allow_pickle=False), file)
+    if array.ndim not in (1, 2):
+        raise TraceError(f"{file}: {array.ndim} dimensions, expected 1 or 2")
+    nothing = np.zeros(0, np.int32)
+    for i, row in enumerate(array.reshape(-1, array.shape[-1])):
+        yield Trace(f"{file.stem}-{i}", 0, nothing, row)
+
+
+def _read_jsonl(file: Path) -> Iterator[Trace]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+                response = entry["tokens"] if "tokens" in entry else entry["response"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TraceError(
+                    f'{file}, line {number}: expected {{"tokens": [...]}} or '
+                    '{"prompt": [...], "response": [...]}'
+                ) from error
+            yield _trace(entry, entry.get("prompt", []), response, f"{file.stem}-{number}", file)
+
+
+def _read_parquet(file: Path) -> Iterator[Trace]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file).read()
+    except pa.ArrowInvalid as error:
+        raise TraceError(f"{file}: {error}") from error
+    if not {"prompt_ids", "response_ids"} <= set(table.column_names):
+        raise TraceError(f"{file}: expected the columns prompt_ids and response_ids")
+    for number, entry in enumerate(table.to_pylist(), start=1):
+        name = f"{file.stem}-{number}"
+        yield _trace(entry, entry["prompt_ids"], entry["response_ids"], name, file)
+
+
+def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, file: Path) -> Trace:
+    """A trace of its own group unless the entry says otherwise."""
+    return Trace(
+        str(entry.get("group", name)),
+        int(entry.get("sibling", 0)),
+        _ids(prompt, file),
+        _ids(response, file),
+        int(entry.get("step", 0)),
+    )
+
+
+_READERS = {".npy": _read_npy, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

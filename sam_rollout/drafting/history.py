@@ -1,0 +1,316 @@
+"""The source `history`: what was sampled for the same prompt in earlier training steps.
+
+Epochs repeat their prompts, and a policy changes slowly: responses of the last epoch share long
+passages with today's. They are kept on disk (`history_store.py`) when they end; when the first
+request of a group arrives, the group's past responses become a static automaton. What siblings
+sample in the current step is not history: it is left to the source `siblings`.
+
+Everything slow (the disk, building automata) happens in a thread of its own, most of it without the
+GIL; a step only hands work over and takes results when they are there. Where the disk fails, the
+source is switched off and the others go on.
+"""
+
+import dataclasses
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from sam_rollout.automaton import static_build
+from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.recorder import TextRecorder
+from sam_rollout.automaton.static import StaticAutomaton, build, join
+from sam_rollout.automaton.static_match import StaticMatcher
+from sam_rollout.config import ConfigError, HistorySourceConfig
+from sam_rollout.drafting.history_store import HistoryStore
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+
+logger = logging.getLogger(__name__)
+
+# Of an automaton, for a first guess of its size: 4 for the text, the rest states and edges.
+_BYTES_PER_TOKEN = 36
+# Responses that wait for the disk; more are dropped, so that a slow disk cannot eat the memory.
+_MAX_WAITING_BYTES = 256 << 20
+
+_NO_SLOT = -1
+
+
+@dataclasses.dataclass
+class _Live:
+    """A live request."""
+
+    identity: RequestIdentity | None
+    row: int  # in the bound batch, -1 while absent
+    slot: int  # where its text is recorded, -1 for nowhere
+
+
+@dataclasses.dataclass
+class _Group:
+    """The past of a group, from its first request in a step until the step ends."""
+
+    loading: Future | None
+    live: int = 0  # requests
+    automaton: StaticAutomaton | None = None
+
+
+_GroupKey = tuple[str, int]  # group, step
+
+
+class HistorySource:
+    """Drafts from earlier responses to the same prompt; a `StaticSource`.
+
+    Requests without identity, outside training steps or of validation neither draft from history
+    nor enter it.
+
+    Args:
+        config: with a path.
+        max_rows: most requests in one batch.
+        max_model_len: longest text in tokens.
+        executor: where slow work is done, one task after the other; by default a thread of its own.
+
+    Raises:
+        ConfigError: the path is not set.
+    """
+
+    name = "history"
+    bias = 0
+
+    def __init__(
+        self,
+        config: HistorySourceConfig,
+        max_rows: int,
+        max_model_len: int,
+        executor: Executor | None = None,
+    ) -> None:
+        if not config.path:
+            raise ConfigError("sam.sources.history.path", config.path, "must name a folder")
+        self._config = config
+        self._executor = executor or ThreadPoolExecutor(1, "sam-history")
+        static_build.warm_up()  # now, or the first group would wait for the compiler
+        self._matcher = StaticMatcher(max_rows)
+        # Of requests that are preempted, too; beyond that, responses are not recorded.
+        self._recorder = TextRecorder(2 * max_rows + 16, max_model_len)
+        self._live: dict[str, _Live] = {}
+        self._bound: list[_Live] = []
+        self._slots = np.full(max_rows, _NO_SLOT, np.int32)
+        self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest unused first
+        self._loading: set[_GroupKey] = set()
+        self._nbytes = 0
+        self._worker = _Worker(config)
+        self._waiting: dict[Future, int] = {}  # responses on their way to the disk -> bytes
+        self._off = False
+        self._counts = dict.fromkeys(
+            ("failures", "dropped", "evictions", "groups_found", "groups_missing"), 0
+        )
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """As `StaticSource.bind`. A group's first request has its past read."""
+        rows = [
+            self._live.get(request_id) or self._admit(request_id, identity)
+            for request_id, identity in zip(request_ids, identities, strict=True)
+        ]
+        self._matcher.rearrange(np.array([live.row for live in rows], np.int64))
+        for live in self._bound:
+            live.row = -1
+        for row, live in enumerate(rows):
+            live.row = row
+            self._slots[row] = live.slot
+            group = self._groups.get(_key_of(live.identity))
+            automaton = None if group is None else group.automaton
+            if self._matcher.automaton(row) is not automaton:
+                self._matcher.attach(row, automaton)
+        self._bound = rows
+
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """As `StaticSource.catch_up`; cursors are left to the first `match`."""
+        if self._off:
+            return
+        self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
+        self._take_results()
+
+    def match(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: np.ndarray,
+        out_lengths: Int32Array,
+    ) -> None:
+        """As `StaticSource.match`."""
+        self.catch_up(token_ids, num_tokens, eligible)
+        self._matcher.match(token_ids, num_tokens, eligible, out_lengths)
+
+    def draft(self, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array) -> None:
+        """As `StaticSource.draft`."""
+        self._matcher.draft(k, out_tokens, out_counts)
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """As `StaticSource.finish`; responses go to the disk."""
+        for request_id in request_ids:
+            live = self._live.pop(request_id, None)
+            if live is None:
+                continue
+            if live.row >= 0:
+                self._matcher.attach(live.row, None)
+                self._slots[live.row] = _NO_SLOT
+            if live.slot != _NO_SLOT:
+                self._write(live.identity, self._recorder.take(live.slot))
+            if (group := self._groups.get(_key_of(live.identity))) is not None:
+                group.live -= 1
+
+    def end_step(self) -> None:
+        """Forget the groups that have no live request: another step sees more of their past."""
+        for key in [key for key, group in self._groups.items() if group.live == 0]:
+            self._forget(key)
+
+    def counters(self) -> Mapping[str, int]:
+        """As `StaticSource.counters`; bytes and groups as they stand, the rest since the start."""
+        return {
+            **{f"history_{name}": count for name, count in self._counts.items()},
+            "history_bytes": self._nbytes,
+            "history_disk_bytes": self._worker.disk_bytes,
+        }
+
+    def wait(self) -> None:
+        """Wait until all work handed over is done; for tests, replays and the end of a run."""
+        for future in [*self._waiting, *(self._groups[key].loading for key in self._loading)]:
+            future.exception()
+        self._take_results()
+
+    def _admit(self, request_id: str, identity: RequestIdentity | None) -> _Live:
+        """Meet a new request."""
+        live = _Live(identity, row=-1, slot=_NO_SLOT)
+        self._live[request_id] = live
+        if self._off or identity is None or identity.split != TRAIN_SPLIT or identity.step < 0:
+            live.identity = None
+            return live
+        live.slot = self._recorder.open()
+        key = _key_of(identity)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(self._submit(self._worker.load, *key))
+            self._loading.add(key)
+        self._groups.move_to_end(key)
+        group.live += 1
+        return live
+
+    def _write(self, identity: RequestIdentity, tokens: Int32Array) -> None:
+        if self._off or len(tokens) == 0:
+            return
+        if sum(self._waiting.values()) + tokens.nbytes > _MAX_WAITING_BYTES:
+            self._counts["dropped"] += 1
+            return
+        future = self._submit(self._worker.append, identity.group, identity.step, tokens)
+        self._waiting[future] = tokens.nbytes
+
+    def _submit(self, task: Callable, *arguments) -> Future:
+        return self._executor.submit(task, *arguments)
+
+    def _take_results(self) -> None:
+        """Take over what has been written and built since the last call."""
+        if not self._waiting and not self._loading:
+            return
+        try:
+            for future in [future for future in self._waiting if future.done()]:
+                del self._waiting[future]
+                self._counts["dropped"] += not future.result()
+            for key in [key for key in self._loading if self._groups[key].loading.done()]:
+                self._loading.remove(key)
+                self._install(key, self._groups[key])
+        except Exception:
+            self._switch_off()
+
+    def _install(self, key: _GroupKey, group: _Group) -> None:
+        """Let the group's requests draft from the past that was read."""
+        automaton = group.loading.result()
+        group.loading = None
+        self._counts["groups_missing" if automaton is None else "groups_found"] += 1
+        if automaton is None:
+            return
+        group.automaton = automaton
+        self._nbytes += automaton.nbytes
+        self._respect_max_bytes()
+        for row, live in enumerate(self._bound):
+            if live.row == row and _key_of(live.identity) == key:
+                self._matcher.attach(row, group.automaton)
+
+    def _respect_max_bytes(self) -> None:
+        """Give automata up until the rest fits: without live requests first, then longest ago."""
+        by_use = sorted(self._groups.items(), key=lambda item: item[1].live > 0)
+        for _, group in by_use:
+            if self._nbytes <= self._config.max_memory_bytes:
+                return
+            if group.automaton is not None:
+                self._counts["evictions"] += 1
+                self._drop_automaton(group)
+
+    def _drop_automaton(self, group: _Group) -> None:
+        """Free a group's automaton; it is not read again while the group lives."""
+        for row in range(len(self._bound)):
+            if self._matcher.automaton(row) is group.automaton:
+                self._matcher.attach(row, None)
+        self._nbytes -= group.automaton.nbytes
+        group.automaton = None
+
+    def _forget(self, key: _GroupKey) -> None:
+        group = self._groups.pop(key)
+        self._loading.discard(key)
+        if group.automaton is not None:
+            self._drop_automaton(group)
+
+    def _switch_off(self) -> None:
+        """Free everything; the other sources go on."""
+        logger.warning(
+            "The history in %s failed and is switched off; the rollout continues without it.",
+            self._config.path,
+            exc_info=True,
+        )
+        self._off = True
+        self._counts["failures"] += 1
+        self._waiting.clear()
+        self._loading.clear()
+        for key in list(self._groups):
+            self._forget(key)
+
+
+class _Worker:
+    """The slow half, run by the executor: one task at a time, in order."""
+
+    def __init__(self, config: HistorySourceConfig) -> None:
+        self._config = config
+        self._store: HistoryStore | None = None
+        self._step = -1  # of the last refresh
+        self.disk_bytes = 0
+
+    def load(self, group: str, step: int) -> StaticAutomaton | None:
+        """The automaton of a group's responses before a step; None if there are none."""
+        store = self._open()
+        if step != self._step:  # responses of earlier steps are all there when a step begins
+            store.refresh()
+            self._step = step
+            self.disk_bytes = store.disk_bytes()
+        max_tokens = self._config.max_memory_bytes // _BYTES_PER_TOKEN
+        responses = store.read(group, step, max_tokens)
+        return build(join(responses)) if responses else None
+
+    def append(self, group: str, step: int, tokens: Int32Array) -> bool:
+        """Write a response; False if it is too long."""
+        return self._open().append(group, step, tokens)
+
+    def _open(self) -> HistoryStore:
+        """The store, opened by the first task: ranks whose drafts are unused never have one."""
+        if self._store is None:
+            self._store = HistoryStore(
+                Path(self._config.path),
+                self._config.max_bytes,
+                self._config.max_responses_per_prompt,
+            )
+        return self._store
+
+
+def _key_of(identity: RequestIdentity | None) -> _GroupKey:
+    return ("", -1) if identity is None else (identity.group, identity.step)

@@ -1,0 +1,273 @@
+"""Responses of earlier training steps on disk, written and read by all engines of a machine.
+
+A folder of segments. Every writer appends to a segment of its own and holds a lock on it, which the
+system releases when the writer dies, however that happens. A segment is called `*.open` while it is
+written and `*.closed` afterwards. A record carries its length and a checksum, so that one torn by a
+crash ends its segment and costs nothing else. When the folder is full, whole closed segments are
+deleted, oldest first, under the folder's lock. Nothing is ever rewritten.
+
+All methods may block on the disk: they belong into a thread of their own.
+"""
+
+import bisect
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from sam_rollout.automaton.pool import Int32Array
+
+# A full folder loses this share of its responses at a time.
+SEGMENTS = 32
+
+OPEN, CLOSED = ".open", ".closed"
+_MAGIC = b"SAMH"
+# magic, CRC-32 of all that follows, tokens, step, group; then the tokens, int32. Little-endian.
+_RECORD = struct.Struct("<4sIIi8s")
+_CHECKED_FROM = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a record lies."""
+
+    step: int
+    segment: str
+    offset: int
+    tokens: int
+
+
+class HistoryStore:
+    """Responses by group and training step, bounded in bytes.
+
+    Args:
+        folder: made if need be. Engines on several machines see each other's responses only where
+            they share it; it then has to support `flock`.
+        max_bytes: of all segments, those of other writers included. Each writer needs at least a
+            32nd of it.
+        max_responses: most that are returned for a group, and so remembered.
+
+    Raises:
+        OSError: by every method, if the folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, max_responses: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._segment_bytes = max_bytes // SEGMENTS
+        self._max_responses = max_responses
+        self._groups: dict[bytes, list[_Place]] = {}  # by step
+        self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
+        self._segment: BinaryIO | None = None
+        self._written = 0  # bytes of the own segment
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, group: str, step: int, tokens: Int32Array) -> bool:
+        """Add a response; False if it is too long for a segment.
+
+        It survives the end of this process at once, a crash of the machine when the system has
+        written it out.
+        """
+        raw = np.ascontiguousarray(tokens, "<i4").tobytes()
+        record = _pack(_key(group), step, raw)
+        if len(record) > self._segment_bytes:
+            return False
+        full = self._written + len(record) > self._segment_bytes
+        # Another writer deletes segments that it takes for closed only; anybody else may do worse.
+        if self._segment is None or full or os.fstat(self._segment.fileno()).st_nlink == 0:
+            self._begin_segment()
+        assert self._segment is not None
+        if self._segment.write(record) < len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._segment.name)
+        self._written += len(record)
+        return True
+
+    def read(self, group: str, before_step: int, max_tokens: int) -> list[Int32Array]:
+        """The group's newest responses of earlier steps, oldest first.
+
+        Args:
+            before_step: what was sampled in this step or later is left out.
+            max_tokens: the oldest ones are left out when together they are longer.
+        """
+        places = [p for p in self._groups.get(_key(group), ()) if p.step < before_step]
+        responses = []
+        for place in reversed(places[-self._max_responses :]):
+            max_tokens -= place.tokens
+            if max_tokens < 0:
+                break
+            response = self._read_record(place)
+            if response is not None:
+                responses.append(response)
+        return responses[::-1]
+
+    def refresh(self) -> None:
+        """Take note of what all writers have added and deleted since the last time."""
+        segments = self._segments()
+        gone = self._read_up_to.keys() - segments.keys()
+        for stem in gone:
+            del self._read_up_to[stem]
+        if gone:
+            self._forget(gone)
+        for stem, path in segments.items():
+            self._index(stem, path)
+
+    def disk_bytes(self) -> int:
+        """Size of all segments."""
+        total = 0
+        for path in self._segments().values():
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
+
+    def close(self) -> None:
+        """End the own segment."""
+        if self._segment is None:
+            return
+        path = Path(self._segment.name)
+        with suppress(FileNotFoundError):
+            path.rename(path.with_suffix(CLOSED))
+        self._segment.close()
+        self._segment = None
+
+    def _segments(self) -> dict[str, Path]:
+        """Path of each segment by its stem, oldest first."""
+        paths = [p for p in self._folder.iterdir() if p.suffix in (OPEN, CLOSED)]
+        return {path.stem: path for path in sorted(paths)}
+
+    # --- writing ---
+
+    def _begin_segment(self) -> None:
+        with self._folder_lock():
+            self.close()
+            self._close_orphans()
+            self._make_room()
+            stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+            # Unbuffered: what was appended is the system's, and survives this process.
+            segment = open(self._folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
+            fcntl.flock(segment, fcntl.LOCK_EX)
+        self._segment, self._written = segment, 0
+
+    @contextmanager
+    def _folder_lock(self) -> Iterator[None]:
+        with open(self._folder / "lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _close_orphans(self) -> None:
+        """Rename the segments whose writers have died."""
+        for path in self._segments().values():
+            if path.suffix != OPEN:
+                continue
+            with open(path, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                path.rename(path.with_suffix(CLOSED))
+
+    def _make_room(self) -> None:
+        """Delete closed segments until another one fits, open ones counted as if full."""
+        segments = list(self._segments().values())
+        sizes = {
+            path: self._segment_bytes if path.suffix == OPEN else path.stat().st_size
+            for path in segments
+        }
+        total = sum(sizes.values()) + self._segment_bytes
+        for path in segments:
+            if total <= self._max_bytes:
+                return
+            if path.suffix == CLOSED:
+                path.unlink()
+                total -= sizes[path]
+        if total > self._max_bytes:
+            raise OSError(f"{self._folder}: more than {SEGMENTS - 1} engines write to one history")
+
+    # --- reading ---
+
+    def _index(self, stem: str, path: Path) -> None:
+        """Note the records that a segment has got since the last time."""
+        offset = self._read_up_to.get(stem, 0)
+        with self._opened(stem, path) as file:
+            size = 0 if file is None else os.fstat(file.fileno()).st_size
+            if file is None or size < offset + _RECORD.size:
+                self._read_up_to[stem] = offset
+                return
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+                while offset + _RECORD.size <= size:
+                    magic, _, tokens, step, group = _RECORD.unpack_from(content, offset)
+                    end = offset + _RECORD.size + 4 * tokens
+                    if magic != _MAGIC or end > size:
+                        break  # being written, or torn
+                    place = _Place(step, stem, offset, tokens)
+                    self._note(group, place)
+                    offset = end
+        self._read_up_to[stem] = offset
+
+    def _note(self, group: bytes, place: _Place) -> None:
+        """Remember as many records as may be asked for: of the newest step, and before it."""
+        places = self._groups.setdefault(group, [])
+        bisect.insort(places, place, key=_step_of)
+        newest = bisect.bisect_left(places, _step_of(places[-1]), key=_step_of)
+        del places[newest + self._max_responses :]
+        del places[: max(0, newest - self._max_responses)]
+
+    def _read_record(self, place: _Place) -> Int32Array | None:
+        """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
+        path = self._folder / f"{place.segment}{CLOSED}"
+        size = _RECORD.size + 4 * place.tokens
+        with self._opened(place.segment, path) as file:
+            record = b"" if file is None else os.pread(file.fileno(), size, place.offset)
+        if len(record) < size:
+            return None
+        (checksum,) = struct.unpack_from("<I", record, len(_MAGIC))
+        if zlib.crc32(memoryview(record)[_CHECKED_FROM:]) != checksum:
+            return None
+        tokens = np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
+        return tokens if (tokens >= 0).all() else None
+
+    @contextmanager
+    def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:
+        """A segment under either of its names, None if it is gone."""
+        file = None
+        # Closed last: a segment may be renamed between two attempts, but only in this direction.
+        for candidate in (path, self._folder / f"{stem}{OPEN}", self._folder / f"{stem}{CLOSED}"):
+            with suppress(FileNotFoundError):
+                file = open(candidate, "rb")  # noqa: SIM115 - closed below
+                break
+        try:
+            yield file
+        finally:
+            if file is not None:
+                file.close()
+
+    def _forget(self, stems: set[str]) -> None:
+        """Drop what lay in deleted segments."""
+        for group, places in list(self._groups.items()):
+            places[:] = [place for place in places if place.segment not in stems]
+            if not places:
+                del self._groups[group]
+
+
+def _step_of(place: _Place) -> int:
+    return place.step
+
+
+def _key(group: str) -> bytes:
+    return hashlib.blake2b(group.encode(), digest_size=8).digest()
+
+
+def _pack(key: bytes, step: int, raw: bytes) -> bytes:
+    body = struct.pack("<Ii8s", len(raw) // 4, step, key) + raw
+    return _MAGIC + struct.pack("<I", zlib.crc32(body)) + body

@@ -1,0 +1,39 @@
+"""The engine's own drafters as sides of `sam-rollout bench drafter`: called as they expect."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.bench import sides
+from sam_rollout.bench.replay import Replay, replay
+from sam_rollout.bench.traces import Trace
+
+TEXT = [5, 6, 7, 8, 9, 10, 11, 12] * 6
+
+
+@pytest.mark.parametrize("name", [sides.NGRAM, sides.NGRAM_24, sides.ARCTIC, sides.ARCTIC_4])
+def test_a_periodic_text_takes_few_steps(name):
+    (side,) = [side for side in sides.all_sides() if side.name == name]
+    if name.startswith(sides.ARCTIC):
+        pytest.importorskip("arctic_inference")
+    trace = Trace("a", 0, np.array(TEXT[:8], np.int32), np.array(TEXT[8:], np.int32))
+    result = Replay()
+    replay(side.open(3, 2, 128), [trace, trace], result)
+    assert result.tokens == 2 * (len(TEXT) - 9)
+    # Up to seven tokens until a match is long enough, then four a step.
+    assert result.mean_acceptance_length > 2.5
+
+
+def test_a_side_whose_package_is_missing_is_named(monkeypatch):
+    import builtins
+
+    imported = builtins.__import__
+
+    def without_arctic(name, *arguments, **options):
+        if name.startswith("arctic_inference"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return imported(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_arctic)
+    there, missing = sides.available()
+    assert sides.NGRAM in there and set(missing) == {sides.ARCTIC, sides.ARCTIC_4}
+    assert "arctic_inference" in missing[sides.ARCTIC]

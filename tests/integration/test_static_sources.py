@@ -1,0 +1,90 @@
+"""History and corpus inside a real vLLM engine: the same text in fewer steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sam_rollout.config import (
+    ConfigError,
+    CorpusSourceConfig,
+    GateConfig,
+    HistorySourceConfig,
+    SamConfig,
+    SourcesConfig,
+)
+from sam_rollout.drafting.corpus_build import build_corpus
+from sam_rollout.identity import identify
+from sam_rollout.integrations.tokenizer import CorpusTokenizer
+from sam_rollout.integrations.vllm.settings import sam_config_of
+from tests.integration.conftest import MODEL
+
+REQUESTS = 4
+
+
+def sam(**sources: Any) -> SamConfig:
+    return SamConfig(gate=GateConfig(threshold=REQUESTS), sources=SourcesConfig(**sources))
+
+
+def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:
+    """Greedy responses of one training step, and what the drafter recorded of it."""
+    from vllm import SamplingParams, TokensPrompt
+
+    who = [identify(p, seed=1, step=step, sibling=0, split="train") for p in prompts]
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
+        [
+            SamplingParams(temperature=0.0, max_tokens=300, extra_args=identity.to_extra_args())
+            for identity in who
+        ],
+        use_tqdm=False,
+    )
+    drained = engine.collective_rpc("sam_drain")[0]
+    return [list(output.outputs[0].token_ids) for output in outputs], drained
+
+
+def test_history_of_earlier_steps_shortens_the_next(make_engine, prompts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history")
+    engine = make_engine(sam(history=HistorySourceConfig(enabled=True, path=str(folder))))
+    batch = prompts[:REQUESTS]
+    first, before = generate(engine, batch, step=1)
+    assert before["counters"]["drafted_history"] == 0
+    for step in (2, 3):  # read in the background: the first tokens may come sooner
+        text, after = generate(engine, batch, step)
+    assert text == first
+    assert after["counters"]["accepted_history"] > 20
+    assert after["counters"]["history_failures"] == after["counters"]["failures"] == 0
+    assert len(after["steps"]["time_s"]) < 0.9 * len(before["steps"]["time_s"])
+    restarted = make_engine(sam(history=HistorySourceConfig(enabled=True, path=str(folder))))
+    _, after = generate(restarted, batch, step=4)
+    assert after["counters"]["history_groups_found"] == REQUESTS
+
+
+def test_a_corpus_is_drafted_from_and_has_to_be_the_models(make_engine, prompts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    plain = make_engine(sam())
+    expected, _ = generate(plain, prompts[:REQUESTS], step=1)
+    lines = [
+        str(prompt[-8:] + response) for prompt, response in zip(prompts, expected, strict=False)
+    ]
+    (folder / "responses.jsonl").write_text("\n".join(lines))
+    info = build_corpus(
+        [folder / "responses.jsonl"], folder / "a.sam", tokenizer=CorpusTokenizer(MODEL)
+    )
+    assert info.tokenizer
+    config = sam(corpus=CorpusSourceConfig(enabled=True, path=str(folder / "a.sam")))
+    engine = make_engine(config)
+    text, drained = generate(engine, prompts[:REQUESTS], step=1)
+    assert text == expected
+    assert drained["counters"]["accepted_corpus"] > 20
+    assert sam_config_of(engine.llm_engine.vllm_config) == config
+
+
+def test_another_models_corpus_stops_the_engine_at_its_start(make_engine, tmp_path, capfd):
+    (tmp_path / "ids.jsonl").write_text(str([1, 2, 10**6]))
+    build_corpus([tmp_path / "ids.jsonl"], tmp_path / "a.sam")
+    with pytest.raises((ConfigError, RuntimeError)) as caught:  # as the engine's process reports it
+        make_engine(sam(corpus=CorpusSourceConfig(enabled=True, path=str(tmp_path / "a.sam"))))
+    said = str(caught.value) + "".join(capfd.readouterr())
+    assert "holds token ids up to 1000000, the model knows" in said

@@ -1,0 +1,61 @@
+"""The recorded text of a request, however its steps were cut."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.automaton.recorder import CONTEXT, TextRecorder
+
+
+def int32(*values):
+    return np.array(values, np.int32)
+
+
+def test_responses_are_recorded_with_the_end_of_their_prompts():
+    rng = np.random.default_rng(0)
+    recorder = TextRecorder(3, 200)
+    texts = rng.integers(0, 1000, (2, 200)).astype(np.int32)
+    slots = int32(recorder.open(), recorder.open())
+    lengths, prompts = int32(51, 4), (50, 3)
+    while lengths.max() < 190:
+        recorder.record(slots, texts, lengths, rng.random(2) < 0.7)
+        lengths += rng.integers(1, 5, 2).astype(np.int32)
+        if lengths.min() < 60:  # the first steps are those of both
+            recorder.record(slots, texts, lengths, np.ones(2, bool))
+    recorder.record(slots, texts[::-1][::-1], lengths, np.ones(2, bool))
+    for row in range(2):
+        recorded = recorder.take(slots[row])
+        first = lengths[row] - len(recorded)
+        assert np.array_equal(recorded, texts[row, first : lengths[row]])
+        assert max(0, prompts[row] - CONTEXT) <= first <= prompts[row] + 8
+
+
+def test_the_first_row_ends_with_the_first_generated_token():
+    recorder = TextRecorder(1, 100)
+    slot = recorder.open()
+    row = np.arange(100, dtype=np.int32)[None]
+    recorder.record(int32(slot), row, int32(31), np.ones(1, bool))
+    recorder.record(int32(slot), row, int32(34), np.ones(1, bool))
+    assert recorder.take(slot).tolist() == list(range(30 - CONTEXT, 34))
+
+
+def test_slots_are_limited_and_used_again():
+    recorder = TextRecorder(2, 10)
+    slots = [recorder.open(), recorder.open()]
+    assert sorted(slots) == [0, 1] and recorder.open() == -1
+    row = int32(*range(10))[None]
+    recorder.record(int32(-1), row, int32(5), np.ones(1, bool))
+    recorder.record(int32(slots[0]), row, int32(5), np.zeros(1, bool))
+    assert recorder.take(slots[0]).tolist() == []
+    assert recorder.open() == slots[0]
+
+
+@pytest.mark.parametrize("cut", [3, 1])
+def test_a_text_that_was_cut_is_followed(cut):
+    recorder = TextRecorder(1, 10)
+    slot = recorder.open()
+    recorder.record(int32(slot), int32(*range(10))[None], int32(2), np.ones(1, bool))
+    recorder.record(int32(slot), int32(*range(10))[None], int32(9), np.ones(1, bool))
+    other = int32(*range(0, 100, 10))[None]
+    recorder.record(int32(slot), other, int32(cut), np.ones(1, bool))
+    recorder.record(int32(slot), other, int32(5), np.ones(1, bool))
+    assert recorder.take(slot).tolist() == [*range(cut), *range(10 * cut, 50, 10)]

@@ -1,0 +1,230 @@
+"""`sam-rollout bench drafter`: what it measures, prints and judges. Nothing here looks at times."""
+
+import copy
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sam_rollout.bench import drafter, drafter_check, drafter_report, sides
+from sam_rollout.bench.drafter_costs import CostSizes
+from sam_rollout.bench.verdicts import show_check
+from sam_rollout.cli import app
+
+TINY = drafter.Sizes(
+    cot=(1, 400),
+    groups=(1, 300),
+    rewrites=(1, 200),
+    texts=(1, 600),
+    epochs=(1, 200),
+    siblings=4,
+    sweep=(1, 3),
+    sweep_texts=1,
+    costs=CostSizes(
+        batches=(1, 4), contexts=(512,), steps=4, chunk=128, slowest_rows=2, long_text=2_048,
+        longest_text=2_048, rounds=1,
+    ),
+)  # fmt: skip
+OURS = {
+    sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_HISTORY, sides.ALL_SOURCES,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_engines():
+    """An engine takes long to import; the plain automaton stands for all peers."""
+    patch = pytest.MonkeyPatch()
+    ours = [side for side in sides.all_sides() if side.name in OURS | {sides.FIRST}]
+    patch.setattr(sides, "all_sides", lambda: ours)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def result():
+    return drafter.Bench(TINY).run()
+
+
+def test_every_side_of_ours_is_there(result):
+    assert result["missing"] == {}
+
+
+def test_every_set_of_texts_is_measured_with_every_side_that_is_there(result):
+    seen = {(row["data"], row["side"]) for row in result["acceptance"]}
+    assert {data for data, _ in seen} == {
+        drafter.COT, drafter.CODE, drafter.PROSE, drafter.GROUPS, drafter.REWRITES,
+        drafter.SECOND_EPOCH,
+    }  # fmt: skip
+    assert {(drafter.GROUPS, sides.OWN_SIBLINGS), (drafter.COT, sides.FIRST)} <= seen
+    assert {(drafter.SECOND_EPOCH, name) for name in OURS - {sides.ADAPTIVE}} <= seen
+    for row in result["acceptance"]:
+        assert 1 <= row["mean_acceptance_length"] <= row["k"] + 1
+        assert row["drafted_per_step"] <= row["k"]
+    json.dumps(result, allow_nan=False)
+
+
+def test_all_sides_replay_the_same_tokens(result):
+    for data in {row["data"] for row in result["acceptance"]}:
+        tokens = {row["tokens"] for row in result["acceptance"] if row["data"] == data}
+        assert len(tokens) == 1, data
+
+
+def test_a_second_epoch_is_drafted_from_the_first(result):
+    lengths = {
+        row["side"]: row["mean_acceptance_length"]
+        for row in result["acceptance"]
+        if (row["data"], row["k"]) == (drafter.SECOND_EPOCH, 3)
+    }
+    assert lengths[sides.OWN_HISTORY] > 1.2 * lengths[sides.OWN]
+
+
+def test_calls_and_costs_are_there_for_every_size(result):
+    calls = {(row["side"], row["rows"], row["context"]) for row in result["calls"]}
+    assert {(sides.OWN, 1, 512), (sides.OWN, 4, 512), (sides.OWN_SIBLINGS, 4, 512)} <= calls
+    costs = {row["side"]: row for row in result["costs"]}
+    assert set(costs) == {sides.OWN, sides.OWN_SIBLINGS}
+    for row in costs.values():
+        assert row["bytes_per_token"] > 4 and row["left_bytes"] == row["start_bytes"]
+
+
+def test_the_user_s_traces_are_measured_in_order_of_steps():
+    groups = drafter.Bench(TINY).datasets()[3].runs[0][0].traces
+    data = drafter.Bench(TINY, groups).datasets()[-1]
+    assert data.name == drafter.TRACES and data.rows == len(groups)
+
+
+def test_tables_and_picture(result, tmp_path):
+    console = Console(width=160, record=True, file=io.StringIO())
+    drafter_report.show({**result, "missing": {"a peer": "not installed"}}, console)
+    text = console.export_text()
+    for word in ("a peer", "not installed", *OURS, drafter.PROSE, "4 x 512", "bytes a token"):
+        assert word in text, word
+    drafter_report.plot(result, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def good_result() -> dict:
+    """A result that reaches every target exactly or with little to spare."""
+    lengths = {
+        (drafter.COT, 3): {sides.OWN: 2.1, sides.FIRST: 2.0, sides.ARCTIC: 2.0},
+        (drafter.COT, 8): {sides.OWN: 2.3, sides.ARCTIC: 2.0, sides.ADAPTIVE: 2.25},
+        (drafter.CODE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
+        (drafter.PROSE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
+        (drafter.GROUPS, 3): {sides.OWN: 1.5, sides.OWN_SIBLINGS: 1.9},
+        (drafter.SECOND_EPOCH, 3): {sides.OWN: 1.5, sides.OWN_HISTORY: 2.0},
+    }
+    cost = {
+        "median_ns": 150.0, "growth": 3.0, "slowest_ms": 1.9, "slowest_long_ms": 1.0,
+        "bytes_per_token": 64.0, "start_bytes": 7, "left_bytes": 7, "traced_bytes": 1000,
+        "traced_left_bytes": 10,
+    }  # fmt: skip
+    return {
+        "missing": {},
+        "acceptance": [
+            {
+                "data": data,
+                "k": k,
+                "side": side,
+                "mean_acceptance_length": length,
+                "drafted_per_accepted": 3.0 if side == sides.ADAPTIVE else 5.0,
+            }
+            for (data, k), of_side in lengths.items()
+            for side, length in of_side.items()
+        ],
+        "calls": [
+            {"side": side, "rows": 128, "context": 32_768, "median_us": us}
+            for side, us in ((sides.OWN, 350.0), (sides.NGRAM_24, 5_250.0))
+        ],
+        "costs": [{"side": sides.OWN, **cost},
+                  {"side": sides.OWN_SIBLINGS, **cost, "bytes_per_token": 140.0}],
+    }  # fmt: skip
+
+
+def missed(result: dict) -> list[str]:
+    return [v.target for v in drafter_check.judge(result) if v.reached is not True]
+
+
+def test_targets_that_are_reached():
+    verdicts = drafter_check.judge(good_result())
+    assert len(verdicts) == 17 and missed(good_result()) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "side", "field", "value", "word"),
+    [
+        ("costs", sides.OWN, "median_ns", 151.0, "catching up"),
+        ("costs", sides.OWN, "growth", 3.1, "256k"),
+        ("costs", sides.OWN, "slowest_ms", 2.1, "slowest"),
+        ("costs", sides.OWN, "slowest_long_ms", 2.1, "slowest"),
+        ("costs", sides.OWN, "bytes_per_token", 64.1, "bytes a token"),
+        ("costs", sides.OWN, "left_bytes", 8, "memory back"),
+        ("costs", sides.OWN, "traced_left_bytes", 11, "memory back"),
+        ("costs", sides.OWN_SIBLINGS, "bytes_per_token", 140.1, "bytes a token"),
+        ("calls", sides.NGRAM_24, "median_us", 5_000.0, "15x"),
+    ],
+)
+def test_a_cost_above_its_target_is_missed(table, side, field, value, word):
+    result = good_result()
+    (row,) = [row for row in result[table] if row["side"] == side]
+    row[field] = value
+    (target,) = missed(result)
+    assert word in target
+
+
+@pytest.mark.parametrize("row", range(13))
+def test_no_length_can_fall_unnoticed(row):
+    """Half as long a draft misses a target, or, for the side compared with, misses none."""
+    result = good_result()
+    changed = result["acceptance"][row]
+    changed["mean_acceptance_length"] /= 2
+    compared = (sides.FIRST, sides.ARCTIC)
+    only_compared = changed["side"] == sides.OWN and changed["data"] in (
+        drafter.GROUPS, drafter.SECOND_EPOCH,
+    )  # fmt: skip
+    assert bool(missed(result)) != (changed["side"] in compared or only_compared)
+
+
+def test_a_policy_that_drafts_as_much_is_missed():
+    result = good_result()
+    for row in result["acceptance"]:
+        row["drafted_per_accepted"] = 5.0
+    (target,) = missed(result)
+    assert sides.ADAPTIVE in target
+
+
+def test_a_missing_peer_is_not_measured_and_a_missing_feature_is_missed():
+    result = copy.deepcopy(good_result())
+    gone = (sides.ARCTIC, sides.OWN_SIBLINGS)
+    for table in ("acceptance", "costs"):
+        result[table] = [row for row in result[table] if row["side"] not in gone]
+    result["missing"] = {sides.ARCTIC: "no module", sides.OWN_SIBLINGS: "unknown key"}
+    verdicts = {v.target: v for v in drafter_check.judge(result)}
+    peers = [v for target, v in verdicts.items() if sides.ARCTIC in target]
+    ours = [v for target, v in verdicts.items() if sides.OWN_SIBLINGS in target]
+    assert [v.reached for v in peers] == [None, None] and "no module" in peers[0].measured
+    assert [v.reached for v in ours] == [False] * 3 and "not there" in ours[0].measured
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_check(list(verdicts.values()), console)
+    text = console.export_text()
+    assert "not measured" in text and "MISSED" in text
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, tmp_path):
+    monkeypatch.setattr(drafter.Bench, "run", lambda self: result)
+    verdict = drafter_check.Verdict("as good", "this", reached)
+    monkeypatch.setattr(drafter_check, "judge", lambda measured: [verdict])
+    arguments = ["bench", "drafter", "--quick", "--check", "--json", str(tmp_path / "a.json")]
+    outcome = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "a.png")])
+    assert outcome.exit_code == (0 if reached else 1), outcome.output
+    assert ("MISSED" in outcome.output) != reached
+    assert json.loads((tmp_path / "a.json").read_text())["calls"]
+    assert (tmp_path / "a.png").exists()
+
+
+def test_the_command_names_traces_it_cannot_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    outcome = CliRunner().invoke(app, ["bench", "drafter", "--traces", str(tmp_path)])
+    assert outcome.exit_code == 2 and "a.jsonl, line 1" in outcome.output

@@ -1,0 +1,144 @@
+"""Replay counts what an engine would: against examples counted by hand."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
+from sam_rollout.bench.replay import Replay, accepted_tokens, read_through, replay
+from sam_rollout.bench.sides import OwnSession
+from sam_rollout.bench.traces import Trace
+
+
+class Scripted:
+    """A drafter that says what it was told to, and notes what it was asked."""
+
+    def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
+        self.drafts = drafts
+        self.asked: list[tuple[list[str], list[int], list[list[int]]]] = []
+        self.finished: list[str] = []
+        self.admitted: list[str] = []
+        self.steps_ended = 0
+
+    def admit(self, request_id, trace, step):
+        self.admitted.append(request_id)
+
+    def propose(self, request_ids, token_ids, lengths, sampled):
+        names = [name.rpartition("/")[2] for name in request_ids]
+        self.asked.append((names, lengths.tolist(), [list(tokens) for tokens in sampled]))
+        self.texts = [token_ids[i, :n].tolist() for i, n in enumerate(lengths)]
+        return [
+            self.drafts.get((name, n), []) for name, n in zip(names, lengths.tolist(), strict=True)
+        ]
+
+    def finish(self, request_ids):
+        self.finished += list(request_ids)
+
+    def end_step(self):
+        self.steps_ended += 1
+
+
+def trace(prompt: list[int], response: list[int], group: str = "g", sibling: int = 0) -> Trace:
+    return Trace(group, sibling, np.array(prompt, np.int32), np.array(response, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("draft", "at", "right"),
+    [([], 0, 0), ([1, 2, 3], 0, 3), ([1, 9, 3], 0, 1), ([9, 2], 0, 0), ([3, 4, 5], 2, 2)],
+)
+def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, at, right):
+    assert accepted_tokens(draft, [1, 2, 3, 4], at) == right
+
+
+def test_steps_tokens_and_drafts_are_those_counted_by_hand():
+    # Known after prefill: 7 8 | 1. Then: draft 2 3 9 -> 2 accepted, bonus 4; nothing drafted -> 5;
+    # draft 6 7 8 -> the text ends after 6.
+    session = Scripted({("0", 3): [2, 3, 9], ("0", 7): [6, 7, 8]})
+    result = Replay()
+    replay(session, [trace([7, 8], [1, 2, 3, 4, 5, 6])], result)
+    assert session.asked == [
+        (["0"], [3], [[1]]),
+        (["0"], [6], [[2, 3, 4]]),
+        (["0"], [7], [[5]]),
+    ]
+    assert (result.steps, result.tokens, result.drafted, result.accepted) == (3, 5, 6, 3)
+    assert result.mean_acceptance_length == pytest.approx(5 / 3)
+    assert result.drafted_per_step == 2 and result.drafted_per_accepted == 2
+    assert session.finished == ["0/g/0"] and session.steps_ended == 1
+
+
+def test_requests_advance_together_and_rows_close_up():
+    session = Scripted({("1", 2): [5, 6, 7]})
+    result = Replay()
+    traces = [trace([1], [2, 3, 4]), trace([1], [4, 5, 6, 7, 8]), trace([1], [9])]
+    replay(session, traces, result)
+    # Request 2 has ended with prefill. Request 1 gets four tokens in its one step.
+    assert [(names, lengths) for names, lengths, _ in session.asked] == [
+        (["0", "1"], [2, 2]),
+        (["0"], [3]),
+    ]
+    assert session.texts == [[1, 2, 3]]
+    assert (result.steps, result.tokens) == (3, 6)
+    assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
+
+
+def test_a_row_that_moves_keeps_its_text():
+    session = Scripted({})
+    replay(session, [trace([1], [2, 3]), trace([4], [5, 6, 7])], Replay())
+    assert session.asked[-1][:2] == (["1"], [3]) and session.texts == [[4, 5, 6]]
+
+
+def test_steps_are_booked_by_the_length_of_the_context():
+    result = Replay()
+    result.book(known=999, drafted=3, accepted=3, remaining=100)
+    result.book(known=1_000, drafted=3, accepted=0, remaining=1)
+    assert dict(result.steps_at) == {0: 1, 1: 1} and dict(result.tokens_at) == {0: 4, 1: 1}
+
+
+def test_nothing_is_booked_without_a_response():
+    result = Replay()
+    replay(Scripted({}), [trace([1, 2], [])], result)
+    assert result.steps == 0 and np.isnan(result.mean_acceptance_length)
+
+
+def test_an_earlier_epoch_is_read_prompt_first():
+    reads = []
+
+    class Reader(Scripted):
+        def read(self, request_ids, token_ids, lengths, sampled):
+            reads.append((lengths.tolist(), sampled))
+
+    session = Reader({})
+    read_through(session, [trace([1, 2], [3, 4, 5])], step=4)
+    assert reads == [([3], [[3]]), ([5], [[4, 5]])] and session.finished == ["4/g/0"]
+
+
+def test_the_plain_automaton_drafts_what_followed_the_first_time():
+    automaton = FirstOccurrenceAutomaton()
+    automaton.extend([1, 2, 3, 1, 2, 4, 1, 2])
+    assert automaton.draft(3) == [3, 1, 2]
+    automaton.extend([9])
+    assert automaton.draft(3) == []
+
+
+def brute_force_first(text: list[int], k: int) -> list[int]:
+    for length in range(len(text) - 1, 0, -1):
+        for end in range(length, len(text)):
+            if text[end - length : end] == text[-length:]:
+                return text[end : end + k]
+    return []
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 8])
+def test_the_plain_automaton_agrees_with_brute_force(alphabet):
+    text = np.random.default_rng(alphabet).integers(0, alphabet, 60).tolist()
+    automaton = FirstOccurrenceAutomaton()
+    for n, token in enumerate(text, start=1):
+        automaton.extend([token])
+        assert automaton.draft(3) == brute_force_first(text[:n], 3)
+
+
+def test_our_drafter_replays_a_periodic_text_in_few_steps():
+    result = Replay()
+    replay(OwnSession({}, 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
+    # 59 tokens behind the first: every step yields four once a token has repeated.
+    assert (result.tokens, result.steps) == (59, 15)

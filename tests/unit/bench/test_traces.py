@@ -1,0 +1,106 @@
+"""Readers of anyone's token ids, and the texts every Python has."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sam_rollout.bench import corpora
+from sam_rollout.bench.traces import Trace, TraceError, groups_of, read_traces
+
+
+def test_a_folder_of_all_formats(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(5))
+    np.save(tmp_path / "b.npy", np.arange(6, dtype=np.uint16).reshape(2, 3))
+    lines = [{"tokens": [1, 2]}, {"prompt": [3], "response": [4, 5], "group": "g", "sibling": 1}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    (tmp_path / "ignored.txt").write_text("no trace")
+    table = pa.table({"prompt_ids": [[7]], "response_ids": [[8, 9]], "group": ["h"], "step": [2]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    traces = read_traces(tmp_path)
+    assert [trace.tokens.tolist() for trace in traces] == [
+        [0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 5], [1, 2], [3, 4, 5], [7, 8, 9],
+    ]  # fmt: skip
+    assert [trace.group for trace in traces] == ["a-0", "b-0", "b-1", "c-1", "g", "h"]
+    assert traces[4].sibling == 1 and len(traces[4].prompt) == 1 and traces[5].step == 2
+    assert all(trace.tokens.dtype == np.int32 for trace in traces)
+
+
+def test_a_run_folder_and_a_single_file(tmp_path):
+    folder = tmp_path / "run" / "sam" / "traces"
+    folder.mkdir(parents=True)
+    table = pa.table({"prompt_ids": [[1]], "response_ids": [[2, 3]], "sibling": [4]})
+    pq.write_table(table, folder / "0-000.parquet")
+    for path in (tmp_path / "run", folder / "0-000.parquet"):
+        (trace,) = read_traces(path)
+        assert trace.tokens.tolist() == [1, 2, 3] and trace.sibling == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", "{}\n", "line 1"),
+        ("a.jsonl", "[1, 2]\n", "line 1"),
+        ("a.jsonl", "not json\n", "line 1"),
+        ("a.jsonl", '{"tokens": [-1]}\n', "0..2147483647"),
+        ("a.jsonl", '{"tokens": [2147483648]}\n', "0..2147483647"),
+        ("a.jsonl", '{"tokens": ["a"]}\n', "integers"),
+        ("a.parquet", "not parquet", "a.parquet"),
+        ("a.txt", "text", "no traces"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TraceError, match=says):
+        read_traces(tmp_path)
+
+
+def test_arrays_of_floats_or_three_dimensions_are_refused(tmp_path):
+    for array in (np.zeros(3), np.zeros((1, 1, 2), np.int32)):
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(TraceError):
+            read_traces(tmp_path)
+
+
+def test_a_missing_path_is_an_os_error(tmp_path):
+    with pytest.raises(OSError):
+        read_traces(tmp_path / "nowhere")
+
+
+def test_groups_are_of_one_step_and_in_order():
+    nothing = np.zeros(0, np.int32)
+    traces = [
+        Trace("a", 1, nothing, nothing, step=2),
+        Trace("a", 0, nothing, nothing, step=2),
+        Trace("b", 0, nothing, nothing, step=1),
+        Trace("a", 0, nothing, nothing, step=1),
+    ]
+    named = [[(t.step, t.group, t.sibling) for t in group] for group in groups_of(traces)]
+    assert named == [[(1, "b", 0)], [(1, "a", 0)], [(2, "a", 0), (2, "a", 1)]]
+
+
+def test_tokens_put_together_are_the_text():
+    text = 'def f(x):\n    return x2 + "äöü…" \t\n\n\nresponsibilities'
+    pieces = corpora._TOKEN.findall(text)
+    assert "".join(pieces) == text
+    (ids, again) = corpora.tokenize([text, text])
+    assert np.array_equal(ids, again) and ids.max() == len(set(pieces)) - 1
+
+
+@pytest.mark.parametrize("read", [corpora.source_code, corpora.prose])
+def test_python_brings_texts(read):
+    traces = read(1_500)
+    assert len(traces) >= 8 and len({trace.group for trace in traces}) == len(traces)
+    assert all(len(trace.prompt) == corpora.PROMPT_TOKENS for trace in traces)
+    assert all(500 < len(trace.tokens) <= 1_500 for trace in traces)
+
+
+def test_the_recorded_rollouts_are_groups_with_second_epochs():
+    from benchmarks.drafter import TRACES
+
+    groups = groups_of(read_traces(TRACES))
+    assert {len(group) for group in groups} == {8}
+    prompts = [group[0].group for group in groups]
+    assert len(set(prompts)) < len(prompts)

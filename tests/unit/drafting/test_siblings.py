@@ -1,0 +1,233 @@
+"""Responses to one prompt draft from each other: who belongs together, and for how long."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sam_rollout.config import OwnSourceConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
+from sam_rollout.drafting import SamDrafter
+from sam_rollout.identity import RequestIdentity
+
+WIDTH = 400
+
+
+def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30):
+    sources = SourcesConfig(
+        own=OwnSourceConfig(enabled=own),
+        siblings=SiblingsSourceConfig(enabled=True, max_bytes=max_bytes),
+    )
+    return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
+
+
+def identity(group, sibling=0, step=1, split="train"):
+    return RequestIdentity(group=group, sibling=sibling, step=step, split=split, key=sibling)
+
+
+def step(drafter, texts, *, gate_open=True, width=WIDTH):
+    token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
+    for row, text in enumerate(texts.values()):
+        token_ids[row, : len(text)] = text
+    batch = drafter.step(
+        list(texts),
+        token_ids,
+        np.array([len(text) for text in texts.values()], np.int32),
+        np.ones(len(texts), bool),
+        gate_open=gate_open,
+    )
+    return dict(zip(texts, batch.to_lists(), strict=True))
+
+
+def admitted(drafter, group, *names, **who):
+    for sibling, name in enumerate(names):
+        drafter.admit(name, identity(group, sibling, **who))
+
+
+def counter(drafter, name):
+    return drafter.snapshot().to_mapping()[name]
+
+
+def test_a_response_drafts_what_its_sibling_wrote():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
+    assert step(drafter, texts) == {"a": [], "b": [4, 5]}
+
+
+def test_siblings_in_lock_step_find_the_step_before():
+    drafter = make_drafter(own=False)
+    admitted(drafter, "g", "a", "b")
+    ahead = [9, *range(20, 60)]
+    behind = [9, 7, *range(20, 60)]
+    for n in range(2, 36):
+        drafts = step(drafter, {"a": ahead[: n + 4], "b": behind[: n + 1]})
+        assert drafts["b"] == (ahead[n : n + 3] if n > 2 else drafts["b"])
+
+
+def test_finished_responses_stay_until_the_step_ends():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
+    drafter.finish(["a"])
+    assert step(drafter, {"b": [9, 6, 2, 3]}) == {"b": [4, 5]}
+    drafter.end_step()
+    assert counter(drafter, "siblings_groups") == 1, "b is still running"
+    drafter.finish(["b"])
+    assert counter(drafter, "siblings_groups") == 0
+    assert drafter.snapshot().bytes == 0
+
+
+def test_groups_without_live_requests_end_with_the_step():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a")
+    step(drafter, {"a": [9, 1, 2, 3]})
+    drafter.finish(["a"])
+    assert counter(drafter, "siblings_groups") == 1
+    assert counter(drafter, "siblings_bytes") > 0
+    drafter.end_step()
+    assert counter(drafter, "siblings_groups") == counter(drafter, "siblings_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    "other", [identity("h"), identity("g", step=2), identity("g", split="val"), None]
+)
+def test_others_are_no_siblings(other):
+    drafter = make_drafter()
+    drafter.admit("a", identity("g"))
+    if other:
+        drafter.admit("b", other)
+    assert step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]})["b"] == []
+
+
+def test_the_longer_match_wins_and_a_tie_goes_to_own_text():
+    drafter = make_drafter(k=1)
+    admitted(drafter, "g", "a", "b")
+    # b's own text matches "2 3" (then 8), a's too (then 4); "1 2 3" only a's.
+    assert step(drafter, {"a": [9, 1, 2, 3, 4], "b": [9, 2, 3, 8, 7, 2, 3]})["b"] == [8]
+    assert step(drafter, {"a": [9, 1, 2, 3, 4], "b": [9, 2, 3, 8, 7, 2, 3, 1, 2, 3]})["b"] == [4]
+
+
+def test_a_closed_gate_reads_all_the_same():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
+    assert step(drafter, texts, gate_open=False) == {"a": [], "b": []}
+    assert step(drafter, texts)["b"] == [4, 5]
+
+
+def test_an_id_used_again_is_another_sibling():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
+    drafter.finish(["a"])
+    drafter.admit("a", identity("g", 2))
+    assert step(drafter, {"b": [9, 6], "a": [9, 7, 2, 3]})["a"] == [4, 5]
+    assert drafter.snapshot().rebuilds == 0
+
+
+def test_an_id_used_again_without_notice_keeps_its_group():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
+    assert step(drafter, {"a": [8, 2, 3], "b": [9]})["a"] == [4, 5]
+
+
+def test_an_absent_request_catches_up_and_is_found_meanwhile():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6]})
+    assert step(drafter, {"b": [9, 6, 2, 3]})["b"] == [4, 5]
+    assert step(drafter, {"a": [9, 1, 2, 3, 4, 5, 6, 2], "b": [9, 6, 2, 3, 7]})["a"] == [3, 7]
+    assert drafter.snapshot().rebuilds == 0
+
+
+def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
+    drafter = make_drafter(max_bytes=1 << 20)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 1000, 9000).tolist() for _ in range(3)]
+    for number, text in enumerate(texts):
+        drafter.admit(str(number), identity(f"g{number}"))
+        step(drafter, {str(number): text}, width=9001)
+    assert counter(drafter, "siblings_evictions") == 1
+    assert counter(drafter, "siblings_bytes") <= 1 << 20
+    drafter.admit("late", identity("g0", 1))
+    step(drafter, {"0": texts[0], "late": texts[0][:10]}, width=9001)
+    assert counter(drafter, "siblings_groups") == 2
+    drafter.finish(["0", "late"])
+    drafter.end_step()
+    assert counter(drafter, "siblings_groups") == 2, "1 and 2 are alive"
+    drafter.admit("new", identity("g0", 1))
+    step(drafter, {"new": [1, 2]}, width=9001)
+    assert counter(drafter, "siblings_groups") == 3
+
+
+def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
+    drafter = make_drafter(max_bytes=1 << 20)
+    admitted(drafter, "g", "a", "b")
+    rng = np.random.default_rng(0)
+    texts = {name: rng.integers(0, 1000, 20_000).tolist() for name in "ab"}
+    step(drafter, texts, width=20_001)
+    assert counter(drafter, "siblings_bytes") == 0
+    assert counter(drafter, "siblings_evictions") == 1
+    assert all(step(drafter, texts, width=20_001).values())
+    drafter.finish(["a", "b"])
+    assert drafter.snapshot().live_requests == 0
+
+
+def longest_that_goes_on(texts, suffix_of):
+    for length in range(len(suffix_of), 0, -1):
+        suffix = suffix_of[len(suffix_of) - length :]
+        for text in texts:
+            for start in range(len(text) - length):
+                if text[start : start + length] == suffix:
+                    return length
+    return 0
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["grow", "leave", "return", "finish", "new", "end_step"]),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 2), max_size=4),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(EVENTS, st.lists(st.integers(0, 2), max_size=4))
+def test_any_schedule_finds_the_longest_match_of_the_group(events, prompt):
+    """Requests of one group that grow, pause, return, end: every draft continues what it should."""
+    drafter = make_drafter(k=2, own=False)
+    known, present, ended, born = {}, [], [], 0
+    for event, number, tokens in events:
+        if event == "new" and len(known) < 5:
+            name, born = f"r{born}", born + 1
+            drafter.admit(name, identity("g", born))
+            known[name] = list(prompt)
+            present.append(name)
+        elif event == "end_step" and not known:
+            drafter.end_step()
+            ended.clear()
+        elif known:
+            name = list(known)[number % len(known)]
+            if event == "grow" and name in present:
+                known[name] += tokens
+            elif event == "leave" and name in present:
+                present.remove(name)
+            elif event == "return" and name not in present:
+                present.append(name)
+            elif event == "finish":
+                # The engine hands over no text that was sampled last.
+                drafter.finish([name])
+                ended.append(known.pop(name))
+                if name in present:
+                    present.remove(name)
+        drafts = step(drafter, {name: known[name] for name in present}, width=200)
+        texts = [*known.values(), *ended]
+        for name, draft in drafts.items():
+            length = longest_that_goes_on(texts, known[name])
+            assert bool(draft) == bool(length)
+            if draft:
+                copied = known[name][len(known[name]) - length :] + draft[:1]
+                assert longest_that_goes_on([[*text, -1] for text in texts], copied) > length
