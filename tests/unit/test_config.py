@@ -78,8 +78,7 @@ def test_absent_keys_take_the_defaults():
         (
             {"max_draft_token": 3},
             "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
-            "enabled, max_draft_tokens, draft_policy, pad_drafts, gate, sources",
-            "enabled, max_draft_tokens, draft_policy, min_confidence, gate, sources",
+            "enabled, max_draft_tokens, draft_policy, min_confidence, pad_drafts, gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
         ({7: 3}, "sam.7 = 3: unknown key"),
