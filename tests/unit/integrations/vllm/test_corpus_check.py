@@ -72,7 +72,7 @@ def test_the_proposer_refuses_it_before_a_model_is_loaded(corpus):
     engine = SimpleNamespace(
         additional_config=engine_arguments(settings)["additional_config"],
         speculative_config=SimpleNamespace(num_speculative_tokens=settings.max_draft_tokens),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         model_config=SimpleNamespace(max_model_len=64, **vars(model(vocabulary=9))),
     )
     with pytest.raises(ConfigError, match=r"sam\.sources\.corpus\.path = .*the model knows 9"):
