@@ -18,7 +18,14 @@ from typing import Any
 from sam_rollout.bench.machine import machine
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.machines import Lan
-from tests.cluster.runs import SMALL, Launch, actors_by_node, last_checkpoint, trained_steps
+from tests.cluster.runs import (
+    SMALL,
+    Launch,
+    actors_by_node,
+    has_trained,
+    last_checkpoint,
+    trained_steps,
+)
 
 NODES = ("node-1", "node-2")
 TOLD = ("==> lost", "==> the job still waits", "error:")  # lines about the loss
@@ -52,7 +59,7 @@ def train_until_lost(lan: Lan, folder: Path, overrides: list[str], steps: int) -
     """Train ``steps`` steps, switch the second node off, wait for the end."""
     run_dir, started = folder / "run", time.monotonic()
     with Launch(lan, folder, "--config", *overrides, "trainer.total_training_steps=99") as launch:
-        launch.wait_for(lambda: last_checkpoint(run_dir) >= steps, timeout_s=3600)
+        launch.wait_for(lambda: has_trained(run_dir, steps), timeout_s=3600)
         trained_s, lost = time.monotonic() - started, time.monotonic()
         lan.power_off(NODES[1])
         status = launch.wait(timeout_s=600)

@@ -339,14 +339,17 @@ def cluster_section() -> str:
         ]
         for row in record["steps"]
     ]
+    lost = ""
+    if resumed["checkpoint"] not in {row["step"] for row in record["steps"]}:
+        lost = " That step was saved, but lost its metrics: verl writes them after the checkpoint."
     text = (
         "`scripts/launch_multinode.sh` on two machines made of Linux namespaces of this one: two "
         "Ray nodes, one training rank and one engine on each. One was switched off after "
         f"{loss['seconds_until_lost']:.0f} s; {loss['seconds_from_loss_to_end']:.0f} s later the "
         f"launch had ended with status {loss['exit_status']}. The same command with "
         "`trainer.resume_mode=auto` went on from the checkpoint of step "
-        f"{resumed['checkpoint']} and ended with status {resumed['exit_status']}. Both machines "
-        "share the cores named above: times say nothing about two real ones."
+        f"{resumed['checkpoint']} and ended with status {resumed['exit_status']}.{lost} Both "
+        "machines share the cores named above: times say nothing about two real ones."
     )
     told = "\n".join(loss["told"])
     head = ["step", "launch", "tokens, engine 0", "tokens, engine 1", "score",

@@ -104,6 +104,11 @@ def last_checkpoint(run_dir: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 
 
+def has_trained(run_dir: Path, step: int) -> bool:
+    """Whether a step is done: its checkpoint is written before its metrics are."""
+    return last_checkpoint(run_dir) >= step and max(trained_steps(run_dir), default=0) >= step
+
+
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
     """Node -> how many processes of ``actor`` wrote into the log from there.
 
