@@ -33,13 +33,13 @@ class ConfigError(ValueError):
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
-def _setting(default: Any, **limits: Any) -> Any:
+def setting(default: Any, **limits: Any) -> Any:
     """A dataclass field with its limits: minimum, maximum (integers) or choices (strings)."""
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Section:
+class Section:
     """What all sections share: checks on construction, and the way from and to plain mappings."""
 
     PATH: ClassVar[str]
@@ -72,7 +72,7 @@ class _Section:
             if key not in fields:
                 raise ConfigError(f"{path}.{key}", value, cls._why_unknown(str(key), list(fields)))
             kind = fields[key].type
-            if isinstance(kind, type) and issubclass(kind, _Section):
+            if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
             values[key] = value
         try:
@@ -116,7 +116,7 @@ _KIND_NAMES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GateConfig(_Section):
+class GateConfig(Section):
     """When to draft at all.
 
     `threshold`: at most so many running requests (the article's long-tail condition, section 3.2:
@@ -126,12 +126,12 @@ class GateConfig(_Section):
 
     PATH: ClassVar[str] = "sam.gate"
 
-    kind: str = _setting("threshold", choices=("threshold", "closed"))
-    threshold: int = _setting(8, minimum=0)
+    kind: str = setting("threshold", choices=("threshold", "closed"))
+    threshold: int = setting(8, minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnSourceConfig(_Section):
+class OwnSourceConfig(Section):
     """Drafts from the request's own text.
 
     `max_bytes`: memory of all live automata of one engine worker, about 60 bytes per token.
@@ -140,11 +140,11 @@ class OwnSourceConfig(_Section):
     PATH: ClassVar[str] = "sam.sources.own"
 
     enabled: bool = True
-    max_bytes: int = _setting(4 << 30, minimum=1 << 20)
+    max_bytes: int = setting(4 << 30, minimum=1 << 20)
 
 
 @dataclasses.dataclass(frozen=True)
-class SiblingsSourceConfig(_Section):
+class SiblingsSourceConfig(Section):
     """Drafts from the other responses to the same prompt in the same training step.
 
     `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
@@ -153,11 +153,11 @@ class SiblingsSourceConfig(_Section):
     PATH: ClassVar[str] = "sam.sources.siblings"
 
     enabled: bool = False
-    max_bytes: int = _setting(4 << 30, minimum=1 << 20)
+    max_bytes: int = setting(4 << 30, minimum=1 << 20)
 
 
 @dataclasses.dataclass(frozen=True)
-class HistorySourceConfig(_Section):
+class HistorySourceConfig(Section):
     """Drafts from responses to the same prompt in earlier training steps.
 
     `path`: folder of the responses; empty for `sam/history` in the run folder. `max_bytes`: of
@@ -169,13 +169,13 @@ class HistorySourceConfig(_Section):
 
     enabled: bool = False
     path: str = ""
-    max_bytes: int = _setting(8 << 30, minimum=16 << 20)
-    max_memory_bytes: int = _setting(1 << 30, minimum=1 << 20)
-    max_responses_per_prompt: int = _setting(16, minimum=1)
+    max_bytes: int = setting(8 << 30, minimum=16 << 20)
+    max_memory_bytes: int = setting(1 << 30, minimum=1 << 20)
+    max_responses_per_prompt: int = setting(16, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class CorpusSourceConfig(_Section):
+class CorpusSourceConfig(Section):
     """Drafts from a file made by `sam-rollout corpus build`.
 
     `l_bias`: a match in the corpus counts if it is longer by more than this than any other
@@ -187,8 +187,8 @@ class CorpusSourceConfig(_Section):
 
     enabled: bool = False
     path: str = ""
-    l_bias: int = _setting(5, minimum=0)
-    max_bytes: int = _setting(8 << 30, minimum=1 << 20)
+    l_bias: int = setting(5, minimum=0)
+    max_bytes: int = setting(8 << 30, minimum=1 << 20)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,7 +197,7 @@ class CorpusSourceConfig(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class SourcesConfig(_Section):
+class SourcesConfig(Section):
     """Where drafts may come from."""
 
     PATH: ClassVar[str] = "sam.sources"
@@ -209,7 +209,7 @@ class SourcesConfig(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class SamConfig(_Section):
+class SamConfig(Section):
     """Speculation as a whole; the Hydra group `sam`.
 
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
@@ -222,10 +222,10 @@ class SamConfig(_Section):
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
-    max_draft_tokens: int = _setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
-    draft_policy: str = _setting("fixed", choices=("fixed", "confidence"))
-    min_confidence: float = _setting(0.08, minimum=0, maximum=1)
-    pad_drafts: str = _setting("auto", choices=("auto", "always", "never"))
+    max_draft_tokens: int = setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
+    draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
+    min_confidence: float = setting(0.08, minimum=0, maximum=1)
+    pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()
 
@@ -241,7 +241,7 @@ class SamConfig(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutSamplerConfig(_Section):
+class RolloutSamplerConfig(Section):
     """What draws tokens and verifies drafts, with or without speculation; group `rollout_sampler`.
 
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
@@ -250,11 +250,11 @@ class RolloutSamplerConfig(_Section):
 
     PATH: ClassVar[str] = "rollout_sampler"
 
-    kind: str = _setting("stock", choices=("stock", "vectorised", "coupled"))
+    kind: str = setting("stock", choices=("stock", "vectorised", "coupled"))
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutTelemetryConfig(_Section):
+class RolloutTelemetryConfig(Section):
     """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
 
     `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
@@ -264,12 +264,12 @@ class RolloutTelemetryConfig(_Section):
 
     PATH: ClassVar[str] = "rollout_telemetry"
 
-    tail_threshold: int = _setting(8, minimum=0)
+    tail_threshold: int = setting(8, minimum=0)
     record_traces: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicSamplingConfig(_Section):
+class DynamicSamplingConfig(Section):
     """How DAPO replaces prompts without signal; the Hydra group `dynamic_sampling`.
 
     `rounds`: whole rounds of `gen_batch_size` prompts, at most `max_rounds` a step (0: no limit).
@@ -279,10 +279,10 @@ class DynamicSamplingConfig(_Section):
 
     PATH: ClassVar[str] = "dynamic_sampling"
 
-    kind: str = _setting("rounds", choices=("rounds", "refill", "none"))
-    gen_batch_size: int = _setting(1, minimum=1)
-    max_rounds: int = _setting(0, minimum=0)
-    poll_interval_s: float = _setting(0.1, minimum=0.01)
+    kind: str = setting("rounds", choices=("rounds", "refill", "none"))
+    gen_batch_size: int = setting(1, minimum=1)
+    max_rounds: int = setting(0, minimum=0)
+    poll_interval_s: float = setting(0.1, minimum=0.01)
 
 
 def check_engine_limits(

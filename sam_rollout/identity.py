@@ -17,6 +17,7 @@ from typing import Any
 
 EXTRA_ARGS_KEY = "sam"
 TRAIN_SPLIT = "train"
+OUTSIDE_TRAINING = -1  # the step of requests that no training run made
 VAL_SPLIT = "val"
 
 

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
-from sam_rollout.config import ConfigError, _Section, _setting
+from sam_rollout.config import ConfigError, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelShape(_Section):
+class ModelShape(Section):
     """Sizes of a Qwen3 decoder; the group `model_shape` of the model files.
 
     Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`;
@@ -17,16 +17,16 @@ class ModelShape(_Section):
 
     PATH: ClassVar[str] = "model_shape"
 
-    layers: int = _setting(1, minimum=1)
-    hidden: int = _setting(1, minimum=1)
-    heads: int = _setting(1, minimum=1)
-    kv_heads: int = _setting(1, minimum=1)
-    head_dim: int = _setting(1, minimum=1)
-    intermediate: int = _setting(0, minimum=0)
-    experts: int = _setting(0, minimum=0)
-    experts_per_token: int = _setting(0, minimum=0)
-    moe_intermediate: int = _setting(0, minimum=0)
-    vocab: int = _setting(1, minimum=1)
+    layers: int = setting(1, minimum=1)
+    hidden: int = setting(1, minimum=1)
+    heads: int = setting(1, minimum=1)
+    kv_heads: int = setting(1, minimum=1)
+    head_dim: int = setting(1, minimum=1)
+    intermediate: int = setting(0, minimum=0)
+    experts: int = setting(0, minimum=0)
+    experts_per_token: int = setting(0, minimum=0)
+    moe_intermediate: int = setting(0, minimum=0)
+    vocab: int = setting(1, minimum=1)
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class ModelShape(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class HardwareConfig(_Section):
+class HardwareConfig(Section):
     """One device as verl counts them, a die or a GPU; the group `hardware` of the device files.
 
     `memory_gib`: all of it. `runtime_gib`: what driver and communication take. `asleep_gib`: what
@@ -119,7 +119,7 @@ class HardwareConfig(_Section):
     PATH: ClassVar[str] = "hardware"
 
     device: str = "device"
-    memory_gib: int = _setting(1, minimum=1)
-    runtime_gib: int = _setting(0, minimum=0)
-    asleep_gib: int = _setting(0, minimum=0)
-    kv_cache_gib: int = _setting(0, minimum=0)
+    memory_gib: int = setting(1, minimum=1)
+    runtime_gib: int = setting(0, minimum=0)
+    asleep_gib: int = setting(0, minimum=0)
+    kv_cache_gib: int = setting(0, minimum=0)

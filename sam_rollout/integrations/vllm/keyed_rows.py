@@ -15,12 +15,11 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.verification import keyed_bits
 
 # Prompts whose arrivals are counted, for requests that come without an identity.
 REMEMBERED_PROMPTS = 100_000
-OUTSIDE_TRAINING = -1
 
 
 class RowKeys(LogitsProcessor):

@@ -22,7 +22,7 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.gating import make_gate
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
 from sam_rollout.integrations.vllm.padding import DraftPadding, padding_by_rows
@@ -255,7 +255,7 @@ def _identity_of(request: Any) -> RequestIdentity:
     if identity is not None:
         return identity
     prompt_ids = request.prompt_token_ids or []
-    return identify(prompt_ids, seed=0, step=-1, sibling=0, split=TRAIN_SPLIT)
+    return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
 
 class StepLog:
