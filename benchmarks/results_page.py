@@ -25,8 +25,9 @@ INTRODUCTION = """# Results
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
 shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used. Published results of the setups that our
-experiments repeat, value by value: [published_setups.md](published_setups.md).
+Nothing here predicts a cluster; no GPU and no NPU was used. The setups that our experiments repeat
+from publications are listed value by value, with every difference, in
+[published_setups.md](published_setups.md).
 """
 
 

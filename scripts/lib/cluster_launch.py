@@ -102,6 +102,7 @@ class Remote:
     def __init__(self, target: Target, command: list[str], token: str, log: Path, head: bool):
         self.name, self.log, self.joined = target.name, log, False
         self._head = head
+        log.touch()  # for tail(), however early it is asked
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
