@@ -241,7 +241,7 @@ def corpus_build(
     ] = None,
     field: Annotated[str, typer.Option(help="Parquet column or JSON key.")] = "text",
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 30, help="Read no more; each needs 110 bytes of memory.")
+        int, typer.Option(min=1, max=1 << 28, help="Read no more; each needs 110 bytes of memory.")
     ] = 20_000_000,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Run the tokenizer's own code, if it has any.")

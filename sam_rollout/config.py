@@ -95,7 +95,7 @@ class Section:
 
 def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
     """What a value should have been; empty if it is right."""
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is float and type(value) is int):
         return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
     if "choices" in limits and value not in limits["choices"]:
         return "must be one of " + ", ".join(map(repr, limits["choices"]))
@@ -169,7 +169,7 @@ class HistorySourceConfig(Section):
 
     enabled: bool = False
     path: str = ""
-    max_bytes: int = setting(8 << 30, minimum=16 << 20)
+    max_bytes: int = setting(8 << 30, minimum=64 << 20)
     max_memory_bytes: int = setting(1 << 30, minimum=1 << 20)
     max_responses_per_prompt: int = setting(16, minimum=1)
 

@@ -30,6 +30,14 @@ cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
 
+# These need nothing of what is found out below, and have to work where that is broken.
+case "${1:---help}" in
+    stop | -h | --help)
+        exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" --device cpu \
+            --devices-per-node 1 --interface lo "${@:2}"
+        ;;
+esac
+
 DEVICE="$(option --device "$@")"
 DEVICE="${DEVICE:-$(detect_device)}"
 [ -f "$ENVIRONMENTS/$DEVICE.sh" ] || die "--device $DEVICE: must be one of" \
@@ -41,11 +49,15 @@ DEVICES="$(option --devices-per-node "$@")"
 DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
 [ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
 
+# ATB's set_env.sh asks the python3 on PATH how torch was built.
+FOUND="$(command -v "$PYTHON")" || die "no Python: run scripts/install.sh, or set PYTHON"
+PATH="$(dirname "$FOUND"):$PATH"
+
 # shellcheck disable=SC1090
 source "$ENVIRONMENTS/$DEVICE.sh"
 
 # Ray asks everyone who connects for a token where it is told one, and head and workers have to agree.
 set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
 
-exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" --device "$DEVICE" \
+exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "$1" --device "$DEVICE" \
     --devices-per-node "$DEVICES" --interface "$INTERFACE" "${@:2}"

@@ -96,7 +96,10 @@ def dry_run(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     if DRY_RUN in sys.argv:
-        sys.argv = [part for part in sys.argv if part != DRY_RUN] + list(LEAVE_NO_TRACE)
+        given = [part for part in sys.argv[1:] if part != DRY_RUN]
+        # Beside the first override: Hydra takes none behind its own flags once there were some.
+        place = next((i for i, part in enumerate(given) if "=" in part), len(given))
+        sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
         dry_run()
     else:
         main()

@@ -23,6 +23,9 @@ import numba
 
 logger = logging.getLogger(__name__)
 
+# Kernels take column numbers and helpers from one another's files.
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
@@ -72,7 +75,9 @@ def compile_kernels(kernels: Iterable[tuple[Any, Any]]) -> WarmUp:
 def _name_after_content(kernel: Any) -> None:
     """Make the name of the kernel's cache files depend on source, numba and processor."""
     function = kernel.py_func
-    content = hashlib.sha256(Path(inspect.getfile(function)).read_bytes())
+    content = hashlib.sha256()
+    for path in (Path(inspect.getfile(function)), *_SOURCES):
+        content.update(path.read_bytes())
     # The target triple, processor and features that numba itself generates code for.
     target = kernel.targetctx.codegen().magic_tuple()
     content.update(repr((numba.__version__, target)).encode())

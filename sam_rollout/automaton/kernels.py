@@ -24,9 +24,6 @@ the old table lies before the frontier are in the new one.
 Memory reaches the kernels as addresses, because numba takes no list of arrays of changing number.
 In what follows `automata` is int64[automata, AUTOMATON_WIDTH], `header` one row of it, `texts` is
 int64[texts, TEXT_WIDTH], `arena` int64[1 + blocks]: how many blocks are free, then their addresses.
-
-All kernels share this file on purpose: what is cached on disk (`compilation.py`) depends on the
-content of the file that defines the kernel, and on nothing it calls elsewhere.
 """
 
 import numpy as np
@@ -279,6 +276,8 @@ def _probe(directory, slots, home, state, token):
     """Address of an edge, or minus the address of the slot where it belongs; 0 if none is left."""
     addresses = _int64_pointer(directory)
     slot = home
+    if addresses[slot >> BLOCK_SHIFT] == 0:  # nothing was moved that far yet
+        return np.int64(0)
     address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
     while True:
         edge = _int32_pointer(address)

@@ -22,6 +22,7 @@ __all__ = ["ARRAYS", "SEPARATOR", "StaticAutomaton", "build", "join"]
 
 # First size of the edge table: 0.7-1.1 branching edges a token, at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 1.2
+MAX_TOKENS = 1 << 28  # states and edge slots, up to two and a half a token, are counted in int32
 
 # Columns of the header of a matched automaton, int64[HEADER_WIDTH]: sizes, then addresses.
 TOKENS = 0
@@ -133,9 +134,14 @@ def build(text: Int32Array, vocabulary: int = SEPARATOR) -> StaticAutomaton:
 
     Takes 0.3 to 1.5 us a token, the longer the text the more, and for a moment about 110 bytes a
     token. The GIL is released nearly all the time.
+
+    Raises:
+        ValueError: the text is too long for states and edges to be counted in int32.
     """
     static_build.warm_up()
     tokens = len(text)
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"{tokens} tokens: an automaton holds {MAX_TOKENS}")
     text = np.append(text, np.int32(SEPARATOR))
     # Room for as many clones as can be: pages that are never touched cost nothing.
     link = np.zeros(2 * tokens + 1, np.int32)

@@ -61,11 +61,22 @@ def read_traces(path: Path) -> list[Trace]:
         TraceError: nothing that could be read, or a file with other content.
         OSError: no such path, or no permission.
     """
+    if path.is_file() and path.suffix not in _READERS:
+        raise TraceError(f"{path}: expected {', '.join(_READERS)} or a run folder")
     files = [path] if path.is_file() else _files(path)
-    traces = [trace for file in files for trace in _READERS[file.suffix](file)]
+    traces = [trace for file in files for trace in _read(file)]
     if not traces:
         raise TraceError(f"{path}: no traces; expected {', '.join(_READERS)} or a run folder")
     return traces
+
+
+def _read(file: Path) -> list[Trace]:
+    try:
+        return list(_READERS[file.suffix](file))
+    except TraceError:
+        raise
+    except (ValueError, TypeError) as error:  # numpy's and json's, of damaged files
+        raise TraceError(f"{file}: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:

@@ -40,5 +40,6 @@ class Question:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of the run's processes on this machine: the shell's win over the device's."""
-        ours = {name: str(value) for name, value in self.setting("environment", {}).items()}
+        given = self.setting("environment", {})
+        ours = {name: str(value) for name, value in given.items() if value is not None}
         return {**ours, **os.environ}

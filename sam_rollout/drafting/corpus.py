@@ -121,6 +121,9 @@ class CorpusSource:
         """As `StaticSource.draft`."""
         self._matcher.draft(k, out_tokens, out_counts)
 
+    def end_step(self) -> None:
+        """A corpus is for all steps."""
+
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `StaticSource.finish`: a request that is gone leaves its cursor, so forget its row."""
         for request_id in request_ids:

@@ -175,6 +175,6 @@ def _document(value: object) -> Document:
         return np.zeros(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TypeError(f"expected text or a list of token ids, not {type(value).__name__}")
-    if ids.max() > SEPARATOR:
+    if ids.min() < 0 or ids.max() > SEPARATOR:
         raise OverflowError(f"token ids must lie in [0, {SEPARATOR})")
     return ids.astype(np.int32)

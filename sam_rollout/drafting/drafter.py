@@ -180,8 +180,7 @@ class SamDrafter:
     def end_step(self) -> None:
         """A training step is over: what its requests shared is freed with the last of them."""
         for source in self._sources:
-            if hasattr(source, "end_step"):
-                source.end_step()
+            source.end_step()
 
     def snapshot(self) -> DrafterCounters:
         """The counters as they stand."""

@@ -189,6 +189,7 @@ class HistorySource:
             live.identity = None
             return live
         live.slot = self._recorder.open()
+        self._counts["dropped"] += live.slot == _NO_SLOT
         key = _key_of(identity)
         group = self._groups.get(key)
         if group is None:
@@ -208,7 +209,12 @@ class HistorySource:
         self._waiting[future] = tokens.nbytes
 
     def _submit(self, task: Callable, *arguments) -> Future:
-        return self._executor.submit(task, *arguments)
+        try:
+            return self._executor.submit(task, *arguments)
+        except RuntimeError as error:  # no thread to be had: the history ends, the drafter does not
+            failed: Future = Future()
+            failed.set_exception(error)
+            return failed
 
     def _take_results(self) -> None:
         """Take over what has been written and built since the last call."""
@@ -305,7 +311,7 @@ class _Worker:
         """The store, opened by the first task: ranks whose drafts are unused never have one."""
         if self._store is None:
             self._store = HistoryStore(
-                Path(self._config.path),
+                Path(self._config.path).expanduser(),
                 self._config.max_bytes,
                 self._config.max_responses_per_prompt,
             )

@@ -14,7 +14,6 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
-import mmap
 import os
 import struct
 import time
@@ -30,7 +29,7 @@ import numpy as np
 from sam_rollout.automaton.pool import Int32Array
 
 # A full folder loses this share of its responses at a time.
-SEGMENTS = 32
+SEGMENTS = 256
 
 OPEN, CLOSED = ".open", ".closed"
 _MAGIC = b"SAMH"
@@ -55,8 +54,8 @@ class HistoryStore:
     Args:
         folder: made if need be. Engines on several machines see each other's responses only where
             they share it; it then has to support `flock`.
-        max_bytes: of all segments, those of other writers included. Each writer needs at least a
-            32nd of it.
+        max_bytes: of all segments, those of other writers included. Each writer needs a segment
+            of its own, a 256th of it.
         max_responses: most that are returned for a group, and so remembered.
 
     Raises:
@@ -204,15 +203,18 @@ class HistoryStore:
             if file is None or size < offset + _RECORD.size:
                 self._read_up_to[stem] = offset
                 return
-            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-                while offset + _RECORD.size <= size:
-                    magic, _, tokens, step, group = _RECORD.unpack_from(content, offset)
-                    end = offset + _RECORD.size + 4 * tokens
-                    if magic != _MAGIC or end > size:
-                        break  # being written, or torn
-                    place = _Place(step, stem, offset, tokens)
-                    self._note(group, place)
-                    offset = end
+            # Read, not mapped: a mapping faults when another machine deletes the file.
+            while offset + _RECORD.size <= size:
+                header = os.pread(file.fileno(), _RECORD.size, offset)
+                if len(header) < _RECORD.size:
+                    break
+                magic, _, tokens, step, group = _RECORD.unpack(header)
+                end = offset + _RECORD.size + 4 * tokens
+                if magic != _MAGIC or end > size:
+                    break  # being written, or torn
+                place = _Place(step, stem, offset, tokens)
+                self._note(group, place)
+                offset = end
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:

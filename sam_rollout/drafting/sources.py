@@ -77,6 +77,10 @@ class StaticSource(Protocol):
         """Free the state of requests that ended; unknown ids are passed over."""
         ...
 
+    def end_step(self) -> None:
+        """A training step is over."""
+        ...
+
     def counters(self) -> Mapping[str, int]:
         """Own counters of the source, besides drafted and accepted tokens; ends up in telemetry."""
         ...

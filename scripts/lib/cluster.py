@@ -23,9 +23,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 from cluster_identity import ClusterError, Given, Host, Identity, identify
@@ -38,6 +39,7 @@ EXIT_NO_CLUSTER, EXIT_NODE_LOST = 3, 4
 JOINED = "joined the cluster"  # the launcher looks for these words
 RANK_LABEL = "sam-rollout/rank"
 POLL_S = 1.0
+STOP_POLL_S = 0.1  # how late the wish to end may be noticed
 REPORT_S = 10.0  # between two lines about the same state
 PROBE_S = 3.0  # for a connection to a node that may be down
 # How long a job may go on after a node was lost: its own error says more than ours, if it comes.
@@ -56,28 +58,49 @@ RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # what verl ask
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
 
+def show(line: str, to: TextIO | None = None) -> None:
+    """Print a line, if it is still read: a run goes on when its reader is gone, as in ``| head``."""
+    to = to or sys.stdout
+    try:
+        print(line, file=to, flush=True)
+    except OSError:
+        # What could not be written stays in the buffer, and would change the exit status.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, to.fileno())
+        os.close(nowhere)
+
+
 def say(message: str) -> None:
     """Tell a step to who waits; the launcher passes such lines of every node on."""
-    print(f"==> {message}", flush=True)
+    show(f"==> {message}")
+
+
+def tell_error(message: str) -> None:
+    """Print an error."""
+    show(f"error: {message}", sys.stderr)
 
 
 @dataclass
 class Stop:
-    """Why everything has to end before the job did: a signal, or the launcher's end."""
+    """Why everything has to end before the job did: a signal, or the launcher's end.
+
+    No lock: a signal's handler would wait for the one that the code it interrupts may hold.
+    """
 
     reason: str = ""
     status: int = 0
-    _event: threading.Event = field(default_factory=threading.Event)
 
     def set(self, reason: str, status: int) -> None:
         """Ask for the end; the first reason counts."""
-        if not self._event.is_set():
-            self.reason, self.status = reason, status
-            self._event.set()
+        if not self.reason:
+            self.status, self.reason = status, reason
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but not past the moment when the end is asked for."""
-        return self._event.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while not self.reason and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, STOP_POLL_S))
+        return bool(self.reason)
 
     def listen(self) -> None:
         """Take signals as the wish to end."""
@@ -277,7 +300,7 @@ class Part:
             command += [dashboard if o.dashboard_port else "--include-dashboard=false"]
         else:
             command += [f"--address={self.head}:{o.port}"]
-        command += [f"--temp-dir={folder(o.port)}", f"--node-name={self.identity.name}"]
+        command += [f"--temp-dir={ray_folder(o.port)}", f"--node-name={self.identity.name}"]
         command += [f"--labels={RANK_LABEL}={self.identity.rank}"]
         if self.resource == "NPU":
             command += ["--resources", json.dumps({"NPU": self.devices})]
@@ -322,8 +345,16 @@ class Part:
 
 
 def folder(port: int) -> Path:
-    """Where Ray keeps its sockets and logs; short, because paths of sockets are limited."""
+    """What the cluster with this port keeps on a node; for this user alone."""
     return Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{port}"
+
+
+def ray_folder(port: int) -> Path:
+    """Where Ray keeps its sockets and logs; short, because paths of sockets are limited.
+
+    Below the cluster's folder, because Ray opens its own to every user of the machine.
+    """
+    return folder(port) / "ray"
 
 
 def wait_until_complete(part: Part, ray: Ray, watch: Watch, stop: Stop) -> None:
@@ -400,36 +431,35 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
         Exit status, and names of lost nodes.
     """
     lost_since: float | None = None
+    gone: list[str] = []  # when the loss was seen; by its end they may be back, the job is not
     while job.status is None and not stop.wait(POLL_S):
         lost = lost_nodes(part.identity, watch.nodes, lambda node: node.alive)
         if not ray.running:
             lost = [part.identity.name]
         if lost and lost_since is None:
-            lost_since = time.monotonic()
+            lost_since, gone = time.monotonic(), lost
             say(f"lost {', '.join(lost)}; the job gets {LOSS_GRACE_S:.0f} s to end by itself")
         if lost_since is not None and time.monotonic() - lost_since > LOSS_GRACE_S:
             say("the job still waits for what is lost; ending it")
             job.end()
-            return EXIT_NODE_LOST, lost
+            return EXIT_NODE_LOST, lost or gone
     if stop.reason:
         return stop.status, []
     if job.status == 0:
         return 0, []
     # The job may have noticed a lost node before Ray did.
-    lost = lost_nodes(part.identity, watch.nodes, lambda node: node.reachable)
+    lost = lost_nodes(part.identity, watch.nodes, lambda node: node.reachable) or gone
     return (EXIT_NODE_LOST if lost else job.status), lost
 
 
 def tell_loss(lost: list[str], port: int) -> None:
     """Say which nodes were lost, and how to go on."""
     names = ", ".join(lost)
-    print(
-        f"error: {names} left the cluster while the job ran: Ray there died, or cannot be reached. "
-        f"Its log: {folder(port)}/session_latest/logs on {names}.\n"
+    tell_error(
+        f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
+        f"Its log: {ray_folder(port)}/session_latest/logs on {names}.\n"
         "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
-        "(trainer.save_freq says how many steps apart checkpoints are).",
-        file=sys.stderr,
-        flush=True,
+        "(trainer.save_freq says how many steps apart checkpoints are)."
     )
 
 
@@ -552,9 +582,14 @@ def this_host() -> Host:
     """The machine this runs on."""
 
     def slurm_names(nodes: str) -> list[str]:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-        )
+        command = ["scontrol", "show", "hostnames", nodes]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:  # containers often lack it
+            said = (getattr(error, "stderr", None) or str(error)).strip()
+            raise ClusterError(
+                f"scontrol cannot tell the nodes' names ({said}): give --names and --head-address"
+            ) from None
         return done.stdout.split()
 
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -638,7 +673,7 @@ def main() -> None:
     try:
         sys.exit(run(parse(sys.argv[1:])))
     except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        tell_error(str(error))
         sys.exit(EXIT_NO_CLUSTER)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import shlex
-import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -33,6 +33,8 @@ from cluster import (
     Stop,
     say,
     shell_status,
+    show,
+    tell_error,
 )
 from cluster_identity import ClusterError
 
@@ -123,9 +125,9 @@ class Remote:
                 line = raw.decode(errors="replace").rstrip("\n")
                 self.joined = self.joined or JOINED in line
                 if self._head:
-                    print(line, flush=True)
+                    show(line)
                 elif line.startswith(SHOWN):
-                    print(f"[{self.name}] {line}", flush=True)
+                    show(f"[{self.name}] {line}")
 
     @property
     def status(self) -> int | None:
@@ -153,6 +155,11 @@ class Remote:
         self._reader.join(timeout=seconds)
 
 
+def ssh_command() -> list[str]:
+    """What reaches a node: ssh with our options, or what SSH says."""
+    return shlex.split(os.environ.get("SSH") or SSH)
+
+
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
     """The command line that starts one node's part."""
     part = ["bash", "scripts/node.sh", "head" if rank == 0 else "worker", "--attached"]
@@ -167,7 +174,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
         part += [f"--dashboard-port={options.dashboard_port}", "--config", *options.config]
     folder = shlex.quote(str(options.remote_dir))
     remote = f"cd {folder} && exec {shlex.join(['env', *options.env, *part])}"
-    return [*shlex.split(os.environ.get("SSH", SSH)), targets[rank].destination, remote]
+    return [*ssh_command(), targets[rank].destination, remote]
 
 
 class Launch:
@@ -176,7 +183,8 @@ class Launch:
     def __init__(self, options: argparse.Namespace, targets: list[Target], stop: Stop) -> None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
         self._stop = stop
-        token = secrets.token_hex(32)
+        # A token of the user's own lets other programs of theirs in, such as the doctor.
+        token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
         self._parts: list[Remote] = []
         for rank, target in enumerate(targets):
             command = node_command(options, targets, rank)
@@ -204,7 +212,7 @@ class Launch:
             self.end()
 
     def _give_up(self, part: Remote) -> int:
-        error(f"{part.name} ended with status {part.status} before it joined:\n{part.tail()}")
+        tell_error(f"{part.name} ended with status {part.status} before it joined:\n{part.tail()}")
         return EXIT_NO_CLUSTER
 
     def _judge(self) -> int:
@@ -213,8 +221,9 @@ class Launch:
         if head.status:
             for part in workers:
                 if not part.joined:
-                    error(f"{part.name} did not join; its last lines ({part.log}):\n{part.tail()}")
-            print(f"exit status {head.status}; logs of all nodes: {head.log.parent}", flush=True)
+                    last = f"its last lines ({part.log}):\n{part.tail()}"
+                    tell_error(f"{part.name} did not join; {last}")
+            show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
         # ssh's own failure
         return EXIT_NO_CLUSTER if head.status == 255 else head.status
 
@@ -226,11 +235,6 @@ class Launch:
             deadline = time.monotonic() + END_S
             for part in parts:
                 part.wait(max(deadline - time.monotonic(), 1.0))
-
-
-def error(message: str) -> None:
-    """Print an error."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -268,9 +272,11 @@ def run(options: argparse.Namespace) -> int:
         for rank in range(len(targets)):
             print(shlex.join(node_command(options, targets, rank)))
         return 0
+    program = ssh_command()[0]
+    if shutil.which(program) is None:
+        raise ClusterError(f"SSH: {program} is no program here: install it, or name another in SSH")
     stop = Stop()
     stop.listen()
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     say(f"{len(targets)} nodes, head {targets[0].name}; logs: {options.log_dir}")
     return Launch(options, targets, stop).run()
 
@@ -280,7 +286,7 @@ def main() -> None:
     try:
         sys.exit(run(parse(sys.argv[1:])))
     except ClusterError as failure:
-        error(str(failure))
+        tell_error(str(failure))
         sys.exit(EXIT_NO_CLUSTER)
 
 

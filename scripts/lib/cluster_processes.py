@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,13 +57,32 @@ def end(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
         _, alive = psutil.wait_procs(alive, timeout=wait_s)
 
 
+def refuse_others(folder: Path) -> None:
+    """Make sure that a cluster's folder is this user's: everybody can make one of its name in /tmp.
+
+    Raises:
+        ClusterError: It is another user's, or no folder.
+        FileNotFoundError: There is none.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ClusterError(f"{folder} is not ours: remove it, or choose another --port")
+
+
 class Claim:
-    """The right to run a cluster in a folder, held as long as this process lives."""
+    """The right to run a cluster in a folder, held as long as this process lives.
+
+    Raises:
+        ClusterError: Another process holds it, or the folder is another user's.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "supervisor.pid"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = self._path.open("a+")
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            refuse_others(folder)
+            folder.chmod(0o700)
+        self._file = (folder / "supervisor.pid").open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -76,8 +96,13 @@ class Claim:
 
 
 def holder(folder: Path) -> int | None:
-    """Process that holds the claim to a folder; None if nobody does."""
+    """Process that holds the claim to a folder; None if nobody does.
+
+    Raises:
+        ClusterError: The folder is another user's.
+    """
     try:
+        refuse_others(folder)
         file = (folder / "supervisor.pid").open("r+")
     except FileNotFoundError:
         return None
@@ -92,13 +117,12 @@ def holder(folder: Path) -> int | None:
 def listener(port: int) -> str:
     """Who listens on a port of this machine, in words."""
     try:
-        connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:
-        return "another program"
-    for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-            if connection.pid is None:
-                return "another user's program"
-            name = " ".join(psutil.Process(connection.pid).cmdline())[:100]
-            return f"process {connection.pid} ({name})"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                if connection.pid is None:
+                    return "another user's program"
+                name = " ".join(psutil.Process(connection.pid).cmdline())[:100]
+                return f"process {connection.pid} ({name})"
+    except psutil.Error:  # it ended meanwhile, or may not be asked about
+        pass
     return "another program"

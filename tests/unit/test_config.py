@@ -63,10 +63,10 @@ def test_absent_keys_take_the_defaults():
         ({"enabled": 1}, "sam.enabled = 1: must be true or false, not int"),
         ({"enabled": "true"}, "sam.enabled = 'true': must be true or false, not str"),
         ({"pad_drafts": True}, "sam.pad_drafts = True: must be a string, not bool"),
-        ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed'"),
         ({"draft_policy": "auto"}, "sam.draft_policy = 'auto': must be one of 'fixed', 'confi"),
         ({"min_confidence": 1.5}, "sam.min_confidence = 1.5: must be 0..1"),
-        ({"min_confidence": 1}, "sam.min_confidence = 1: must be a number, not int"),
+        ({"min_confidence": "1"}, "sam.min_confidence = '1': must be a number, not str"),
+        ({"min_confidence": True}, "sam.min_confidence = True: must be a number, not bool"),
         ({"gate": {"threshold": -1}}, "sam.gate.threshold = -1: must be at least 0"),
         ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'threshold'"),
         ({"gate": 3}, "sam.gate = 3: must be a mapping"),
@@ -92,7 +92,7 @@ def test_absent_keys_take_the_defaults():
         ),
         (
             {"sources": {"history": {"max_bytes": 1 << 20}}},
-            "sam.sources.history.max_bytes = 1048576: must be at least 16777216",
+            "sam.sources.history.max_bytes = 1048576: must be at least 67108864",
         ),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (

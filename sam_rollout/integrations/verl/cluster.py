@@ -148,12 +148,17 @@ def _positive(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
         f"{ROLLOUT}.tensor_model_parallel_size",
         f"{ROLLOUT}.data_parallel_size",
         f"{ROLLOUT}.expert_parallel_size",
+        f"{ROLLOUT}.max_model_len",
+        f"{ROLLOUT}.max_num_seqs",
+        f"{ROLLOUT}.max_num_batched_tokens",
         f"{ACTOR}.ppo_mini_batch_size",
         "data.train_batch_size",
     ]
     if config.actor_rollout_ref.actor.strategy == "megatron":
         axes = ("tensor_model", "pipeline_model", "context", "expert_model")
         fields += [f"{MEGATRON}.{axis}_parallel_size" for axis in axes]
+        if config.actor_rollout_ref.actor.megatron.expert_tensor_parallel_size is not None:
+            fields.append(f"{MEGATRON}.expert_tensor_parallel_size")
     else:
         fields.append(f"{ACTOR}.ulysses_sequence_parallel_size")
     for field in fields:
@@ -292,4 +297,13 @@ def _batch_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
             actor.ppo_max_token_len_per_gpu * sharing >= longest,
             f"must be at least {-(-longest // sharing)}: {sharing} devices share a text of up to "
             f"{longest} tokens",
+        )
+    overlong = config.reward.reward_kwargs.get("overlong_buffer_cfg")
+    if config.reward.reward_manager.name == "dapo" and overlong and overlong.enable:
+        longest = config.data.max_response_length
+        yield (
+            "reward.reward_kwargs.overlong_buffer_cfg.len",
+            overlong.len,
+            0 < overlong.len <= longest,
+            f"must be 1..{longest} (data.max_response_length), or set enable=false beside it",
         )

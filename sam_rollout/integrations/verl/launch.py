@@ -158,7 +158,11 @@ def environment(config: DictConfig) -> dict[str, str]:
         "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
         "WANDB_DIR": str(run_dir),
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
-        **{name: str(value) for name, value in config.get("environment", {}).items()},
+        **{
+            name: str(value)
+            for name, value in config.get("environment", {}).items()
+            if value is not None  # taken back by an override
+        },
     }
     if config.rollout_sampler.kind != "stock":
         variables[MODEL_RUNNER_ENV] = "0"

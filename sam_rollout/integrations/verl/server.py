@@ -27,7 +27,7 @@ from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.records import (
     RequestRecord,
     TraceRecord,
@@ -159,12 +159,13 @@ class SamHttpServer(vLLMHttpServer):
             step: Training step the records are filed under.
             split: ``"train"`` or ``"val"``.
         """
+        asked_s = time.monotonic()
         answers = await ask_engines(self.engine, "sam_drain")
         finished, self._finished = self._finished, []
         shares = self._recorders.share_out(finished)
         first = self.replica_rank * len(answers)
         return [
-            self._records(first + index, recorder, workers, share, step, split)
+            self._records(first + index, recorder, workers, asked_s, share, step, split)
             for index, (recorder, workers, share) in enumerate(
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
@@ -175,6 +176,7 @@ class SamHttpServer(vLLMHttpServer):
         replica: int,
         recorder: EngineStepRecorder,
         workers: list[dict | None],
+        asked_s: float,
         finished: list[_FinishedRequest],
         step: int,
         split: str,
@@ -187,7 +189,7 @@ class SamHttpServer(vLLMHttpServer):
             step=step,
             split=split,
             replica=replica,
-            drafter_steps=drafter["steps"] if drafter else None,
+            drafter_steps=on_this_clock(drafter, asked_s) if drafter else None,
         )
         traced = self._trace_table(finished, replica, step, split) if self._record_traces else None
         return ReplicaRecords(

@@ -39,7 +39,7 @@ def _fingerprint_of(model_config: Any) -> str:
         tokenizer = CorpusTokenizer(
             model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a tokenizer's own code may raise anything
         logger.warning(
             "The model's tokenizer cannot be read, so only the size of the vocabulary of "
             "sam.sources.corpus was checked: %s",

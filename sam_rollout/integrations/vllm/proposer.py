@@ -14,6 +14,7 @@ Where steps have to keep the shape of a captured graph, drafts are filled up las
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from typing import Any
 
@@ -121,12 +122,7 @@ class SamProposer:
             try:
                 return self._propose(sampled_token_ids, num_tokens, token_ids_cpu)
             except Exception:
-                self.failures += 1
-                self.drafter = None  # whatever state it is in, nobody will trust it again
-                logger.warning(
-                    "The drafter failed and is switched off; the rollout continues without drafts.",
-                    exc_info=True,
-                )
+                self._switch_off()
         return self._propose_nothing(sampled_token_ids, num_tokens, token_ids_cpu)
 
     def _propose(
@@ -201,9 +197,11 @@ class SamProposer:
         ended = self.ledger.follow(request_ids, live=self._runner.requests)
         self.drafter.finish(ended)
         self._introduce(request_ids)
-        self._request_ids = list(request_ids)
         if not self._record:
             self.ledger.drain()  # nobody will: keep the books of ended requests from piling up
+            if set(self._request_ids).isdisjoint(request_ids):
+                self.drafter.end_step()  # nobody says when a step ends: its whole batch has gone
+        self._request_ids = list(request_ids)
 
     def _introduce(self, request_ids: list[str]) -> None:
         """Tell the drafter who joined the batch, where a source asks for that."""
@@ -215,6 +213,22 @@ class SamProposer:
             if request_id not in before:
                 identity = _identity_of(self._runner.requests[request_id])
                 self.drafter.admit(request_id, identity)
+
+    def _end_step(self) -> None:
+        """A training step has ended, its last requests too: an empty batch asks for no drafts."""
+        if self._record and self._drafts_are_used and self._runner is not None:
+            known = self._runner.requests
+            self._follow_batch([one for one in self._runner.input_batch.req_ids if one in known])
+        self.drafter.end_step()
+
+    def _switch_off(self) -> None:
+        """Go on without a drafter; called while its exception is handled."""
+        self.failures += 1
+        self.drafter = None  # whatever state it is in, nobody will trust it again
+        logger.warning(
+            "The drafter failed and is switched off; the rollout continues without drafts.",
+            exc_info=True,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Name what is really running, for the start-up check."""
@@ -231,19 +245,25 @@ class SamProposer:
 
         Returns:
             ``steps``: columns ``time_s`` (``CLOCK_MONOTONIC``, comparable across the processes of
-            a host), ``drafter_us``, ``gate_open``, ``padding`` (``VerifiedPadding``); ``requests``:
-            per request id ``(verify_steps, drafted_tokens, accepted_tokens)``, filling left out;
-            ``counters``: the drafter's.
+            a host), ``drafter_us``, ``gate_open``, ``padding`` (``VerifiedPadding``); ``clock_s``
+            and ``host``: that clock now, and whose it is; ``requests``: per request id
+            ``(verify_steps, drafted_tokens, accepted_tokens)``, filling left out; ``counters``: the
+            drafter's.
         """
         counters = {}
-        if self.drafter:
-            self.drafter.end_step()
-            counters = self.drafter.snapshot().to_mapping()
+        if self.drafter is not None:
+            try:
+                self._end_step()
+                counters = self.drafter.snapshot().to_mapping()
+            except Exception:
+                self._switch_off()
         if self.padding.in_use:
             counters["padding_tokens"] = self.ledger.padding_tokens
             counters["accepted_padding_tokens"] = self.ledger.accepted_padding_tokens
         return {
             "steps": self._steps.drain(),
+            "clock_s": time.monotonic(),
+            "host": platform.node(),
             "requests": self.ledger.drain(),
             "counters": {**counters, "failures": self.failures},
         }

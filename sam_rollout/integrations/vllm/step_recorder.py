@@ -10,6 +10,7 @@ drafter's side and taken off here.
 
 from __future__ import annotations
 
+import platform
 import time
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -113,6 +114,8 @@ class EngineStepRecorder(StatLoggerBase):
             drafter_steps: ``SamProposer.drain()["steps"]``; None without a drafter.
         """
         samples, self._samples = self._samples, []
+        if not samples:
+            self._last_s = None  # work was announced, and went to another engine
         notes = _match(samples, drafter_steps)
         records = EngineSteps()
         drafted_before = True  # the step before the first belongs to an earlier drain
@@ -170,6 +173,23 @@ def _progress(iteration_stats: Any) -> dict[str, int]:
         "prompt_tokens": iteration_stats.num_prompt_tokens,
         "generation_tokens": iteration_stats.num_generation_tokens,
     }
+
+
+def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
+    """Return the drafter's steps of ``SamProposer.drain()`` by the clock of this process.
+
+    Engines of one server may run on several hosts, each with a clock of its own. Steps of another
+    host come out early by what the request took to get there; late would part them from theirs.
+
+    Args:
+        drained: What the worker returned.
+        asked_s: This process's ``time.monotonic()`` when it asked.
+    """
+    steps = drained["steps"]
+    if drained["host"] == platform.node():
+        return steps
+    offset_s = asked_s - drained["clock_s"]
+    return {**steps, "time_s": [time_s + offset_s for time_s in steps["time_s"]]}
 
 
 def _match(

@@ -18,8 +18,7 @@ from typing import Any
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# A source tree of vllm-ascend that calls hooks.py by itself says so in one of these.
-PATCHED_MODULES = (RUNNER_MODULE, "vllm_ascend.spec_decode")
+# A source tree of vllm-ascend that calls hooks.py by itself says so in that module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 WRAPPED_FLAG = "sam_rollout_wrapped"
 METHOD = "custom_class"
@@ -41,8 +40,12 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # the others are asked now, and this one never again
-        spec = importlib.util.find_spec(name)
+        sys.meta_path.remove(self)  # the others are asked
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            # Finding is not importing: who only looks must not use the hook up.
+            sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -71,10 +74,10 @@ def wrap(module: ModuleType) -> None:
 
 def way_in() -> str | None:
     """Tell how ours got into the runner: ``"patched"`` source, ``"plugin"``, or not (None)."""
-    modules = [sys.modules.get(name) for name in PATCHED_MODULES]
-    if any(getattr(module, PATCHED_FLAG, False) for module in modules):
+    module = sys.modules.get(RUNNER_MODULE)
+    if getattr(module, PATCHED_FLAG, False):
         return "patched"
-    runner = getattr(sys.modules.get(RUNNER_MODULE), "NPUModelRunner", None)
+    runner = getattr(module, "NPUModelRunner", None)
     return "plugin" if getattr(runner, WRAPPED_FLAG, False) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
@@ -16,7 +16,16 @@ class UnsupportedVersionError(RuntimeError):
 
 def is_supported() -> bool:
     """Whether the installed vllm-ascend is of the supported release, whatever its patch level."""
-    return Version(version("vllm-ascend")).release[:2] == SUPPORTED_RELEASE
+    found = installed()
+    return found is not None and Version(found).release[:2] == SUPPORTED_RELEASE
+
+
+def installed() -> str | None:
+    """The installed version; None for a source tree without package metadata."""
+    try:
+        return version("vllm-ascend")
+    except PackageNotFoundError:
+        return None
 
 
 def require_supported(asked: Sequence[str]) -> None:
@@ -32,7 +41,7 @@ def require_supported(asked: Sequence[str]) -> None:
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))
     raise UnsupportedVersionError(
-        f"vllm-ascend {version('vllm-ascend')} is installed, and {' and '.join(asked)} needs "
+        f"vllm-ascend {installed() or 'without package metadata'} is installed, and {' and '.join(asked)} needs "
         f"vllm-ascend {supported}.x. Install that release (scripts/install.sh ascend), or run "
         "without: sam=off rollout_sampler=stock"
     )

@@ -90,10 +90,10 @@ def folder_bytes(folder):
 
 
 def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
-    max_bytes = 64_000
+    max_bytes = 512_000
     writer = store(tmp_path, max_bytes)
     for step in range(2000):
-        writer.append("old" if step < 100 else f"g{step}", step, np.full(20, step, np.int32))
+        writer.append("old" if step < 100 else f"g{step}", step, np.full(160, step, np.int32))
         if step % 50 == 0:
             assert folder_bytes(tmp_path) <= max_bytes
     assert folder_bytes(tmp_path) > max_bytes * (SEGMENTS - 3) / SEGMENTS
@@ -106,11 +106,11 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
 
 
 def test_a_reader_forgets_what_was_deleted(tmp_path):
-    writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
+    writer, reader = store(tmp_path, 512_000), store(tmp_path, 512_000)
     writer.append("old", 0, np.zeros(200, np.int32))
     reader.refresh()
     assert len(reader.read("old", PLENTY, PLENTY)) == 1
-    for step in range(1, 100):
+    for step in range(1, 800):
         writer.append("new", step, np.zeros(200, np.int32))
     assert reader.read("old", PLENTY, PLENTY) == []  # before it knows that the segment is gone
     reader.refresh()
@@ -119,7 +119,7 @@ def test_a_reader_forgets_what_was_deleted(tmp_path):
 
 
 def test_a_response_longer_than_a_segment_is_refused(tmp_path):
-    writer = store(tmp_path, 32_000)
+    writer = store(tmp_path, 256_000)
     assert not writer.append("g", 0, np.zeros(250, np.int32))
     assert writer.append("g", 0, np.zeros(240, np.int32))
     assert len(read(tmp_path, "g")) == 1
@@ -247,7 +247,7 @@ def test_a_writer_killed_in_the_middle_costs_at_most_its_last_record(tmp_path):
 
 
 def test_a_live_writers_segment_is_neither_closed_nor_deleted(tmp_path):
-    slow, busy = store(tmp_path, 64_000), store(tmp_path, 64_000)
+    slow, busy = store(tmp_path, 512_000), store(tmp_path, 512_000)
     slow.append("slow", 0, tokens(1))
     for step in range(500):
         busy.append("busy", step, np.zeros(100, np.int32))

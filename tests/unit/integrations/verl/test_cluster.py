@@ -131,6 +131,24 @@ BAD = {
         "model_shape.layers",
         "must be at least 1",
     ),
+    "overlong buffer": (
+        "qwen3_32b_910c",
+        ["data.max_response_length=2048"],
+        "reward.reward_kwargs.overlong_buffer_cfg.len",
+        "must be 1..2048",
+    ),
+    "no expert tensors": (
+        "article_235b",
+        ["actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=0"],
+        "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size",
+        "at least 1",
+    ),
+    "no requests": (
+        "article_32b",
+        ["actor_rollout_ref.rollout.max_num_seqs=0", "sam=off"],
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "at least 1",
+    ),
     "no memory": (
         "article_32b",
         ["hardware.memory_gib=0"],
