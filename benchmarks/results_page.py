@@ -150,8 +150,9 @@ def drafter_section() -> str:
         "(`benchmarks/record_traces.py`). In groups, second epochs and traces, siblings are "
         "generated together.",
         _drafter_acceptance(record["acceptance"]),
-        "One call as vLLM makes it, k = 3, two new tokens a row and call, the sides taking turns; "
-        "us, median and quartiles.",
+        "One call as vLLM makes it, k = 3, two new tokens a row and call, the sides taking turns "
+        "in blocks of ten calls; us, median and quartiles, then the first call of a block, which "
+        "finds the caches full of the others' data.",
         _drafter_calls(record["calls"]),
         "The targets of `sam-rollout bench drafter --check`:",
         _table(
@@ -189,7 +190,7 @@ def _drafter_calls(rows: list[dict[str, Any]]) -> str:
     sizes = dict.fromkeys((row["rows"], row["context"]) for row in rows)
     cell = {
         (row["side"], row["rows"], row["context"]): (
-            f"{row['median_us']:.0f} [{row['q1_us']:.0f}, {row['q3_us']:.0f}]"
+            f"{row['median_us']:.0f} [{row['q1_us']:.0f}, {row['q3_us']:.0f}], {row['cold_us']:.0f}"
         )
         for row in rows
     }

@@ -42,8 +42,8 @@ class Sizes:
     groups: tuple[int, int] = (6, 8_000)
     rewrites: tuple[int, int] = (4, 2_000)
     texts: tuple[int, int] = (8, 16_000)  # code and prose
-    text_ks: tuple[int, ...] = KS
     epochs: tuple[int, int] = (4, 4_000)
+    ks_of_others: tuple[int, ...] = KS  # of all texts but chains of thought
     siblings: int = 16
     sweep: tuple[int, ...] = tuple(range(1, 17))
     sweep_texts: int = 2
@@ -51,13 +51,13 @@ class Sizes:
 
 
 QUICK = Sizes(
-    cot=(4, 10_000),
+    cot=(3, 10_000),
     groups=(2, 3_000),
     rewrites=(1, 1_500),
-    texts=(5, 6_000),
-    text_ks=(3,),
+    texts=(4, 6_000),
+    ks_of_others=(3,),
     epochs=(1, 2_000),
-    sweep=(1, 2, 3, 4, 8, 16),
+    sweep=(1, 2, 4, 8, 16),
     sweep_texts=1,
     costs=CostSizes(steps=30, slow_tokens=65_536, longest_text=131_072, rounds=2),
 )
@@ -148,15 +148,15 @@ class Bench:
 
     def datasets(self) -> list[Data]:
         """The texts, those of the user last."""
-        sizes, seed = self.sizes, SEED
+        sizes, seed, ks = self.sizes, SEED, self.sizes.ks_of_others
         count, length = sizes.texts
         found = [
             Data(COT, SINGLE_SIDES, _each(generator.singles(*sizes.cot, seed))),
-            Data(CODE, SINGLE_SIDES, _each(corpora.source_code(length)[:count]), sizes.text_ks),
-            Data(PROSE, SINGLE_SIDES, _each(corpora.prose(length)[:count]), sizes.text_ks),
+            Data(CODE, SINGLE_SIDES, _each(corpora.source_code(length)[:count]), ks),
+            Data(PROSE, SINGLE_SIDES, _each(corpora.prose(length)[:count]), ks),
             Data(GROUPS, GROUP_SIDES, self._groups(generator.group, *sizes.groups)),
-            Data(REWRITES, GROUP_SIDES, self._groups(generator.rewrites, *sizes.rewrites)),
-            Data(SECOND_EPOCH, EPOCH_SIDES, self._epochs(*sizes.epochs)),
+            Data(REWRITES, GROUP_SIDES, self._groups(generator.rewrites, *sizes.rewrites), ks),
+            Data(SECOND_EPOCH, EPOCH_SIDES, self._epochs(*sizes.epochs), ks),
         ]
         if self.traces:
             run = [Episode(group, group[0].step) for group in groups_of(self.traces)]

@@ -79,7 +79,8 @@ def _show_sweep(rows: list[dict[str, Any]], console: Console) -> None:
 def _show_calls(rows: list[dict[str, Any]], console: Console) -> None:
     sizes = list(dict.fromkeys((row["context"], row["rows"]) for row in rows))
     names = list(dict.fromkeys(row["side"] for row in rows))
-    table = _table("one call, us: median and quartiles", "rows x tokens", *names)
+    title = "one call, us: median (quartiles; the first one after others have used the caches)"
+    table = _table(title, "rows x tokens", *names)
     for context, batch in sizes:
         of_size = {
             row["side"]: row for row in rows if (row["context"], row["rows"]) == (context, batch)
@@ -90,7 +91,8 @@ def _show_calls(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def _call_cell(row: dict[str, Any]) -> str:
-    return f"{row['median_us']:.0f} ({row['q1_us']:.0f}..{row['q3_us']:.0f})"
+    quartiles = f"{row['q1_us']:.0f}..{row['q3_us']:.0f}"
+    return f"{row['median_us']:.0f} ({quartiles}; {row['cold_us']:.0f})"
 
 
 _COSTS = (
@@ -133,7 +135,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def _plot_context(axes: Axes, rows: list[dict[str, Any]]) -> None:
     shown = {(COT, sides.OWN): "-", (COT, sides.FIRST): "-", (COT, sides.ARCTIC): "-",
-             (TRACES, sides.OWN): "--", (TRACES, sides.OWN_SIBLINGS): "--"}  # fmt: skip
+             (TRACES, sides.OWN): "o--", (TRACES, sides.OWN_SIBLINGS): "o--"}  # fmt: skip
     for (data, side), line in shown.items():
         points = [
             row
@@ -145,6 +147,7 @@ def _plot_context(axes: Axes, rows: list[dict[str, Any]]) -> None:
                 [row["from"] + CONTEXT_BIN / 2 for row in points],
                 [row["mean_acceptance_length"] for row in points],
                 line,
+                markersize=3,
                 color=_COLOURS[side],
                 label=f"{side}, {data}",
             )
