@@ -59,7 +59,7 @@ SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "
 
 
 def show(line: str, to: TextIO | None = None) -> None:
-    """Print a line, if it is still read: a run goes on when its reader is gone, as in ``| head``."""
+    """Print a line if it is still read: a run goes on when its reader is gone (``| head``)."""
     to = to or sys.stdout
     try:
         print(line, file=to, flush=True)

@@ -52,8 +52,8 @@ source_if_there() {
     source "$1"
     status=$?
     set -eu
-    # No error: it may be that of a last line such as "[ -f x ] && source x".
-    [ "$status" -eq 0 ] || say "$1 ended with status $status; if Ray or the run miss something, look there"
+    # No error: it may be the status of a last line such as "[ -f x ] && source x".
+    [ "$status" -eq 0 ] || say "$1 ended with status $status: look there if something is missing"
 }
 
 # As many open files as training needs: every node holds connections to all the others.

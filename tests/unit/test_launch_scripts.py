@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
+
+from sam_rollout.doctor import cluster as doctor_cluster
+from sam_rollout.doctor import host, network
 
 ROOT = Path(__file__).parents[2]
 LIB = ROOT / "scripts" / "lib"
@@ -127,7 +131,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["bash", NODE, *arguments, "--interface", "eth7"],
-        env=clean_environment(PYTHON=sys.executable, **variables),
+        env=clean_environment(**{"PYTHON": sys.executable, **variables}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -186,6 +190,40 @@ def test_slurm_by_its_own_commands(tmp_path):
     assert "# b: rank 1 of 2, head 10.0.0.7:6766\n# nodes: gpu-07, b\n" in done.stdout
 
 
+def test_slurm_without_its_commands():
+    arguments = ("auto", "--device=cuda", "--devices-per-node=8", "--print")
+    done = node(*arguments, **SLURM)
+    assert done.returncode == 3
+    assert "scontrol cannot tell the nodes' names" in done.stderr
+    assert "give --names and --head-address" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = node(*arguments, "--names=gpu-07,gpu-08", "--head-address=10.0.0.7", **SLURM)
+    assert "# gpu-08: rank 1 of 2, head 10.0.0.7:6766\n" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("argument", ["stop", "--help"])
+def test_stop_and_help_need_nothing_of_the_node(tmp_path, argument):
+    """Neither a vendor's script, nor its program, nor a default route."""
+    for name, script in {
+        "nvidia-smi": "echo GPU is lost; exit 15",
+        "awk": "exit 1",  # asked for the default route
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", NODE, argument],
+        env=clean_environment(
+            PYTHON=sys.executable, PATH=f"{tmp_path}:{os.environ['PATH']}", TMPDIR=str(tmp_path)
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("usage: scripts/node.sh" in done.stdout) == (argument == "--help")
+
+
 def test_a_value_of_the_shell_wins():
     exported, _ = printed(
         "worker", "--device=cuda", "--devices-per-node=8", "--node-rank=1", "--num-nodes=2",
@@ -209,10 +247,27 @@ def test_vendors_scripts_are_sourced_and_may_use_unset_variables(tmp_path):
     assert "export ASCEND_HOME_PATH=/cann" in done.stdout, done.stderr
 
 
-def test_a_vendors_script_that_fails_ends_the_start(tmp_path):
-    done = ascend_node(tmp_path, "return 7\n")
-    assert done.returncode != 0
-    assert "ascend-toolkit/set_env.sh failed with status 7" in done.stderr
+def test_a_vendors_script_may_end_with_a_status(tmp_path):
+    done = ascend_node(tmp_path, "export ASCEND_HOME_PATH=/cann\n[ -f /no/such/file ] && echo x\n")
+    assert done.returncode == 0, done.stderr
+    assert "export ASCEND_HOME_PATH=/cann" in done.stdout
+    assert "ascend-toolkit/set_env.sh ended with status 1" in done.stdout
+
+
+def test_a_vendors_script_finds_the_python_of_the_run(tmp_path):
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    folder = tmp_path / "ascend-toolkit"
+    folder.mkdir()
+    (folder / "set_env.sh").write_text('export ASCEND_FOUND="$(command -v python3)"\n')
+    done = node(
+        "worker", "--device=ascend_910c", "--devices-per-node=16", "--node-rank=1",
+        "--num-nodes=2", "--head-address=10.0.0.1", "--print",
+        ASCEND_ROOT=str(tmp_path), PYTHON=str(python),
+    )  # fmt: skip
+    assert f"export ASCEND_FOUND={python}\n" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -239,6 +294,15 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
     assert done.stdout == "enp67s0f5\n"
 
 
+def test_scripts_and_doctor_agree(scripts):
+    """Two copies, because the doctor's package is not there where the scripts start."""
+    assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
+    assert scripts.cluster.RESOURCES == doctor_cluster.RESOURCES
+    for device in DEVICES:
+        script = (ROOT / f"scripts/env/{device}.sh").read_text()
+        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
+
+
 def test_an_unknown_device_is_refused():
     done = node("worker", "--device=tpu")
     assert "--device tpu: must be one of ascend_910c cpu cuda" in done.stderr
@@ -256,6 +320,17 @@ def test_a_program_on_the_port_is_named_and_left_alone(tmp_path):
     assert f"is taken by process {os.getpid()} (" in done.stderr
 
 
+def test_a_listener_that_cannot_be_asked_is_another_program(scripts, monkeypatch):
+    def gone(pid):
+        raise psutil.NoSuchProcess(pid)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert str(os.getpid()) in scripts.processes.listener(port)
+        monkeypatch.setattr(scripts.processes.psutil, "Process", gone)
+        assert scripts.processes.listener(port) == "another program"
+
+
 def node_state(scripts, rank, alive=True, devices=16, port=1):
     return scripts.cluster.Node(rank, alive, devices, "127.0.0.1", port)
 
@@ -270,8 +345,19 @@ def test_progress_counts_and_names_who_is_missing(scripts):
     assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
 
 
+class Returning:
+    """A watch that sees some states of the nodes, and from then on ``last``."""
+
+    def __init__(self, states, last):
+        self._states, self._last = list(states), last
+
+    @property
+    def nodes(self):
+        return self._states.pop(0) if self._states else self._last
+
+
 def watched_job(scripts, command, nodes, monkeypatch):
-    """Status and lost nodes of a job whose cluster looks like ``nodes``."""
+    """Status and lost nodes of a job whose cluster looks like ``nodes``, or what it gives."""
     monkeypatch.setattr(scripts.cluster, "LOSS_GRACE_S", 0.2)
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
     identity = scripts.identity.Identity(0, 2, "10.0.0.1", ("node-1", "node-2"))
@@ -281,7 +367,7 @@ def watched_job(scripts, command, nodes, monkeypatch):
             SimpleNamespace(identity=identity),
             job,
             SimpleNamespace(running=True),
-            SimpleNamespace(nodes=nodes),
+            nodes if isinstance(nodes, Returning) else SimpleNamespace(nodes=nodes),
             scripts.cluster.Stop(),
         )
     finally:
@@ -295,6 +381,17 @@ def test_a_job_that_waits_for_a_dead_node_is_ended(scripts, monkeypatch):
     result = watched_job(scripts, ["sleep", "600"], nodes, monkeypatch)
     assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("command", ["sleep 600", "sleep 0.1; exit 9"])
+def test_a_node_that_came_back_was_lost(scripts, monkeypatch, command):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        there = {rank: node_state(scripts, rank, port=port) for rank in (0, 1)}
+        lost = {**there, 1: node_state(scripts, 1, alive=False, port=port)}
+        watch = Returning([lost], there)
+        result = watched_job(scripts, ["sh", "-c", command], watch, monkeypatch)
+    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
 
 
 def test_a_job_that_noticed_a_dead_node_before_ray_did(scripts, monkeypatch):
@@ -313,13 +410,28 @@ def test_the_jobs_own_status_is_passed_on(scripts, monkeypatch):
             assert result == (status, [])
 
 
+def test_a_signal_ends_the_wait_that_it_interrupts(scripts):
+    stop = scripts.cluster.Stop()
+    before = signal.signal(signal.SIGALRM, lambda *_: stop.set("a signal", 142))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.001)  # again and again: no moment is safe
+        started = time.monotonic()
+        assert stop.wait(60)
+        assert time.monotonic() - started < 30
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stop.set("a later reason", 1)
+    assert (stop.reason, stop.status) == ("a signal", 142)
+
+
 def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
     folder = tmp_path / "cluster"
-    folder.mkdir()
+    (folder / "ray").mkdir(parents=True)
     sleep = ["sleep", "600"]
     marked = {**os.environ, scripts.processes.MARK: str(folder)}
     other = {**os.environ, scripts.processes.MARK: f"{folder}-of-another-port"}
-    with (folder / "worker.out").open("w") as log:
+    with (folder / "ray" / "worker.out").open("w") as log:
         ours = [subprocess.Popen(sleep, env=marked), subprocess.Popen(sleep, stdout=log)]
     others = [subprocess.Popen(sleep, env=other), subprocess.Popen(sleep)]
     try:
@@ -332,6 +444,35 @@ def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
         for process in ours + others:
             process.kill()
             process.wait()
+
+
+def test_only_its_user_may_enter_the_clusters_folder(scripts, tmp_path):
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    folder.chmod(0o777)
+    scripts.processes.Claim(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # Ray opens the folder it is given to everybody.
+    assert scripts.cluster.ray_folder(7000).parent == scripts.cluster.folder(7000)
+
+
+@pytest.mark.parametrize("what", ["link", "file", "another user's"])
+def test_a_folder_of_somebody_else_is_refused(scripts, tmp_path, monkeypatch, what):
+    folder, target = tmp_path / "cluster", tmp_path / "target"
+    target.mkdir()
+    if what == "link":
+        folder.symlink_to(target)
+    elif what == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        monkeypatch.setattr(scripts.processes.os, "getuid", lambda: folder.stat().st_uid + 1)
+    for use in (scripts.processes.Claim, scripts.processes.holder):
+        with pytest.raises(
+            scripts.identity.ClusterError, match="cluster is not ours: remove it, or choose another"
+        ):
+            use(folder)
+    assert list(target.iterdir()) == []
 
 
 def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
@@ -377,7 +518,7 @@ def hosts(tmp_path):
     return path
 
 
-def launch(hosts, ssh: str, *arguments: str) -> subprocess.Popen:
+def launch(hosts, ssh: str, *arguments: str, **variables: str) -> subprocess.Popen:
     program = hosts.parent / "ssh"
     program.write_text(f"#!/usr/bin/env bash\n{ssh}\n")
     program.chmod(0o755)
@@ -395,7 +536,7 @@ def launch(hosts, ssh: str, *arguments: str) -> subprocess.Popen:
             "a=1",
             "b='x y'",
         ],
-        env=clean_environment(PYTHON=sys.executable, SSH=f"{program} -p 22"),
+        env=clean_environment(**{"PYTHON": sys.executable, "SSH": f"{program} -p 22", **variables}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -454,6 +595,38 @@ def test_the_token_travels_by_standard_input_only(hosts):
     assert re.fullmatch("[0-9a-f]{64}", token)
     assert token not in output
     assert token not in (hosts.parent / "words.head").read_text()
+
+
+def test_a_token_of_the_user_is_taken(hosts):
+    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
+        read -r token; echo "$token" > "${0%/*}/token.$name"
+        [ $name = head ] || { echo '==> joined the cluster'; cat > /dev/null; }; sleep 1"""
+    token = "of-the-user-and-long-enough-for-Ray"
+    process = launch(hosts, ssh, RAY_AUTH_TOKEN=token)
+    output = process.communicate(timeout=60)[0]
+    for name in ("head", "worker"):
+        assert (hosts.parent / f"token.{name}").read_text().strip() == token
+    assert token not in output
+
+
+def test_a_launch_goes_on_when_its_output_is_not_read_any_more(hosts):
+    # More than a pipe holds, so that the head's part waits for ever if nobody drains it.
+    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; sleep 1
+            for n in {1..20000}; do echo "line $n"; done; exit 4;; esac
+        cat > /dev/null"""
+    process = launch(hosts, ssh)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 4
+    log = (hosts.parent / "logs" / "0-node-1.log").read_text()
+    assert log.endswith("line 20000\n")
+
+
+def test_a_program_in_place_of_ssh_that_is_missing_is_named(hosts):
+    process = launch(hosts, "", SSH="no-such-ssh -p 22")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3
+    assert "error: SSH: no-such-ssh is no program here" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

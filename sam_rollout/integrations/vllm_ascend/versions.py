@@ -40,8 +40,9 @@ def require_supported(asked: Sequence[str]) -> None:
     if is_supported():
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))
+    found = installed() or "without package metadata"
     raise UnsupportedVersionError(
-        f"vllm-ascend {installed() or 'without package metadata'} is installed, and {' and '.join(asked)} needs "
+        f"vllm-ascend {found} is installed, and {' and '.join(asked)} needs "
         f"vllm-ascend {supported}.x. Install that release (scripts/install.sh ascend), or run "
         "without: sam=off rollout_sampler=stock"
     )

@@ -330,3 +330,37 @@ def test_padding_waits_for_the_graphs_of_the_runner_it_is_bound_to():
     engine.cudagraph_dispatcher = SimpleNamespace(dispatch=dispatch)
     engine.proposer.bind(engine, drafts_are_used=True, record=True)
     assert engine.proposer.describe()["padding"] == f"every step of up to {MAX_ROWS} requests"
+
+
+def test_the_end_of_a_step_needs_no_further_batch():
+    """vLLM runs an empty step after the last request, without asking for drafts."""
+    engine = Engine(siblings=True)
+    engine.requests = siblings_of(PERIOD * 2 + PERIOD[:1], "a", "b", step=1)
+    engine.step("a", "b")
+    engine.requests.clear()
+    engine.input_batch.req_ids = []
+    drained = engine.proposer.drain()
+    assert drained["counters"]["siblings_groups"] == 0
+    assert drained["counters"]["live_requests"] == 0
+    assert set(drained["requests"]) == {"a", "b"}
+    assert engine.proposer.drain()["requests"] == {}, "nobody is reported twice"
+
+
+def test_without_recording_a_group_ends_with_its_batch():
+    engine = Engine(siblings=True, record=False)
+    engine.requests = siblings_of(PERIOD * 2 + PERIOD[:1], "a", "b", step=1)
+    engine.step("a", "b")
+    engine.requests = siblings_of(PERIOD[:3] * 3, "c", step=2)
+    engine.step("c")
+    assert engine.proposer.drafter.snapshot().to_mapping()["siblings_groups"] == 1
+
+
+def test_a_drafter_that_fails_at_the_end_of_a_step_is_switched_off(monkeypatch, caplog):
+    engine = Engine()
+    engine.add("a")
+    engine.step("a")
+    monkeypatch.setattr(engine.proposer.drafter, "end_step", lambda: 1 / 0)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert engine.proposer.drain()["counters"] == {"failures": 1}
+    assert "switched off" in caplog.text
+    assert engine.step("a") == [[]]

@@ -1,12 +1,13 @@
 """The record of every engine step: durations, and how the drafter's side finds its step."""
 
+import platform
 from types import SimpleNamespace
 
 import pytest
 
 from sam_rollout.integrations.vllm import step_recorder
 from sam_rollout.integrations.vllm.ledger import VerifiedPadding
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 
 UNIX_OFFSET_S = 1_000_000.0
 
@@ -224,3 +225,31 @@ def test_without_a_drafter_the_gate_is_unknown(clock):
     recorder.record(scheduler(accepted=(1,)), progress())  # another method may draft
     (row,) = drained(recorder, None)
     assert row["gate_open"] is None and row["draft_tokens"] == 2
+
+
+@pytest.mark.parametrize("booted_earlier_s", [-1e6, 1e6])
+def test_steps_of_another_host_come_by_this_hosts_clock(clock, booted_earlier_s):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    record_at(recorder, clock, 101.0, 102.0)
+    there = notes((100.9 + booted_earlier_s, True, 5.0), (101.9 + booted_earlier_s, True, 6.0))
+    answer = {"steps": there, "host": "elsewhere", "clock_s": 103.01 + booted_earlier_s}
+    rows = drained(recorder, on_this_clock(answer, asked_s=103.0))
+    assert [row["drafter_us"] for row in rows] == [5.0, 6.0]
+    assert there["time_s"][0] == 100.9 + booted_earlier_s, "the answer is left as it is"
+
+
+def test_steps_of_this_host_keep_their_times(clock):
+    there = notes((100.9, True, 5.0))
+    answer = {"steps": there, "host": platform.node(), "clock_s": 7.0}
+    assert on_this_clock(answer, asked_s=103.0) == there
+
+
+def test_work_that_went_to_another_engine_starts_no_step(clock):
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    assert drained(recorder) == []
+    clock.now_s = 4000.0
+    recorder.work_arrived()
+    record_at(recorder, clock, 4001.0)
+    assert [row["duration_s"] for row in drained(recorder)] == [1.0]
