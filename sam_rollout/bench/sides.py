@@ -19,8 +19,8 @@ import numpy as np
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.traces import Int32Array, Trace
-from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.drafting import SamDrafter
+from sam_rollout.config import SamConfig
+from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
@@ -28,10 +28,6 @@ NGRAM_DEFAULT = (5, 5)
 NGRAM_SHORT = (2, 4)  # what its documentation's examples set
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
-
-
-class NotThereError(Exception):
-    """A drafter that cannot be measured here; the text says why."""
 
 
 class Session(Protocol):
@@ -113,22 +109,17 @@ class OwnSession(_Base):
     """Our drafter, configured by a mapping of the group `sam`."""
 
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
-        try:
-            config = SamConfig.from_mapping({"max_draft_tokens": k, **options})
-        except ConfigError as error:
-            raise NotThereError(str(error)) from error
-        static = _static_sources(config, max_rows, max_length)
+        config = SamConfig.from_mapping({"max_draft_tokens": k, **options})
+        static = make_static_sources(config, max_rows, max_length)
         self._waiting = [source for source in static if hasattr(source, "wait")]
-        extra = (static,) if static else ()
-        self._drafter = SamDrafter(config, max_rows, max_length, *extra)
+        self._drafter = SamDrafter(config, max_rows, max_length, static)
         self._eligible = np.ones(max_rows, bool)
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """The request's group and sibling."""
-        if hasattr(self._drafter, "admit"):
-            self._drafter.admit(
-                request_id, RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)
-            )
+        self._drafter.admit(
+            request_id, RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)
+        )
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
         """A step with the gate open."""
@@ -149,8 +140,7 @@ class OwnSession(_Base):
 
     def end_step(self) -> None:
         """As in an engine."""
-        if hasattr(self._drafter, "end_step"):
-            self._drafter.end_step()
+        self._drafter.end_step()
 
     def nbytes(self) -> int | None:
         """Bytes of all automata."""
@@ -160,15 +150,6 @@ class OwnSession(_Base):
         """Let sources finish what they do beside the engine, which is slower than a replay."""
         for source in self._waiting:
             source.wait()
-
-
-def _static_sources(config: SamConfig, max_rows: int, max_length: int) -> list[Any]:
-    """Sources over text that no request writes, where this version has them."""
-    try:
-        from sam_rollout.drafting.static_sources import make_static_sources
-    except ModuleNotFoundError:
-        return []
-    return make_static_sources(config, max_rows, max_length)
 
 
 class _HistorySession(OwnSession):
@@ -281,12 +262,6 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-def draft_policies() -> list[str]:
-    """What `sam.draft_policy` may be besides `fixed`."""
-    (field,) = [one for one in dataclasses.fields(SamConfig) if one.name == "draft_policy"]
-    return [choice for choice in field.metadata["choices"] if choice != "fixed"]
-
-
 _SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
 OWN = "own"
 OWN_SIBLINGS = "own + siblings"
@@ -300,10 +275,9 @@ ADAPTIVE = "own, adaptive k"
 
 def all_sides() -> list[Side]:
     """Every drafter that this program knows, there or not."""
-    adaptive = {"draft_policy": draft_policies()[0]}
     return [
         Side(OWN, partial(OwnSession, {})),
-        Side(ADAPTIVE, partial(OwnSession, adaptive)),
+        Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
         Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS)),
         Side(OWN_HISTORY, partial(_HistorySession, {})),
         Side(ALL_SOURCES, partial(_HistorySession, _SIBLINGS)),
@@ -321,7 +295,7 @@ def available() -> tuple[dict[str, Side], dict[str, str]]:
     for side in all_sides():
         try:
             side.open(1, 1, 16)
-        except (NotThereError, ImportError) as error:
+        except ImportError as error:
             missing[side.name] = f"{type(error).__name__}: {error}"
         else:
             sides[side.name] = side
