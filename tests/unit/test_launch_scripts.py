@@ -295,7 +295,7 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
 
 
 def test_scripts_and_doctor_agree(scripts):
-    """Two copies, because the doctor's package is not there where the scripts start."""
+    """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
     assert scripts.cluster.RESOURCES == doctor_cluster.RESOURCES
     for device in DEVICES:
