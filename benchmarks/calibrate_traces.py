@@ -16,6 +16,7 @@ from pathlib import Path
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.generator import MODEL, PUBLISHED, Problem, TraceModel
 from sam_rollout.bench.machine import machine
+from sam_rollout.bench.replay import accepted_tokens
 
 K = 3
 FIT_SEED, RECORD_SEED = 1, 2
@@ -35,10 +36,7 @@ def acceptance_curve(model: TraceModel, seed: int) -> list[float]:
         automaton = FirstOccurrenceAutomaton()
         automaton.extend(text[:known])
         while known < len(text) - K:
-            draft = automaton.draft(K)
-            right = 0
-            while right < len(draft) and draft[right] == text[known + right]:
-                right += 1
+            right = accepted_tokens(automaton.draft(K), text, known)
             for i, (start, stop, _) in enumerate(PUBLISHED):
                 if start <= known < stop:
                     tokens[i] += right + 1

@@ -1,8 +1,8 @@
 """verl's synchronous trainer with rollout telemetry and DAPO's generation rounds.
 
 The hooks used are verl's own (``on_sample_end``, ``prepare_step``, ``_validate`` ...); nothing of
-the algorithm is touched. The trainer is the only writer of the run folder: replicas on other nodes
-hand their records over, so no shared file system is needed.
+the algorithm is touched. The trainer is the only writer of the run folder's records: replicas on
+other nodes hand theirs over, so no shared file system is needed.
 """
 
 from __future__ import annotations
