@@ -259,13 +259,27 @@ class RolloutTelemetryConfig(Section):
 
     `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
     own, not the gate's, so that runs with and without speculation measure the same stretch.
-    `record_traces`: whether token ids are kept for replay.
+    `record_traces`: whether token ids are kept for replay. `control_share`: share of each training
+    step's `control_unit` that is sampled without drafts, to measure their gain within a run.
+    `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
 
     tail_threshold: int = setting(8, minimum=0)
     record_traces: bool = False
+    control_share: float = setting(0.0, minimum=0, maximum=1)
+    control_unit: str = setting("groups", choices=("groups", "replicas"))
+    progress: str = setting("auto", choices=("auto", "on", "off"))
+
+    def check_control(self, replicas: int) -> None:
+        """Raise ConfigError if a control cannot be told from the rest with so many replicas."""
+        if self.control_share and self.control_unit == "replicas" and replicas < 2:
+            raise ConfigError(
+                f"{self.PATH}.control_unit",
+                self.control_unit,
+                f"needs at least 2 rollout replicas, this run has {replicas}; use 'groups'",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

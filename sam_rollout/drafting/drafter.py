@@ -182,6 +182,16 @@ class SamDrafter:
         for source in self._sources:
             source.end_step()
 
+    @property
+    def source_names(self) -> list[str]:
+        """The sources in order of precedence."""
+        return [source.name for source in self._sources]
+
+    @property
+    def verified_by_source(self) -> np.ndarray:
+        """int64[sources, 2]: draft tokens verified and accepted so far; the drafter's own array."""
+        return self._policy.totals
+
     def snapshot(self) -> DrafterCounters:
         """The counters as they stand."""
         pools = [source.pool for source in self._live]

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
-from sam_rollout.telemetry.schema import MAX, declared, metric_name
+from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, MAX, declared, metric_name
+from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mask
 
 # Counter a drafter may report -> metric.
 DRAFTER_COUNTERS = {
@@ -48,6 +49,7 @@ DRAFTER_COUNTERS = {
     "history_bytes": "draft/history_bytes",
     "history_disk_bytes": "draft/history_disk_bytes",
     "corpus_bytes": "draft/corpus_bytes",
+    **{counter: f"draft/{counter}" for counter in CONTEXT_COUNTERS},
 }
 
 
@@ -69,31 +71,23 @@ def aggregate(
     Raises ValueError for a counter that is not in `DRAFTER_COUNTERS`.
     """
     steps = _Steps.of(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split)
-    finished = _of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split)
+    finished = of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split)
     tail = tail_mask(steps.scheduled, steps.waiting, steps.prompt_tokens, tail_threshold)
     values = {
         **_engine(steps),
         **_phase("tail", steps, tail),
         **_phase("head", steps, ~tail),
-        "tail/share": _ratio(steps.duration_s[tail].sum(), steps.duration_s.sum()),
+        "tail/tokens_per_s": ratio(
+            steps.generation_tokens[tail].sum(), steps.duration_s[tail].sum()
+        ),
+        "tail/share": ratio(steps.duration_s[tail].sum(), steps.duration_s.sum()),
         "tail/index": _tail_index(finished),
         **_draft(steps),
         **_gate(steps),
+        **_sampler(steps),
         **_counters(drafter_counters or {}),
     }
     return {metric_name(split, name): float(value) for name, value in values.items()}
-
-
-def tail_mask(
-    scheduled: np.ndarray, waiting: np.ndarray, prompt_tokens: np.ndarray, tail_threshold: int
-) -> np.ndarray:
-    """Which engine steps belong to the long tail, bool [steps].
-
-    Some request, at most `tail_threshold` of them, nothing waiting and no prompt computed: a short
-    batch that requests are still joining is the start of a round or a preemption, not a tail.
-    """
-    settled = (waiting == 0) & (prompt_tokens == 0)
-    return (scheduled > 0) & (scheduled <= tail_threshold) & settled
 
 
 @dataclass(frozen=True)
@@ -112,6 +106,8 @@ class _Steps:
     draft_tokens: np.ndarray
     accepted_tokens: np.ndarray
     drafter_us: np.ndarray
+    sampler_us: np.ndarray  # 0 where it was not taken
+    telemetry_us: np.ndarray
     has_drafter: np.ndarray
     gate_open: np.ndarray  # False where there is no drafter
     accepted_per_position: np.ndarray  # [positions], summed over the steps
@@ -119,31 +115,25 @@ class _Steps:
 
     @classmethod
     def of(cls, table: pa.Table, split: str) -> "_Steps":
-        table = _of_split(table, split).sort_by([("replica", "ascending"), ("time_s", "ascending")])
+        table = of_split(table, split).sort_by([("replica", "ascending"), ("time_s", "ascending")])
         derived = {
-            "has_drafter": _numpy(pc.is_valid(table["gate_open"])),
-            "gate_open": _numpy(pc.fill_null(table["gate_open"], False)),
+            "has_drafter": numpy_column(pc.is_valid(table["gate_open"])),
+            "gate_open": numpy_column(pc.fill_null(table["gate_open"], False)),
             "accepted_per_position": _position_sums(table["accepted_per_position"]),
-            "slowest": _slowest(_numpy(table["replica"]), _numpy(table["duration_s"])),
+            "sampler_us": numpy_column(pc.fill_null(table["sampler_us"], 0.0)),
+            "telemetry_us": numpy_column(pc.fill_null(table["telemetry_us"], 0.0)),
+            "slowest": _slowest(numpy_column(table["replica"]), numpy_column(table["duration_s"])),
         }
         plain = [name for name in cls.__dataclass_fields__ if name not in derived]
-        return cls(**{name: _numpy(table[name]) for name in plain}, **derived)
-
-
-def _of_split(table: pa.Table, split: str) -> pa.Table:
-    return table.filter(pc.equal(table["split"], split))
-
-
-def _numpy(column: pa.ChunkedArray) -> np.ndarray:
-    return column.to_numpy()
+        return cls(**{name: numpy_column(table[name]) for name in plain}, **derived)
 
 
 def _position_sums(lists: pa.ChunkedArray) -> np.ndarray:
     """Sum of list<i32> [steps] by index within the list, float [longest list]."""
-    lengths = _numpy(pc.list_value_length(lists)).astype(np.int64)
+    lengths = numpy_column(pc.list_value_length(lists)).astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-    return np.bincount(position, weights=_numpy(pc.list_flatten(lists)))
+    return np.bincount(position, weights=numpy_column(pc.list_flatten(lists)))
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
@@ -153,10 +143,6 @@ def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
     numbers, index = np.unique(replica, return_inverse=True)
     busy_s = np.bincount(index, weights=duration_s)  # [replicas]
     return replica == numbers[busy_s.argmax()]
-
-
-def _ratio(numerator: float, denominator: float, empty: float = 0.0) -> float:
-    return numerator / denominator if denominator else empty
 
 
 def _engine(steps: _Steps) -> dict[str, float]:
@@ -169,11 +155,14 @@ def _engine(steps: _Steps) -> dict[str, float]:
         "engine/steps": len(steps.replica),
         "engine/generation_tokens": tokens,
         "engine/prompt_tokens": steps.prompt_tokens.sum(),
-        "engine/tokens_per_s": _ratio(tokens, rollout_s),
-        "engine/mean_running": _ratio((steps.running * steps.duration_s).sum(), rollout_sum_s),
+        "engine/tokens_per_s": ratio(tokens, rollout_s),
+        "engine/mean_running": ratio((steps.running * steps.duration_s).sum(), rollout_sum_s),
         "engine/max_running": steps.running.max(initial=0),
         "engine/preempted": steps.preempted.sum(),
         "engine/replicas": len(np.unique(steps.replica)),
+        "engine/telemetry_us_per_step": ratio(
+            steps.telemetry_us.sum(dtype=float), len(steps.replica)
+        ),
     }
 
 
@@ -185,14 +174,14 @@ def _phase(phase: str, steps: _Steps, mask: np.ndarray) -> dict[str, float]:
         f"{phase}/time_s": steps.duration_s[mask & steps.slowest].sum(),
         f"{phase}/time_sum_s": time_sum_s,
         f"{phase}/tokens": tokens,
-        f"{phase}/time_per_token_ms": _ratio(1e3 * time_sum_s, tokens),
+        f"{phase}/time_per_token_ms": ratio(1e3 * time_sum_s, tokens),
         f"{phase}/steps": mask.sum(),
     }
 
 
 def _tail_index(requests: pa.Table) -> float:
-    times_s = _numpy(requests["end_s"]) - _numpy(requests["start_s"])
-    return _ratio(times_s.max(initial=0.0), times_s.sum() / max(len(times_s), 1))
+    times_s = numpy_column(requests["end_s"]) - numpy_column(requests["start_s"])
+    return ratio(times_s.max(initial=0.0), times_s.sum() / max(len(times_s), 1))
 
 
 def _draft(steps: _Steps) -> dict[str, float]:
@@ -201,19 +190,19 @@ def _draft(steps: _Steps) -> dict[str, float]:
     accepted = steps.accepted_tokens.sum()
     closed = steps.has_drafter & ~steps.gate_open
     positions = {
-        f"draft/accepted_position_{position}": _ratio(count, requests)
+        f"draft/accepted_position_{position}": ratio(count, requests)
         for position, count in enumerate(steps.accepted_per_position, start=1)
     }
     return {
-        "draft/acceptance_length": 1 + _ratio(accepted, requests),
-        "draft/acceptance_rate": _ratio(accepted, drafted),
+        "draft/acceptance_length": 1 + ratio(accepted, requests),
+        "draft/acceptance_rate": ratio(accepted, drafted),
         "draft/drafted_tokens": drafted,
         "draft/accepted_tokens": accepted,
-        "draft/time_us_per_step": _ratio(
+        "draft/time_us_per_step": ratio(
             steps.drafter_us[steps.has_drafter].sum(dtype=float), steps.has_drafter.sum()
         ),
         "draft/time_s": 1e-6 * steps.drafter_us[steps.slowest].sum(dtype=float),
-        "draft/catch_up_us_per_step": _ratio(
+        "draft/catch_up_us_per_step": ratio(
             steps.drafter_us[closed].sum(dtype=float), closed.sum()
         ),
         **positions,
@@ -225,11 +214,19 @@ def _gate(steps: _Steps) -> dict[str, float]:
     gate_open, replica = steps.gate_open[known], steps.replica[known]
     changed = (gate_open[1:] != gate_open[:-1]) & (replica[1:] == replica[:-1])
     return {
-        "gate/open_share": _ratio(gate_open.sum(), known.sum()),
-        "gate/open_time_share": _ratio(
+        "gate/open_share": ratio(gate_open.sum(), known.sum()),
+        "gate/open_time_share": ratio(
             steps.duration_s[steps.gate_open].sum(), steps.duration_s[known].sum()
         ),
         "gate/transitions": changed.sum(),
+    }
+
+
+def _sampler(steps: _Steps) -> dict[str, float]:
+    known = steps.has_drafter
+    return {
+        "sampler/time_us_per_step": ratio(steps.sampler_us[known].sum(dtype=float), known.sum()),
+        "sampler/time_s": 1e-6 * steps.sampler_us[steps.slowest].sum(dtype=float),
     }
 
 

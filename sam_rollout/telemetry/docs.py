@@ -19,10 +19,25 @@ one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/en
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
 """
 
+_VERLS_OWN = """\
+# verl's own names
+
+verl declares two metrics of speculation and leaves them out for any drafter but a model's. In runs
+with drafts they are filled by verl's own rule, over the responses that the step trains on:
+`rollout/spec_accept_rate`, the mean over responses of accepted / drafted tokens, and
+`rollout/spec_accept_length`, the mean over responses of 1 + accepted tokens / verify steps. Both
+count a response that never drafted as 0. So with a gate they mostly say how many responses got as
+far as drafting; `sam/draft/acceptance_length` is the figure to compare with others'.
+
+With `trainer.rollout_data_dir` each response in verl's dump has `spec_num_draft_tokens`,
+`spec_num_accepted_tokens`, `spec_num_verify_steps`, `generation_s` and `control` beside its text.
+"""
+
 _TABLES_INTRODUCTION = """\
 # Tables in the run folder
 
 Files are `sam/<table>/<replica>-NNN.parquet`; a resumed run goes on with the next free number.
+Columns that an older version did not write are null.
 """
 
 
@@ -37,7 +52,7 @@ def render() -> str:
         ]
         heading = f"## sam/{group}\n\n{meaning}\n"
         parts.append(f"{heading}\n{_table(('name', 'unit', 'meaning', 'aggregation'), rows)}")
-    parts.append(_TABLES_INTRODUCTION)
+    parts += [_VERLS_OWN, _TABLES_INTRODUCTION]
     for name, (schema, _) in TABLES.items():
         parts.append(f"## {name}\n\n{_table(('column', 'type', 'meaning'), _columns(schema))}")
     return "\n".join(parts)

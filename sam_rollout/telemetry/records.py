@@ -18,18 +18,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # folders of every version from 1 on are read; see ADDED
 
 
 class RunFolderError(Exception):
     """A run folder, or a file in it, is missing or not readable; the text names path and cure."""
 
 
+# Columns that folders of version 1 lack; they are read as null.
+ADDED = {
+    "draft_budget",
+    "drafted_per_source",
+    "accepted_per_source",
+    "sampler_us",
+    "telemetry_us",
+    "open_steps",
+    "open_tokens",
+    "control",
+}
+# Draft sources in the order of the columns per source.
+SOURCES = ("own", "siblings", "history", "corpus")
+
+
 def _schema(*columns: tuple[str, pa.DataType, str]) -> pa.Schema:
-    """Arrow schema of (name, type, meaning); only gate_open may be null."""
+    """Arrow schema of (name, type, meaning); gate_open and added columns may be null."""
     return pa.schema(
         [
-            pa.field(name, kind, nullable=name == "gate_open", metadata={"meaning": meaning})
+            pa.field(
+                name,
+                kind,
+                nullable=name == "gate_open" or name in ADDED,
+                metadata={"meaning": meaning},
+            )
             for name, kind, meaning in columns
         ]
     )
@@ -62,6 +82,20 @@ ENGINE_STEPS = _schema(
     ("accepted_per_position", pa.list_(_INT), "drafts accepted at position 1, 2, ..."),
     ("gate_open", pa.bool_(), "whether the gate let the drafter draft; null: no drafter"),
     ("drafter_us", pa.float32(), "drafter time after this step's forward, us"),
+    ("draft_budget", _INT, "most tokens the step might draft for a request; null: no drafter"),
+    (
+        "drafted_per_source",
+        pa.list_(_INT),
+        f"draft_tokens by source: {', '.join(SOURCES)}; empty where the step verified none",
+    ),
+    ("accepted_per_source", pa.list_(_INT), "accepted_tokens by source, in the same order"),
+    (
+        "sampler_us",
+        pa.float32(),
+        "host time in the samplers of this step, us; on an accelerator that is launching their "
+        "kernels, and waiting for the device where a sampler does; null: no drafter",
+    ),
+    ("telemetry_us", pa.float32(), "time spent on taking this record, us"),
 )
 REQUESTS = _schema(
     _STEP,
@@ -77,6 +111,9 @@ REQUESTS = _schema(
     _START,
     _END,
     ("finish_reason", _TEXT, "why generation ended: stop, length, abort"),
+    ("open_steps", _INT, "engine steps that the gate let the drafter draft for, draft or not"),
+    ("open_tokens", _INT, "tokens gained in them"),
+    ("control", pa.bool_(), "sampled without drafts, to compare with"),
 )
 TRACES = _schema(
     _GROUP,
@@ -130,6 +167,11 @@ class EngineSteps:
         accepted_per_position: Sequence[int] = (),
         gate_open: bool | None = None,
         drafter_us: float = 0.0,
+        draft_budget: int | None = None,
+        drafted_per_source: Sequence[int] = (),
+        accepted_per_source: Sequence[int] = (),
+        sampler_us: float | None = None,
+        telemetry_us: float = 0.0,
     ) -> None:
         """Adds one engine step; arguments are the columns of `ENGINE_STEPS`."""
         self._rows.append(
@@ -151,6 +193,11 @@ class EngineSteps:
                 tuple(accepted_per_position),
                 gate_open,
                 drafter_us,
+                draft_budget,
+                tuple(drafted_per_source),
+                tuple(accepted_per_source),
+                sampler_us,
+                telemetry_us,
             )
         )
 
@@ -182,6 +229,9 @@ class RequestRecord:
     start_s: float
     end_s: float
     finish_reason: str
+    open_steps: int = 0
+    open_tokens: int = 0
+    control: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +350,13 @@ class RunFolder:
     def read(self, name: str) -> pa.Table:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
-        Rows of training steps that a resumed run went through once more are left out.
+        Columns that the folder's version did not have are null. Rows of training steps that a
+        resumed run went through once more are left out.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
         # ParquetFile reads one file as it stands; read_table would look for a partitioned data set.
-        tables = [pq.ParquetFile(path).read().cast(schema) for path in paths]
+        tables = [_with_added(pq.ParquetFile(path).read(), schema).cast(schema) for path in paths]
         table = pa.concat_tables([schema.empty_table(), *tables])
         for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
@@ -361,15 +412,23 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
+def _with_added(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Fills up the columns that an older version did not write."""
+    for column in schema:
+        if column.name in ADDED and column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+    return table
+
+
 def _read_info(path: Path) -> RunInfo:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
-    if version != SCHEMA_VERSION:
+    if version not in range(1, SCHEMA_VERSION + 1):
         raise RunFolderError(
-            f"{path}: schema_version is {version}, this version of sam-rollout reads "
+            f"{path}: schema_version is {version}, this version of sam-rollout reads 1 to "
             f"{SCHEMA_VERSION}"
         )
     try:

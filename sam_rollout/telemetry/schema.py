@@ -16,6 +16,12 @@ GROUPS = {
     "head": "Every engine step outside the long tail. head + tail = the whole rollout.",
     "draft": "Drafting and what verification kept of it.",
     "gate": "Whether the gate let the drafter draft. All zero where there is no drafter.",
+    "sampler": "Samplers of the engine, ours or its own, in runs with a drafter.",
+    "control": "The requests that are sampled without drafts, beside the others. Training traffic "
+    "of runs with drafts and `rollout_telemetry.control_share` above 0; what a step cannot tell "
+    "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
+    "Welch's t on the logarithms of ratios of sums, with the variance between prompts or between "
+    "replicas (delta method).",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
 }
 
@@ -23,11 +29,20 @@ GROUPS = {
 SUM = "sum over replicas"
 SLOWEST = "of the replica that was busy longest"
 MEAN = "ratio of sums over replicas"
+SUM_RATIO = "over the requests or replicas of an arm"
 MAX = "maximum over replicas"
 TOTAL = "since the start of the run, sum over replicas"
 STEP = "one value a training step"
 
 POSITION = "<k>"  # stands for a draft position 1, 2, ... in a metric's name
+CONTEXT = "<lo>"  # stands for a bin of context lengths, by its lower edge
+# Lower edges of those bins, in tokens that a text had when its draft was made.
+CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+# Counters by context length: requests whose drafts were verified, tokens drafted and accepted.
+CONTEXT_KINDS = ("verify", "drafted", "accepted")
+CONTEXT_COUNTERS = tuple(
+    f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("sam/engine/preempted", "requests", "Preemptions.", SUM),
     Metric("sam/engine/replicas", "replicas", "Replicas that ran at least one engine step.", SUM),
+    Metric(
+        "sam/engine/telemetry_us_per_step",
+        "us",
+        "Time spent on recording an engine step, in the engine's worker and in its front end.",
+        MEAN,
+    ),
     Metric("sam/tail/time_s", "s", "Time in the long tail.", SLOWEST),
     Metric("sam/tail/time_sum_s", "s", "Time in the long tail, all replicas added up.", SUM),
     Metric("sam/tail/share", "1", "tail/time_sum_s / engine/rollout_sum_s.", MEAN),
@@ -82,6 +103,12 @@ METRICS: tuple[Metric, ...] = (
         "sam/tail/time_per_token_ms",
         "ms",
         "tail/time_sum_s / tail/tokens; 0 if the tail has no token.",
+        MEAN,
+    ),
+    Metric(
+        "sam/tail/tokens_per_s",
+        "tokens/s",
+        "tail/tokens / tail/time_sum_s: of one replica in its tail; 0 if there is none.",
         MEAN,
     ),
     Metric("sam/tail/steps", "steps", "Engine steps in the long tail.", SUM),
@@ -283,6 +310,17 @@ METRICS: tuple[Metric, ...] = (
         "Size of the corpus, mapped once for all engines of a machine.",
         MAX,
     ),
+    Metric(
+        f"sam/draft/verify_context_{CONTEXT}",
+        "requests",
+        "Verified drafts of texts that had at least lo tokens, and fewer than the next edge, when "
+        "the draft was made; lo = "
+        f"{', '.join(map(str, CONTEXT_EDGES))}. The acceptance length there is 1 + "
+        "accepted_context / verify_context. Bins without drafts are left out.",
+        TOTAL,
+    ),
+    Metric(f"sam/draft/drafted_context_{CONTEXT}", "tokens", "Draft tokens of these.", TOTAL),
+    Metric(f"sam/draft/accepted_context_{CONTEXT}", "tokens", "Accepted ones of these.", TOTAL),
     Metric("sam/gate/open_share", "1", "Engine steps with the gate open / with a drafter.", MEAN),
     Metric(
         "sam/gate/open_time_share",
@@ -295,6 +333,94 @@ METRICS: tuple[Metric, ...] = (
         "changes",
         "Changes between open and closed from one engine step to the next.",
         SUM,
+    ),
+    Metric(
+        "sam/sampler/time_us_per_step",
+        "us",
+        "Host time in the engine's samplers per engine step with a drafter, verification included. "
+        "Nothing waits for the device on this account: on an accelerator it is the time to launch "
+        "their kernels, and whatever a sampler itself waits for.",
+        MEAN,
+    ),
+    Metric("sam/sampler/time_s", "s", "The same, added up.", SLOWEST),
+    Metric("sam/control/share", "1", "Control requests / all requests.", SUM_RATIO),
+    Metric("sam/control/requests", "requests", "Requests sampled without drafts.", SUM),
+    Metric("sam/control/drafted_requests", "requests", "All other requests.", SUM),
+    Metric(
+        "sam/control/drafted_tokens_per_step",
+        "tokens",
+        "Unit groups: tokens that a request with drafts gains in an engine step while the gate is "
+        "open, steps for which no draft was found included.",
+        SUM_RATIO,
+    ),
+    Metric(
+        "sam/control/tokens_per_step",
+        "tokens",
+        "The same for control requests: 1, unless steps are filled up.",
+        SUM_RATIO,
+    ),
+    Metric(
+        "sam/control/gain",
+        "1",
+        "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Prompts are assigned at "
+        "random and both arms share engine steps, so it holds for steps of the length they had; it "
+        "is no gain in time.",
+        SUM_RATIO,
+    ),
+    Metric("sam/control/gain_low", "1", "Lower limit of gain, over prompts.", SUM_RATIO),
+    Metric("sam/control/gain_high", "1", "Upper limit of gain, over prompts.", SUM_RATIO),
+    Metric(
+        "sam/control/replica_rollout_s",
+        "s",
+        "Unit replicas: busy time of a control replica.",
+        "mean over control replicas",
+    ),
+    Metric(
+        "sam/control/drafted_replica_rollout_s",
+        "s",
+        "Unit replicas: busy time of a replica with drafts.",
+        "mean over the other replicas",
+    ),
+    Metric(
+        "sam/control/rollout_gain",
+        "1",
+        "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
+        "were given like work; in one step that holds on average only.",
+        SUM_RATIO,
+    ),
+    Metric("sam/control/rollout_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),
+    Metric("sam/control/rollout_gain_high", "1", "Its upper limit, over replicas.", SUM_RATIO),
+    Metric(
+        "sam/control/tail_time_per_token_ms",
+        "ms",
+        "Unit replicas: tail/time_per_token_ms of control replicas.",
+        SUM_RATIO,
+    ),
+    Metric(
+        "sam/control/drafted_tail_time_per_token_ms",
+        "ms",
+        "Unit replicas: tail/time_per_token_ms of the other replicas.",
+        SUM_RATIO,
+    ),
+    Metric(
+        "sam/control/tail_gain",
+        "1",
+        "Unit replicas: tail_time_per_token_ms / drafted_tail_time_per_token_ms - 1.",
+        SUM_RATIO,
+    ),
+    Metric("sam/control/tail_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),
+    Metric("sam/control/tail_gain_high", "1", "Its upper limit, over replicas.", SUM_RATIO),
+    Metric(
+        "sam/control/rollout_without_drafts_s",
+        "s",
+        "Estimate of what engine/rollout_s would be without any draft. Every accepted token spared "
+        "its request a step: each busy period goes on until the last request would have ended, in "
+        "steps as long as the open ones that verified nothing (if none: as the open ones less the "
+        "drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
+        "open, and that a step would have been shorter by the drafter's time only, so it is too "
+        "long by what verification costs. Beside engine/rollout_s it shows the gain of this step, "
+        "which control requests make smaller than a run without control would have it.",
+        "of the replica for which it is longest",
     ),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
     Metric(
@@ -354,6 +480,8 @@ def declared(name: str) -> Metric:
     """
     canonical = re.sub(r"^sam_val/", "sam/", name)
     canonical = re.sub(r"(?<=/accepted_position_)[1-9]\d*$", POSITION, canonical)
+    if canonical.removeprefix("sam/draft/") in CONTEXT_COUNTERS:
+        canonical = f"{canonical.rpartition('_')[0]}_{CONTEXT}"
     if canonical not in _BY_NAME:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
     return _BY_NAME[canonical]

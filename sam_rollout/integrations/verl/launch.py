@@ -8,6 +8,7 @@ loaded.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from sam_rollout.config import (
     SamConfig,
     check_engine_limits,
 )
-from sam_rollout.integrations.verl.cluster import check_cluster
+from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
     MODEL_RUNNER_ENV,
     engine_arguments,
 )
+from sam_rollout.telemetry.control import ControlAssignment
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
@@ -64,7 +66,7 @@ def check(config: DictConfig) -> None:
 
         check_corpus(sam.sources.corpus)
     RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
-    RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
+    telemetry = RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
     _check_verl(config)
     rollout = config.actor_rollout_ref.rollout
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -82,6 +84,9 @@ def check(config: DictConfig) -> None:
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
     check_cluster(config)
+    telemetry.check_control(rollout_layout(config).replicas)
+    if telemetry.control_share and not sam.enabled:
+        print("Note: rollout_telemetry.control_share: there is no control without drafts")
 
 
 def _check_engine_limits(sam: SamConfig, config: DictConfig) -> list[str]:
@@ -198,9 +203,9 @@ def translate(config: DictConfig) -> None:
         engine_kwargs = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         sampler = RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
         arguments = engine_arguments(sam, sampler)
-        arguments["additional_config"][ADDITIONAL_CONFIG_KEY]["telemetry"] = _plain(
-            config.rollout_telemetry
-        )
+        ours = arguments["additional_config"][ADDITIONAL_CONFIG_KEY]
+        ours["telemetry"] = _plain(config.rollout_telemetry)
+        ours["control"] = dataclasses.asdict(control_assignment(config))
         config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
             engine_kwargs, arguments
         )
@@ -219,6 +224,17 @@ def translate(config: DictConfig) -> None:
         }
     # Resolved here: our resolvers are not registered in Ray's processes.
     OmegaConf.resolve(config)
+
+
+def control_assignment(config: DictConfig) -> ControlAssignment:
+    """Which requests of a checked configuration are sampled without drafts."""
+    telemetry = RolloutTelemetryConfig.from_mapping(_plain(config.rollout_telemetry))
+    return ControlAssignment(
+        share=telemetry.control_share if config.sam.enabled else 0.0,
+        unit=telemetry.control_unit,
+        seed=config.actor_rollout_ref.rollout.seed,
+        replicas=rollout_layout(config).replicas,
+    )
 
 
 def validate(config: DictConfig) -> None:
@@ -278,6 +294,8 @@ def launch(config: DictConfig) -> None:
     import verl.trainer.main_ppo as main_ppo
     from verl.utils.device import auto_set_device
 
+    from sam_rollout.integrations.verl.progress import follow_rollouts
+
     class SamTaskRunner(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class):
         """verl's task runner with our trainer registered in its process."""
 
@@ -298,4 +316,5 @@ def launch(config: DictConfig) -> None:
     validate(config)
     # On the head node, where the run was started: the trainer writes the run folder.
     runner = ray.remote(resources={HEAD_RESOURCE: 0.001})(SamTaskRunner)
-    main_ppo.run_ppo(config, task_runner_class=runner)
+    with follow_rollouts(config.rollout_telemetry.progress):
+        main_ppo.run_ppo(config, task_runner_class=runner)

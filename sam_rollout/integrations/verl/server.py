@@ -22,12 +22,15 @@ from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import RequestIdentity, group_of
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, group_of
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
+from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import (
     RequestRecord,
     TraceRecord,
@@ -37,6 +40,8 @@ from sam_rollout.telemetry.records import (
 
 WARM_UP_TOKENS = 16
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
+# Of a response's extra fields: its id here, by which the trainer finds its counts.
+REQUEST_ID_FIELD = "sam_request_id"
 
 
 @dataclass
@@ -49,6 +54,7 @@ class ReplicaRecords:
     replica: int
     engine_steps: pa.Table
     requests: pa.Table
+    request_ids: list[str]  # of the rows of `requests`
     traces: pa.Table | None
     drafter_counters: dict[str, float]
 
@@ -62,6 +68,7 @@ class _FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
+    control: bool
 
 
 def worker_extension(device: str) -> str:
@@ -94,6 +101,7 @@ class SamHttpServer(vLLMHttpServer):
         await super().run_server(args)
         settings = self._our_settings()
         self._record_traces: bool = settings["telemetry"]["record_traces"]
+        self._control = ControlAssignment(**settings["control"])
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
@@ -132,12 +140,18 @@ class SamHttpServer(vLLMHttpServer):
         **kwargs: Any,
     ) -> TokenOutput:
         """Generate one response and note who it was and how long it took."""
-        identity = RequestIdentity.from_extra_args(sampling_params.get("extra_args"))
+        extra_args = sampling_params.get("extra_args") or {}
+        identity = RequestIdentity.from_extra_args(extra_args)
+        control = self._is_control(identity)
         start_s = time.time()
         self._recorders.work_arrived()
         # verl reads the last output only; without this every token of every request is handed
         # over with all before it, which keeps a core busy.
-        sampling_params = {**sampling_params, "output_kind": RequestOutputKind.FINAL_ONLY}
+        sampling_params = {
+            **sampling_params,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "extra_args": {**extra_args, CONTROL_KEY: control},
+        }
         output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         self._finished.append(
             _FinishedRequest(
@@ -148,9 +162,27 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
+                control=control,
             )
         )
+        output.extra_fields[REQUEST_ID_FIELD] = request_id
         return output
+
+    def _is_control(self, identity: RequestIdentity | None) -> bool:
+        """Whether a request is sampled without drafts; of training traffic only."""
+        if identity is None or identity.split != TRAIN_SPLIT:
+            return False
+        return self._control.is_control(
+            step=identity.step, group=identity.group, replica=self.replica_rank
+        )
+
+    async def progress(self) -> EngineProgress:
+        """Where this replica's rollout stands; changes nothing and waits for nobody."""
+        recorders = getattr(self, "_recorders", None)
+        if recorders is None:
+            return EngineProgress()  # still starting
+        engines = [recorder.progress() for recorder in recorders.recorders]
+        return total([*engines, EngineProgress(finished=len(self._finished))])
 
     async def drain_records(self, step: int, split: str) -> list[ReplicaRecords]:
         """Hand over everything recorded since the last call, engine by engine.
@@ -196,6 +228,7 @@ class SamHttpServer(vLLMHttpServer):
             replica=replica,
             engine_steps=engine_steps.to_table(),
             requests=self._request_table(finished, drafter, replica, step, split),
+            request_ids=[request.request_id for request in finished],
             traces=traced,
             drafter_counters=drafter["counters"] if drafter else {},
         )
@@ -210,7 +243,9 @@ class SamHttpServer(vLLMHttpServer):
     ) -> pa.Table:
         # vLLM appends "-" and eight random characters to the id it was given.
         totals = drafter["requests"] if drafter else {}
-        by_given_id = {rid.rpartition("-")[0] or rid: counts for rid, counts in totals.items()}
+        given_id = {rid: rid.rpartition("-")[0] or rid for rid in totals}
+        counts_of = {given_id[rid]: counts for rid, counts in totals.items()}
+        open_of = {given_id[rid]: drafter["open"][rid] for rid in totals}
         return requests_table(
             RequestRecord(
                 step=step,
@@ -226,9 +261,13 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=request.start_s,
                 end_s=request.end_s,
                 finish_reason=request.finish_reason,
+                open_steps=open_[0],
+                open_tokens=open_[1],
+                control=request.control,
             )
             for request in finished
-            for counts in [by_given_id.get(request.request_id, (0, 0, 0))]
+            for counts in [counts_of.get(request.request_id, (0, 0, 0))]
+            for open_ in [open_of.get(request.request_id, (0, 0))]
         )
 
     def _trace_table(

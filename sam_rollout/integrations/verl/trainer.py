@@ -11,6 +11,7 @@ import logging
 from numbers import Real
 from typing import Any
 
+import pyarrow as pa
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
@@ -20,11 +21,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from sam_rollout.config import RolloutTelemetryConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.integrations.verl.launch import control_assignment
 from sam_rollout.integrations.verl.names import TRAINER_NAME
+from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ class SamTrainerSync(PPOTrainerSync):
         self._telemetry = RolloutTelemetryConfig.from_mapping(
             OmegaConf.to_container(config.rollout_telemetry, resolve=True)
         )
+        self._control = control_assignment(config)
+        self._responses = ResponseBook()
         self._run_folder = RunFolder(config.run_dir)
         self._run_folder.write_start(collect_run_info(config))
 
@@ -79,7 +85,24 @@ class SamTrainerSync(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        metrics.update(self._spec_metrics(batch))
         self._write_step(metrics)
+
+    def _dump_generations(self, *, reward_extra_infos_dict: dict, dump_path: str, **kwargs) -> None:
+        if dump_path == self.config.trainer.get("rollout_data_dir", None):
+            columns = self._responses.columns(reward_extra_infos_dict["uid"])
+            reward_extra_infos_dict = reward_extra_infos_dict | columns
+        super()._dump_generations(
+            reward_extra_infos_dict=reward_extra_infos_dict, dump_path=dump_path, **kwargs
+        )
+
+    def _spec_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Return verl's own metrics of speculation."""
+        try:
+            return self._responses.metrics(batch)
+        except Exception:
+            logger.warning("verl's metrics of speculation are left out.", exc_info=True)
+            return {}
 
     def _write_step(self, metrics: dict[str, Any]) -> None:
         # Some of verl's entries are tables or text for its own loggers.
@@ -113,10 +136,22 @@ class SamTrainerSync(PPOTrainerSync):
             self._run_folder.write_requests(records.replica, records.requests)
             if records.traces is not None:
                 self._run_folder.write_traces(records.replica, records.traces)
-        return aggregate(
+        requests = [records.requests for records in replicas]
+        threshold = self._telemetry.tail_threshold
+        metrics = aggregate(
             tables,
-            [records.requests for records in replicas],
-            tail_threshold=self._telemetry.tail_threshold,
+            requests,
+            tail_threshold=threshold,
             drafter_counters={records.replica: records.drafter_counters for records in replicas},
             split=split,
         )
+        if split == TRAIN_SPLIT:
+            self._responses.note(replicas)
+            if self._control.share:
+                metrics |= control_metrics(
+                    pa.concat_tables(tables),
+                    pa.concat_tables(requests),
+                    unit=self._control.unit,
+                    tail_threshold=threshold,
+                )
+        return metrics

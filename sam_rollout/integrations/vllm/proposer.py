@@ -25,9 +25,12 @@ from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.gating import make_gate
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
-from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
+from sam_rollout.integrations.vllm.ledger import RequestLedger
 from sam_rollout.integrations.vllm.padding import DraftPadding, padding_by_rows
+from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.settings import sam_config_of
+from sam_rollout.integrations.vllm.step_log import StepLog
+from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,11 @@ class SamProposer:
         self._drafts_are_used = True
         self._record = False
         self._request_ids: list[str] = []
-        self._steps = StepLog()
+        self._control: set[str] = set()  # requests of the batch that get no drafts
+        # Most tokens to draft: of every row, or int32 [batch] while control requests are in it.
+        self._max_tokens: int | np.ndarray = self.config.max_draft_tokens
+        self._sampler_clock: SamplerClock | None = None
+        self._steps = StepLog(self.drafter.source_names)
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -98,6 +105,9 @@ class SamProposer:
         self._padding = None  # the graphs it depends on are that runner's
         self._drafts_are_used = drafts_are_used
         self._record = record
+        if self._sampler_clock is not None:
+            self._sampler_clock.detach()
+        self._sampler_clock = SamplerClock(model_runner) if record else None
 
     def propose(
         self,
@@ -138,25 +148,43 @@ class SamProposer:
             self._follow_batch(request_ids)
         # A row without sampled tokens is a prompt chunk: its text is not complete yet.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
-        verified_padding = self.ledger.observe(sampled)
+        decoding = sampled > 0
+        booking_ns = time.perf_counter_ns()
+        verified_padding = self.ledger.observe(sampled, num_tokens)
+        booked_ns = time.perf_counter_ns()
         gate_open = self.gate.open(rows)
         batch = self.drafter.step(
             request_ids,
             token_ids_cpu,
             num_tokens,
-            sampled > 0,
+            decoding,
+            self._max_tokens,
             gate_open=gate_open,
         )
-        filling = 0
+        filling = None
         if self.padding.applies(rows, gate_open):
             drafts, filling = self.padding.fill_up(
-                batch.tokens, batch.counts, token_ids_cpu, num_tokens, sampled > 0
+                batch.tokens, batch.counts, token_ids_cpu, num_tokens, decoding
             )
         else:
             drafts = batch.to_lists() if gate_open else [[]] * rows
-        self.ledger.expect(batch.counts, filling)
+        logging_ns = time.perf_counter_ns()
+        if gate_open or filling is not None:
+            self.ledger.expect(
+                batch.counts, 0 if filling is None else filling, gate_open & decoding
+            )
+        else:
+            self.ledger.expect_nothing()
         if self._record:
-            self._steps.add(started_ns, gate_open, verified_padding)
+            self._steps.add(
+                started_ns,
+                logging_ns - (booked_ns - booking_ns),
+                gate_open,
+                self.config.max_draft_tokens if gate_open else 0,
+                verified_padding,
+                self.drafter.verified_by_source,
+                self._sampler_clock.take_us(),
+            )
         return drafts
 
     def _propose_nothing(
@@ -196,23 +224,40 @@ class SamProposer:
         # Preempted and paused requests leave the batch but stay in runner.requests.
         ended = self.ledger.follow(request_ids, live=self._runner.requests)
         self.drafter.finish(ended)
-        self._introduce(request_ids)
+        before = set(self._request_ids)
+        joined = [request_id for request_id in request_ids if request_id not in before]
+        self._introduce(joined)
+        self._control = {
+            *self._control.intersection(request_ids),
+            *filter(self._is_control, joined),
+        }
+        self._max_tokens = self._budgets(request_ids)
         if not self._record:
             self.ledger.drain()  # nobody will: keep the books of ended requests from piling up
             if set(self._request_ids).isdisjoint(request_ids):
                 self.drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         self._request_ids = list(request_ids)
 
-    def _introduce(self, request_ids: list[str]) -> None:
+    def _introduce(self, joined: list[str]) -> None:
         """Tell the drafter who joined the batch, where a source asks for that."""
         sources = self.config.sources
         if not (sources.siblings.enabled or sources.history.enabled):
             return
-        before = set(self._request_ids)
-        for request_id in request_ids:
-            if request_id not in before:
-                identity = _identity_of(self._runner.requests[request_id])
-                self.drafter.admit(request_id, identity)
+        for request_id in joined:
+            identity = _identity_of(self._runner.requests[request_id])
+            self.drafter.admit(request_id, identity)
+
+    def _is_control(self, request_id: str) -> bool:
+        """Whether a request asks to be sampled without drafts."""
+        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
+        return bool(sampling and (sampling.extra_args or {}).get(CONTROL_KEY))
+
+    def _budgets(self, request_ids: list[str]) -> int | np.ndarray:
+        """Most tokens to draft for each row of a changed batch; one number where all are alike."""
+        k = self.config.max_draft_tokens
+        if not self._control:
+            return k
+        return np.array([0 if rid in self._control else k for rid in request_ids], np.int32)
 
     def _end_step(self) -> None:
         """A training step has ended, its last requests too: an empty batch asks for no drafts."""
@@ -244,11 +289,10 @@ class SamProposer:
         """Hand over and reset what was recorded since the last call; a training step has ended.
 
         Returns:
-            ``steps``: columns ``time_s`` (``CLOCK_MONOTONIC``, comparable across the processes of
-            a host), ``drafter_us``, ``gate_open``, ``padding`` (``VerifiedPadding``); ``clock_s``
-            and ``host``: that clock now, and whose it is; ``requests``: per request id
-            ``(verify_steps, drafted_tokens, accepted_tokens)``, filling left out; ``counters``: the
-            drafter's.
+            ``steps``: the columns of ``StepLog.drain``; ``clock_s`` and ``host``: the clock of
+            their times now, and whose it is; ``requests``: per request id ``(verify_steps,
+            drafted_tokens, accepted_tokens)``, filling left out; ``open``: per request id
+            ``(steps, tokens)`` while the gate was open; ``counters``: the drafter's.
         """
         counters = {}
         if self.drafter is not None:
@@ -257,14 +301,17 @@ class SamProposer:
                 counters = self.drafter.snapshot().to_mapping()
             except Exception:
                 self._switch_off()
+        counters |= self.ledger.counters()
         if self.padding.in_use:
             counters["padding_tokens"] = self.ledger.padding_tokens
             counters["accepted_padding_tokens"] = self.ledger.accepted_padding_tokens
+        totals = self.ledger.drain()
         return {
             "steps": self._steps.drain(),
             "clock_s": time.monotonic(),
             "host": platform.node(),
-            "requests": self.ledger.drain(),
+            "requests": {request_id: tuple(one[:3]) for request_id, one in totals.items()},
+            "open": {request_id: tuple(one[3:]) for request_id, one in totals.items()},
             "counters": {**counters, "failures": self.failures},
         }
 
@@ -276,37 +323,3 @@ def _identity_of(request: Any) -> RequestIdentity:
         return identity
     prompt_ids = request.prompt_token_ids or []
     return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
-
-
-class StepLog:
-    """Per-step drafter records between two drains."""
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._time_s: list[float] = []
-        self._drafter_us: list[float] = []
-        self._gate_open: list[bool] = []
-        self._padding: list[VerifiedPadding] = []
-
-    def add(self, started_ns: int, gate_open: bool, padding: VerifiedPadding) -> None:
-        """Record a step that began at ``started_ns`` of ``time.perf_counter_ns`` and ends now.
-
-        ``padding`` is what was verified before the drafter was called, in the same engine step.
-        """
-        self._time_s.append(time.monotonic())
-        self._drafter_us.append((time.perf_counter_ns() - started_ns) / 1000)
-        self._gate_open.append(gate_open)
-        self._padding.append(padding)
-
-    def drain(self) -> dict[str, list]:
-        """Return the columns and start anew."""
-        columns = {
-            "time_s": self._time_s,
-            "drafter_us": self._drafter_us,
-            "gate_open": self._gate_open,
-            "padding": self._padding,
-        }
-        self._clear()
-        return columns

@@ -12,15 +12,29 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from sam_rollout.integrations.vllm.ledger import VerifiedPadding
+from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import EngineSteps
 
-DRAFTER_COLUMNS = ("time_s", "gate_open", "drafter_us", "padding")
+# Of the drafter's notes; all but time and filling are columns of the engine step's record, too.
+DRAFTER_COLUMNS = (
+    "time_s",
+    "gate_open",
+    "drafter_us",
+    "padding",
+    "draft_budget",
+    "drafted_per_source",
+    "accepted_per_source",
+    "sampler_us",
+    "telemetry_us",
+)
 NO_DRAFTS: dict[str, Any] = {
     "draft_requests": 0,
     "draft_tokens": 0,
@@ -32,9 +46,18 @@ NO_DRAFTS: dict[str, Any] = {
 class DrafterNote(NamedTuple):
     """The drafter's side of one engine step."""
 
-    gate_open: bool
+    gate_open: bool | None
     drafter_us: float
     padding: VerifiedPadding
+    draft_budget: int | None
+    drafted_per_source: Sequence[int]
+    accepted_per_source: Sequence[int]
+    sampler_us: float | None
+    telemetry_us: float
+
+
+NO_DRAFTER = DrafterNote(None, 0.0, VerifiedPadding(), None, (), (), None, 0.0)
+SKIPPED_DRAFTER = NO_DRAFTER._replace(gate_open=False, draft_budget=0)
 
 
 class StepSample(NamedTuple):
@@ -52,6 +75,7 @@ class StepSample(NamedTuple):
     draft_tokens: int
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
+    telemetry_us: float
 
 
 class EngineStepRecorder(StatLoggerBase):
@@ -63,6 +87,7 @@ class EngineStepRecorder(StatLoggerBase):
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self._samples: list[StepSample] = []
+        self._totals = _Totals()
         self._last_s: float | None = None
         self._clock_offset_s = time.time() - time.monotonic()
 
@@ -84,23 +109,41 @@ class EngineStepRecorder(StatLoggerBase):
         """Called by vLLM once per engine step."""
         if scheduler_stats is None:
             return
+        started_ns = time.perf_counter_ns()
         now = time.monotonic()
         spec = scheduler_stats.spec_decoding_stats
-        self._samples.append(
-            StepSample(
-                monotonic_s=now,
-                duration_s=0.0 if self._last_s is None else now - self._last_s,
-                running=scheduler_stats.num_running_reqs,
-                waiting=scheduler_stats.num_waiting_reqs,
-                **_progress(iteration_stats),
-                draft_requests=spec.num_drafts if spec else 0,
-                draft_tokens=spec.num_draft_tokens if spec else 0,
-                accepted_tokens=spec.num_accepted_tokens if spec else 0,
-                accepted_per_position=tuple(spec.num_accepted_tokens_per_pos) if spec else (),
-            )
+        progress = _progress(iteration_stats)
+        sample = StepSample(
+            monotonic_s=now,
+            duration_s=0.0 if self._last_s is None else now - self._last_s,
+            running=scheduler_stats.num_running_reqs,
+            waiting=scheduler_stats.num_waiting_reqs,
+            **progress,
+            draft_requests=spec.num_drafts if spec else 0,
+            draft_tokens=spec.num_draft_tokens if spec else 0,
+            accepted_tokens=spec.num_accepted_tokens if spec else 0,
+            accepted_per_position=tuple(spec.num_accepted_tokens_per_pos) if spec else (),
+            telemetry_us=(time.perf_counter_ns() - started_ns) / 1000,
         )
-        idle = scheduler_stats.num_running_reqs == 0 and scheduler_stats.num_waiting_reqs == 0
+        self._samples.append(sample)
+        self._totals.add(sample)
+        idle = sample.running == 0 and sample.waiting == 0
         self._last_s = None if idle else now
+
+    def progress(self) -> EngineProgress:
+        """Return where the engine stands since the last drain, without changing anything."""
+        if not self._samples:
+            return EngineProgress()
+        last, totals = self._samples[-1], self._totals
+        return EngineProgress(
+            running=last.running,
+            waiting=last.waiting,
+            tokens=totals.tokens,
+            draft_requests=totals.draft_requests,
+            accepted_tokens=totals.accepted_tokens,
+            engines=1,
+            drafting=int(last.draft_requests > 0),
+        )
 
     def drain(
         self, *, step: int, split: str, replica: int, drafter_steps: dict[str, list] | None
@@ -113,34 +156,44 @@ class EngineStepRecorder(StatLoggerBase):
             replica: Rank of this engine among the rollout's replicas.
             drafter_steps: ``SamProposer.drain()["steps"]``; None without a drafter.
         """
-        samples, self._samples = self._samples, []
+        samples, self._samples, self._totals = self._samples, [], _Totals()
         if not samples:
             self._last_s = None  # work was announced, and went to another engine
         notes = _match(samples, drafter_steps)
         records = EngineSteps()
         drafted_before = True  # the step before the first belongs to an earlier drain
-        for sample, note in zip(samples, notes, strict=True):
+        for sample, noted in zip(samples, notes, strict=True):
             fields = sample._asdict()
-            noted = drafter_steps is None or note is not None
-            if not (drafted_before and noted):
+            note = noted or (NO_DRAFTER if drafter_steps is None else SKIPPED_DRAFTER)
+            was_noted = drafter_steps is None or noted is not None
+            if not (drafted_before and was_noted):
                 # Not noted: nobody knows how much of it was filling. The step after: vLLM schedules
                 # placeholder drafts when it has skipped the proposer (a row close to
                 # max_model_len); they are none of ours.
                 fields |= NO_DRAFTS
-            elif note is not None:
+            else:
                 fields |= _without_padding(sample, note.padding)
             time_s = fields.pop("monotonic_s") + self._clock_offset_s
-            records.append(
-                step,
-                split,
-                replica,
-                time_s,
-                **fields,
-                gate_open=note.gate_open if note else None if drafter_steps is None else False,
-                drafter_us=note.drafter_us if note else 0.0,
-            )
-            drafted_before = noted
+            drafter_side = note._asdict()
+            del drafter_side["padding"]
+            drafter_side["telemetry_us"] += fields.pop("telemetry_us")
+            records.append(step, split, replica, time_s, **fields, **drafter_side)
+            drafted_before = was_noted
         return records
+
+
+@dataclass
+class _Totals:
+    """Sums of the steps since the last drain."""
+
+    tokens: int = 0
+    draft_requests: int = 0
+    accepted_tokens: int = 0
+
+    def add(self, sample: StepSample) -> None:
+        self.tokens += sample.generation_tokens
+        self.draft_requests += sample.draft_requests
+        self.accepted_tokens += sample.accepted_tokens
 
 
 def _without_padding(sample: StepSample, padding: VerifiedPadding) -> dict[str, Any]:
@@ -209,8 +262,8 @@ def _match(
         if next_note is None or next_note[0] > sample.monotonic_s:
             matches.append(None)
             continue
-        _, gate_open, drafter_us, padding = next_note
+        note = DrafterNote(*next_note[1:])
         # It may have come from another process, as a plain sequence.
-        matches.append(DrafterNote(gate_open, drafter_us, VerifiedPadding(*padding)))
+        matches.append(note._replace(padding=VerifiedPadding(*note.padding)))
         next_note = next(noted, None)
     return matches

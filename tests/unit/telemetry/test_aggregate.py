@@ -17,7 +17,8 @@ def replica_zero() -> pa.Table:
     steps = EngineSteps()
     steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 2, 0, 40, 4, gate_open=False, drafter_us=10.0)
     steps.append(1, "train", 0, 2.0, 1.0, 2, 2, 1, 1, 0, 2, gate_open=False, drafter_us=20.0)
-    steps.append(1, "train", 0, 3.5, 1.5, 2, 2, 0, 0, 0, 5, 2, 6, 3, (2, 1, 0), True, 60.0)
+    steps.append(1, "train", 0, 3.5, 1.5, 2, 2, 0, 0, 0, 5, 2, 6, 3, (2, 1, 0), True, 60.0,
+                 sampler_us=100.0, telemetry_us=8.0)  # fmt: skip
     steps.append(1, "train", 0, 5.0, 1.5, 1, 1, 0, 0, 0, 2, 1, 3, 1, (1,), True, 30.0)
     return steps.to_table()
 
@@ -26,7 +27,8 @@ def replica_one() -> pa.Table:
     """Busy for 4 s, of which 1 s is tail; its gate opens once and closes again."""
     steps = EngineSteps()
     steps.append(1, "train", 1, 3.0, 3.0, 3, 8, 0, 0, 20, 3, gate_open=False, drafter_us=0.0)
-    steps.append(1, "train", 1, 3.5, 0.5, 2, 2, 0, 0, 0, 2, gate_open=True, drafter_us=40.0)
+    steps.append(1, "train", 1, 3.5, 0.5, 2, 2, 0, 0, 0, 2, gate_open=True, drafter_us=40.0,
+                 sampler_us=20.0, telemetry_us=6.0)  # fmt: skip
     steps.append(1, "train", 1, 4.0, 0.5, 1, 1, 0, 0, 0, 1, gate_open=False, drafter_us=10.0)
     return steps.to_table()
 
@@ -63,6 +65,10 @@ def metrics():
         ("tail/tokens", 10),
         ("tail/time_per_token_ms", 400.0),
         ("tail/steps", 4),
+        ("tail/tokens_per_s", 10 / 4),
+        ("engine/telemetry_us_per_step", 14 / 7),
+        ("sampler/time_us_per_step", 120 / 7),
+        ("sampler/time_s", 100e-6),  # replica 0
         ("tail/index", 2.0),  # 6 / mean(1, 2, 6)
         ("head/time_s", 2.0),
         ("head/time_sum_s", 5.0),
@@ -148,5 +154,10 @@ def test_drafter_counters_are_summed_over_replicas():
     metrics = aggregate([], [], tail_threshold=2, drafter_counters=shared)
     assert metrics["sam/draft/corpus_bytes"] == 9  # one file, mapped by both
     assert metrics["sam/draft/history_bytes"] == 16
+    by_length = {n: {"verify_context_4096": 5, "accepted_context_4096": 3} for n in (0, 1)}
+    metrics = aggregate([], [], tail_threshold=2, drafter_counters=by_length)
+    assert metrics["sam/draft/verify_context_4096"] == 10
+    assert metrics["sam/draft/accepted_context_4096"] == 6
+    assert "sam/draft/verify_context_0" not in metrics
     with pytest.raises(ValueError, match="replica 4 reports the drafter counter 'misses'"):
         aggregate([], [], tail_threshold=2, drafter_counters={4: {"misses": 1}})

@@ -35,10 +35,19 @@ def test_time_suffix_agrees_with_unit():
 def test_validation_and_positions_resolve_to_their_declaration():
     assert declared("sam_val/tail/time_s").name == "sam/tail/time_s"
     assert declared("sam/draft/accepted_position_12").unit == "1"
+    assert declared("sam/draft/verify_context_16384").unit == "requests"
     assert metric_name("val", "gate/open_share") == "sam_val/gate/open_share"
 
 
-@pytest.mark.parametrize("name", ["sam/tail/time", "sam/draft/accepted_position_0", "timing_s/gen"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sam/tail/time",
+        "sam/draft/accepted_position_0",
+        "sam/draft/verify_context_7",
+        "timing_s/gen",
+    ],
+)
 def test_undeclared_names_are_refused(name):
     with pytest.raises(KeyError, match="not declared"):
         declared(name)

@@ -4,9 +4,13 @@ import math
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import (
+    ADDED,
     ENGINE_STEPS,
     SCHEMA_VERSION,
     EngineSteps,
@@ -46,7 +50,8 @@ def folder(tmp_path):
 def test_engine_steps_keep_values_and_types():
     steps = EngineSteps()
     positions = [2, 1]
-    steps.append(7, "val", 1, 12.5, 0.25, 3, 4, 5, 1, 10, 6, 2, 6, 3, positions, True, 80.0)
+    steps.append(7, "val", 1, 12.5, 0.25, 3, 4, 5, 1, 10, 6, 2, 6, 3, positions, True, 80.0, 3,
+                 [6, 0, 0, 0], [3, 0, 0, 0], 40.0, 2.5)  # fmt: skip
     positions[0] = 99  # the engine may reuse its list
     steps.append(7, "val", 1, 13.0, 0.5, 1, 1, 0)
     assert len(steps) == 2
@@ -72,13 +77,20 @@ def test_engine_steps_keep_values_and_types():
         "accepted_per_position": [2, 1],
         "gate_open": True,
         "drafter_us": 80.0,
+        "draft_budget": 3,
+        "drafted_per_source": [6, 0, 0, 0],
+        "accepted_per_source": [3, 0, 0, 0],
+        "sampler_us": 40.0,
+        "telemetry_us": 2.5,
     }
-    assert second["gate_open"] is None
+    assert second["gate_open"] is second["draft_budget"] is second["sampler_us"] is None
     assert second["accepted_per_position"] == []
 
 
 def test_tables_survive_the_disk(folder):
-    request = RequestRecord(1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop")
+    request = RequestRecord(
+        1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop", 6, 13, True
+    )
     trace = TraceRecord("abc", 2, 1, "train", 0, [1, 2], [3, 4, 5], 1.0, 3.5)
     folder.write_requests(0, requests_table([request]))
     folder.write_traces(0, traces_table([trace]))
@@ -182,6 +194,32 @@ def test_newer_run_is_refused(folder):
     path.write_text(path.read_text().replace(found, '"schema_version": 99'))
     with pytest.raises(RunFolderError, match="schema_version is 99"):
         folder.read_starts()
+
+
+def test_folders_of_version_1_are_read(folder):
+    """Columns that came later are null, and aggregate as nothing."""
+    path = folder.root / "run.json"
+    found = f'"schema_version": {SCHEMA_VERSION}'
+    path.write_text(path.read_text().replace(found, '"schema_version": 1'))
+    request = RequestRecord(1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop")
+    for name, table in (
+        ("engine_steps", engine_steps((1, 1.0), (1, 2.0))),
+        ("requests", requests_table([request])),
+    ):
+        (folder.root / name).mkdir()
+        old = table.select([column for column in table.column_names if column not in ADDED])
+        assert old.num_columns < table.num_columns
+        pq.write_table(old, folder.root / name / "0-000.parquet")
+    folder.write_engine_steps(0, engine_steps((2, 3.0)))  # resumed by this version
+    assert folder.read_starts()[0].schema_version == 1
+    steps, requests = folder.read("engine_steps"), folder.read("requests")
+    assert steps["telemetry_us"].to_pylist() == [None, None, 0.0]
+    assert requests.to_pylist()[0] | {"control": None} == requests.to_pylist()[0]
+    metrics = aggregate([steps], [requests], tail_threshold=2)
+    assert metrics["sam/engine/steps"] == 3
+    assert all(map(math.isfinite, metrics.values()))
+    control = control_metrics(steps, requests, unit="groups", tail_threshold=2)
+    assert (control["sam/control/share"], control["sam/control/drafted_requests"]) == (0, 1)
 
 
 def test_start_without_offset_is_refused():

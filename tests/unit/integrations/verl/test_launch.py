@@ -17,8 +17,14 @@ from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.automaton import static, static_file
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.integrations.verl import launch
-from sam_rollout.integrations.verl.launch import check, export_environment, translate
+from sam_rollout.integrations.verl.launch import (
+    check,
+    control_assignment,
+    export_environment,
+    translate,
+)
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+from sam_rollout.telemetry.control import ControlAssignment
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -96,6 +102,30 @@ BAD = {
         "rollout_telemetry.record_trace",
         "True",
         "did you mean 'record_traces'?",
+    ),
+    "control beyond all": (
+        ["rollout_telemetry.control_share=1.5"],
+        "rollout_telemetry.control_share",
+        "1.5",
+        "must be 0..1",
+    ),
+    "control of prompts one by one": (
+        ["rollout_telemetry.control_unit=prompts"],
+        "rollout_telemetry.control_unit",
+        "'prompts'",
+        "'groups', 'replicas'",
+    ),
+    "control of the only replica": (
+        ["rollout_telemetry.control_share=0.5", "rollout_telemetry.control_unit=replicas"],
+        "rollout_telemetry.control_unit",
+        "'replicas'",
+        "needs at least 2 rollout replicas, this run has 1; use 'groups'",
+    ),
+    "progress somewhere else": (
+        ["rollout_telemetry.progress=log"],
+        "rollout_telemetry.progress",
+        "'log'",
+        "'auto', 'on', 'off'",
     ),
     "k no engine step can score": (
         ["sam.max_draft_tokens=4", f"{ROLLOUT}.max_num_batched_tokens=4"],
@@ -276,7 +306,24 @@ def test_drafting_is_switched_on_in_the_engine():
         OmegaConf.to_container(config.sam)
     )
     assert ours["rollout_sampler"] == {"kind": "coupled"}
-    assert ours["telemetry"] == {"tail_threshold": 16, "record_traces": True}
+    assert ours["telemetry"]["tail_threshold"] == 16
+    assert ours["telemetry"]["record_traces"]
+    assert ours["control"] == {"share": 0.0, "unit": "groups", "seed": 0, "replicas": 1}
+
+
+def test_a_control_is_assigned_under_the_rollouts_seed():
+    overrides = ("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
+    config = translated(*overrides)
+    ours = OmegaConf.to_container(OmegaConf.select(config, ENGINE))["additional_config"]
+    made = ControlAssignment(**ours["sam_rollout"]["control"])
+    assert made == ControlAssignment(share=0.25, unit="groups", seed=7, replicas=1)
+
+
+def test_without_drafts_there_is_no_control(capsys):
+    overrides = ("sam=off", "rollout_telemetry.control_share=0.25")
+    config = translated(*overrides)
+    assert control_assignment(config).share == 0
+    assert "no control without drafts" in capsys.readouterr().out
 
 
 def test_the_baseline_differs_by_the_drafter_alone():

@@ -202,9 +202,10 @@ def test_a_failure_ends_drafting_and_nothing_else(caplog):
     assert "switched off" in warning.message
     assert warning.exc_info is not None, "the reason belongs into the log"
     drained = engine.proposer.drain()
-    assert drained["counters"] == {"failures": 1}
+    assert drained["counters"]["failures"] == 1
+    assert "drafted_own" not in drained["counters"], "there is no drafter to ask"
     assert drained["steps"]["gate_open"] == [True]
-    assert engine.proposer.drain()["counters"] == {"failures": 1}
+    assert engine.proposer.drain()["counters"]["failures"] == 1
 
 
 def test_a_rank_whose_drafts_are_ignored_keeps_no_state():
@@ -261,6 +262,115 @@ def test_drain_hands_steps_over_once():
     assert steps["gate_open"] == [True, False]
     assert steps["time_s"] == sorted(steps["time_s"]) and min(steps["drafter_us"]) > 0
     assert not any(engine.proposer.drain()["steps"].values())
+
+
+def test_steps_tell_budget_and_sources():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.step("a", "b")
+    engine.step("a", "b", "c", sampled=3)
+    steps = engine.proposer.drain()["steps"]
+    assert steps["draft_budget"] == [K, 0]
+    # The third token is the drafted one, too: the engine seems to have cut the drafts short.
+    assert steps["drafted_per_source"] == [[], [4, 0, 0, 0]]
+    assert steps["accepted_per_source"] == [[], [4, 0, 0, 0]]
+    both = zip(steps["telemetry_us"], steps["drafter_us"], strict=True)
+    assert all(0 < telemetry_us < drafter_us for telemetry_us, drafter_us in both)
+    engine.step("a", "b")
+    engine.step("a", "b", sampled=2)
+    later = engine.proposer.drain()["steps"]
+    assert later["accepted_per_source"] == [[], [2, 0, 0, 0]], (
+        "since the step before, not the start"
+    )
+
+
+def test_steps_while_the_gate_is_open_are_booked_by_request():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.requests["b"] = [1, 2, 3]  # nothing to draft from
+    engine.step("a", "b")
+    engine.step("a", "b", "c", sampled=2)  # open for a and b, not for the c that joins
+    engine.step("a", "b", "c")  # the gate was closed
+    assert engine.proposer.drain()["open"] == {"a": (1, 2), "b": (1, 2), "c": (0, 0)}
+
+
+def test_verified_drafts_are_counted_by_length_of_context(monkeypatch):
+    monkeypatch.setattr(
+        "sam_rollout.integrations.vllm.ledger.CONTEXT_EDGES", (0, 10, 14) + (99,) * 5
+    )
+    engine = Engine()
+    engine.add("a")  # of 9 tokens
+    for sampled in (1, 4, 1, 2):
+        engine.step("a", sampled=sampled)
+    counters = engine.proposer.drain()["counters"]
+    # Drafts were made of texts of 10, 14 and 15 tokens.
+    found = {name: value for name, value in counters.items() if "_context_" in name}
+    assert found == {
+        "verify_context_1024": 1,
+        "drafted_context_1024": 3,
+        "accepted_context_1024": 3,
+        "verify_context_2048": 2,
+        "drafted_context_2048": 6,
+        "accepted_context_2048": 1,
+    }
+
+
+class SampledBy:
+    """The part of a torch module that a clock hooks into."""
+
+    def __init__(self) -> None:
+        self.before, self.after = [], []
+
+    def register_forward_pre_hook(self, hook):
+        self.before.append(hook)
+        return SimpleNamespace(remove=lambda: self.before.remove(hook))
+
+    def register_forward_hook(self, hook, *, always_call):
+        assert always_call
+        self.after.append(hook)
+        return SimpleNamespace(remove=lambda: self.after.remove(hook))
+
+    def __call__(self, inside=lambda: None) -> None:
+        for hook in self.before:
+            hook(self)
+        inside()
+        for hook in self.after:
+            hook(self)
+
+
+def test_sampler_time_counts_nested_samplers_once(monkeypatch):
+    engine = Engine()
+    engine.sampler, engine.rejection_sampler = SampledBy(), SampledBy()
+    engine.proposer.bind(engine, drafts_are_used=True, record=True)
+    engine.proposer.bind(engine, drafts_are_used=True, record=True)  # hooks are not doubled
+    engine.add("a")
+    engine.step("a")
+    clock = iter(range(0, 10**9, 10**6))  # a look takes a millisecond
+    with monkeypatch.context() as patched:
+        patched.setattr("time.perf_counter_ns", lambda: next(clock))
+        engine.rejection_sampler(inside=engine.sampler)
+        engine.sampler()
+    engine.step("a")
+    assert engine.proposer.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
+
+
+def control_of(prompt: list[int], name: str) -> dict[str, Request]:
+    return {name: Request(prompt, {"sam_control": True})}
+
+
+def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
+    engine = Engine()
+    prompt = PERIOD * 2 + PERIOD[:1]
+    engine.requests |= control_of(prompt, "control") | {"a": Request(list(prompt), {})}
+    assert engine.step("control", "a") == [[], next_of_period(engine.requests["a"])]
+    assert engine.step("a", "control") == [next_of_period(engine.requests["a"]), []]
+    assert engine.step("control") == [[]], "its text is read all the same"
+    drained = engine.proposer.drain()
+    assert drained["requests"]["control"] == (0, 0, 0)
+    assert drained["open"]["control"] == (2, 2), "the gate was open for it, too"
+    del engine.requests["control"]
+    assert engine.step("a") == [next_of_period(engine.requests["a"])]
+    assert engine.proposer._control == set()
 
 
 def test_describe_names_class_and_configuration():

@@ -8,6 +8,7 @@ import pytest
 from sam_rollout.integrations.vllm import step_recorder
 from sam_rollout.integrations.vllm.ledger import VerifiedPadding
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.telemetry.progress import EngineProgress
 
 UNIX_OFFSET_S = 1_000_000.0
 
@@ -17,12 +18,18 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.looks_ns = 0
 
     def monotonic(self) -> float:
         return self.now_s
 
     def time(self) -> float:
         return self.now_s + UNIX_OFFSET_S
+
+    def perf_counter_ns(self) -> int:
+        """Every look at it takes 2 us."""
+        self.looks_ns += 2000
+        return self.looks_ns
 
 
 @pytest.fixture
@@ -65,7 +72,13 @@ def notes(*rows: tuple[float, bool, float], padding: list | None = None) -> dict
     """(time_s, gate_open, drafter_us) per step, as the proposer drains them."""
     times, gates, spent = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {"time_s": list(times), "gate_open": list(gates), "drafter_us": list(spent)}
-    return columns | {"padding": padding or [VerifiedPadding()] * len(rows)}
+    columns["padding"] = padding or [VerifiedPadding()] * len(rows)
+    columns["draft_budget"] = [3 if gate_open else 0 for gate_open in gates]
+    columns["drafted_per_source"] = [[6, 0, 0, 0]] * len(rows)
+    columns["accepted_per_source"] = [[4, 0, 0, 0]] * len(rows)
+    columns["sampler_us"] = [50.0] * len(rows)
+    columns["telemetry_us"] = [3.0] * len(rows)
+    return columns
 
 
 def record_at(recorder, clock, *times_s: float, running: int = 1) -> None:
@@ -129,6 +142,11 @@ def test_columns_come_from_the_engines_statistics(clock):
         "accepted_per_position": [2, 1, 0],
         "gate_open": None,
         "drafter_us": 0.0,
+        "draft_budget": None,
+        "drafted_per_source": [],
+        "accepted_per_source": [],
+        "sampler_us": None,
+        "telemetry_us": 2.0,
     }
 
 
@@ -179,6 +197,22 @@ def test_a_step_without_drafter_is_no_open_gate(clock):
     record_at(recorder, clock, 101.0, 102.0)
     rows = drained(recorder, notes((101.9, True, 6.0)))
     assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [(False, 0.0), (True, 6.0)]
+    assert [row["draft_budget"] for row in rows] == [0, 3]
+    assert [row["sampler_us"] for row in rows] == [None, 50.0]
+    assert [row["accepted_per_source"] for row in rows] == [[], [4, 0, 0, 0]]
+    assert [row["telemetry_us"] for row in rows] == [2.0, 5.0], "both sides' time"
+
+
+def test_progress_is_what_happened_since_the_last_drain(clock):
+    recorder = EngineStepRecorder()
+    assert recorder.progress() == EngineProgress()
+    recorder.record(scheduler(running=5, waiting=2, accepted=(2, 1, 0)), progress(tokens=7))
+    recorder.record(scheduler(running=4, waiting=0, accepted=(1, 1, 1)), progress(tokens=5))
+    assert recorder.progress() == EngineProgress(
+        running=4, tokens=12, draft_requests=4, accepted_tokens=6, engines=1, drafting=1
+    )
+    drained(recorder)
+    assert recorder.progress() == EngineProgress()
 
 
 def test_placeholder_drafts_of_a_skipped_drafter_are_not_counted(clock):
