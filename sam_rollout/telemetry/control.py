@@ -78,8 +78,10 @@ def gain(
     """Compare two ratios of sums over independent units.
 
     Each side is (numerators, denominators), float [units]. The interval is Welch's t-interval of
-    the difference of the logarithms; each logarithm's variance is that of the linearised ratio over
-    units (the delta method). It holds with few units, where a bootstrap is too narrow.
+    the difference of the logarithms. A logarithm's variance is the jackknife's over units, and its
+    degrees of freedom count units by their weight: where a few long ones decide a ratio, the plain
+    linearised variance covers the truth in 86 to 90 % of cases instead of 95 %
+    (`tests/unit/telemetry/test_control.py` has the simulation).
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has nothing.
@@ -95,9 +97,10 @@ def gain(
         value, units = numerator.sum() / denominator.sum(), len(numerator)
         logs.append(math.log(value))
         if units > 1:
-            residuals = (numerator - value * denominator) / numerator.mean()
-            variances.append(float((residuals**2).sum() / (units * (units - 1))))
-            freedoms.append(units - 1)
+            weight = denominator / denominator.sum()
+            left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
+            variances.append(float((left_out**2).sum() * (units - 1) / units))
+            freedoms.append(max(1 / float((weight**2).sum()) - 1, 1.0))
     difference = logs[0] - logs[1]
     if len(variances) < 2:
         return Gain(math.expm1(difference), None)

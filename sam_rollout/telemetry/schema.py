@@ -20,8 +20,8 @@ GROUPS = {
     "control": "The requests that are sampled without drafts, beside the others. Training traffic "
     "of runs with drafts and `rollout_telemetry.control_share` above 0; what a step cannot tell "
     "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
-    "Welch's t on the logarithms of ratios of sums, with the variance between prompts or between "
-    "replicas (delta method).",
+    "Welch's t on the logarithms of ratios of sums, with the jackknife's variance over prompts or "
+    "over replicas.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
 }
 

@@ -690,6 +690,13 @@ VERL_ROLLOUT = [
     Row(
         "verl",
         SERVER,
+        "vLLMReplica.launch_servers",
+        "the driver finds servers by their names, to ask for progress",
+        contains=("f'{prefix}server_{self.replica_rank}_{node_rank}{self.name_suffix}'",),
+    ),
+    Row(
+        "verl",
+        SERVER,
         "vLLMHttpServer._get_worker_extension_cls",
         "overridden",
         parameters=(),
@@ -787,7 +794,44 @@ VERL_TRAINER = [
                 ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
                 "overridden: the last place where all metrics of a step are known",
             ),
+            (
+                "_dump_generations",
+                (
+                    "inputs",
+                    "outputs",
+                    "gts",
+                    "scores",
+                    "reward_extra_infos_dict",
+                    "dump_path",
+                ),
+                "overridden: adds columns to the dump of trainer.rollout_data_dir",
+            ),
         )
+    ),
+    Row(
+        "verl",
+        TRAINER,
+        "PPOTrainer._log_rollout_data",
+        "calls _dump_generations by name, with the rows' keys as uid",
+        contains=(
+            "self._dump_generations(inputs=inputs",
+            "reward_extra_infos_dict = {'uid': [batch.keys[i] for i in sorted_indices]}",
+        ),
+    ),
+    Row(
+        "verl",
+        "trainer.ppo.ray_trainer",
+        "compute_spec_decode_metrics",
+        "rollout/spec_accept_rate and rollout/spec_accept_length, by verl's rule",
+        parameters=("spec_drafts", "spec_accepts", "spec_verifies"),
+        contains=("'rollout/spec_accept_rate'", "'rollout/spec_accept_length'"),
+    ),
+    Row(
+        "verl",
+        "experimental.agent_loop.single_turn_agent_loop",
+        "SingleTurnAgentLoop.run",
+        "a response's extra fields reach TransferQueue: the request's id is among them",
+        contains=("extra_fields=output.extra_fields",),
     ),
     Row(
         "verl",

