@@ -367,6 +367,58 @@ def cluster_section() -> str:
     )
 
 
+def telemetry_section() -> str:
+    """What recording costs."""
+    record = _load("telemetry_overhead")
+    setting = record["setting"]
+    alone = [
+        [
+            rows,
+            *(
+                f"{cell[name]:.1f}"
+                for name in ("worker_drafting_us", "worker_closed_us", "front_end_us")
+            ),
+        ]
+        for rows, cell in record["alone"].items()
+    ]
+    engine = [
+        [
+            side,
+            f"{cell['steps']:,.0f}",
+            f"{cell['step_us']:,.0f}",
+            f"{cell['telemetry_us']:.1f}",
+            f"{cell['share']:.2%}",
+        ]
+        for side, cell in record["engine"].items()
+    ]
+    most_us = max(
+        cell["worker_drafting_us"] + cell["front_end_us"] for cell in record["alone"].values()
+    )
+    text = (
+        "Time inside the code that records an engine step, by clocks around it; median of "
+        f"{setting['alone_steps']:,} steps in which every request has {setting['draft_tokens']} "
+        "draft tokens, or none while the gate is closed. The front end records in a process of its "
+        f"own, beside the next step. Both together stay under {setting['goal']:.1%} of any step longer than "
+        f"{1e-3 * most_us / setting['goal']:.1f} ms."
+    )
+    inside = (
+        f"Inside an engine ({setting['prompts']} prompts, {setting['siblings']} responses each, "
+        f"{setting['repeats']} rollouts of the tiny model), where the code runs after others have "
+        "had the processor's caches:"
+    )
+    return _section(
+        "What recording costs",
+        "python -m benchmarks.telemetry_overhead",
+        record,
+        text,
+        _table(
+            ["requests", "worker, drafting, us", "worker, gate closed, us", "front end, us"], alone
+        ),
+        inside,
+        _table(["engine", "steps", "step, us", "recording, us", "share of the step"], engine),
+    )
+
+
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
@@ -378,6 +430,7 @@ SECTIONS = {
     "operators_tiny_cpu": operators_section,
     "sampler": sampler_section,
     "drafter": drafter_section,
+    "telemetry_overhead": telemetry_section,
 }
 
 

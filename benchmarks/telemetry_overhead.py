@@ -124,6 +124,7 @@ def main() -> None:
             "max_tokens": MAX_TOKENS,
             "repeats": arguments.repeats,
             "draft_tokens": DRAFT_TOKENS,
+            "alone_steps": ALONE_STEPS,
             "goal": GOAL,
         },
         "alone": {str(rows): alone(rows) for rows in ROWS},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.trajectories import TIE, distance_to_tie
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.startup_check import WrongSamplerError, check_samplers
+from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER
 
@@ -50,23 +52,36 @@ def engine_of(make_engine) -> Any:
     return get
 
 
-def generate(engine: Any, prompts: list[list[int]], siblings: int, **sampling: Any) -> list[Any]:
-    """Responses of ``siblings`` siblings of every prompt, with logprobs, prompt by prompt."""
+def generate(
+    engine: Any,
+    prompts: list[list[int]],
+    siblings: int,
+    control: Container[int] = (),
+    **sampling: Any,
+) -> list[Any]:
+    """Responses of ``siblings`` siblings of every prompt, with logprobs, prompt by prompt.
+
+    Prompts whose numbers are in ``control`` get no drafts.
+    """
     from vllm import SamplingParams, TokensPrompt
 
     requests = [
-        (prompt, identify(prompt, seed=1, step=0, sibling=number, split="train"))
-        for prompt in prompts
-        for number in range(siblings)
+        (
+            prompt,
+            identify(prompt, seed=1, step=0, sibling=sibling, split="train").to_extra_args()
+            | {CONTROL_KEY: number in control},
+        )
+        for number, prompt in enumerate(prompts)
+        for sibling in range(siblings)
     ]
     outputs = engine.generate(
         [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests],
         [
             SamplingParams(
                 **{"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling},
-                extra_args=identity.to_extra_args(),
+                extra_args=extra_args,
             )
-            for _, identity in requests
+            for _, extra_args in requests
         ],
         use_tqdm=False,
     )
@@ -110,6 +125,24 @@ def test_whole_rollouts_are_the_same_token_for_token(engine_of, prompts, referen
     outputs = generate(engine, prompts, SIBLINGS)
     assert drafts(engine, before)[1] > 50, "drafts were at work"
     assert_same_up_to_ties(prompts, reference, outputs)
+
+
+def test_control_requests_sample_the_same_texts_without_drafts(engine_of, prompts, reference):
+    engine = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
+    before = drained(engine)
+    control = range(0, len(prompts), 2)
+    outputs = generate(engine, prompts, SIBLINGS, control)
+    assert_same_up_to_ties(prompts, reference, outputs)
+    report = engine.collective_rpc("sam_drain")[0]
+    new = {name: counts for name, counts in report["requests"].items() if name not in before}
+    without = [name for name, (verified, _, _) in new.items() if not verified]
+    assert len(without) == len(control) * SIBLINGS, "the others drafted, all of them"
+    # Every step after the first was an open one, and gave a control request one token.
+    lengths = sorted(len(text) for number, text in enumerate(texts(outputs))
+                     if number // SIBLINGS in control)  # fmt: skip
+    steps, tokens = zip(*(report["open"][name] for name in without), strict=True)
+    assert steps == tokens
+    assert sorted(steps) == [length - 1 for length in lengths]
 
 
 def test_preempted_and_chunked_requests_keep_their_text(engine_of, prompts, reference):

@@ -58,9 +58,15 @@ def _status_line() -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     # rich prints what others write to stdout and stderr above the line, Ray's forwarded logs
-    # included; without ends of its own they must not be taken for markup or be coloured.
+    # included; their text is left as it is: no markup, no colours, no line breaks.
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    with Live(Text(""), console=console, auto_refresh=False, transient=True) as live:
+    with Live(
+        Text(""),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stderr=sys.stderr.isatty(),  # a file of errors gets them as ever
+    ) as live:
         yield lambda line: live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
 
