@@ -398,8 +398,8 @@ def telemetry_section() -> str:
         "Time inside the code that records an engine step, by clocks around it; median of "
         f"{setting['alone_steps']:,} steps in which every request has {setting['draft_tokens']} "
         "draft tokens, or none while the gate is closed. The front end records in a process of its "
-        f"own, beside the next step. Both together stay under {setting['goal']:.1%} of any step longer than "
-        f"{1e-3 * most_us / setting['goal']:.1f} ms."
+        f"own, beside the next step. Both together stay under {setting['goal']:.1%} of any step "
+        f"longer than {1e-3 * most_us / setting['goal']:.1f} ms."
     )
     inside = (
         f"Inside an engine ({setting['prompts']} prompts, {setting['siblings']} responses each, "
