@@ -308,7 +308,7 @@ def test_drafting_is_switched_on_in_the_engine():
     assert ours["rollout_sampler"] == {"kind": "coupled"}
     assert ours["telemetry"]["tail_threshold"] == 16
     assert ours["telemetry"]["record_traces"]
-    assert ours["control"] == {"share": 0.0, "unit": "groups", "seed": 0, "replicas": 1}
+    assert ours["control"] == {"share": 0.0, "unit": "groups", "seed": 42, "replicas": 1}
 
 
 def test_a_control_is_assigned_under_the_rollouts_seed():
