@@ -381,15 +381,12 @@ def telemetry_section() -> str:
         ]
         for rows, cell in record["alone"].items()
     ]
+    cell = record["engine"]
     engine = [
-        [
-            side,
-            f"{cell['steps']:,.0f}",
-            f"{cell['step_us']:,.0f}",
-            f"{cell['telemetry_us']:.1f}",
-            f"{cell['share']:.2%}",
-        ]
-        for side, cell in record["engine"].items()
+        f"{cell['steps']:,.0f}",
+        f"{cell['step_us']:,.0f}",
+        f"{cell['telemetry_us']:.1f}",
+        f"{cell['share']:.2%}",
     ]
     most_us = max(
         cell["worker_drafting_us"] + cell["front_end_us"] for cell in record["alone"].values()
@@ -403,8 +400,8 @@ def telemetry_section() -> str:
     )
     inside = (
         f"Inside an engine ({setting['prompts']} prompts, {setting['siblings']} responses each, "
-        f"{setting['repeats']} rollouts of the tiny model), where the code runs after others have "
-        "had the processor's caches:"
+        f"{setting['repeats']} rollout of the tiny model with drafts), where the code runs after "
+        "others have had the processor's caches:"
     )
     return _section(
         "What recording costs",
@@ -415,7 +412,7 @@ def telemetry_section() -> str:
             ["requests", "worker, drafting, us", "worker, gate closed, us", "front end, us"], alone
         ),
         inside,
-        _table(["engine", "steps", "step, us", "recording, us", "share of the step"], engine),
+        _table(["steps", "step, us", "recording, us", "share of the step"], [engine]),
     )
 
 

@@ -1,6 +1,6 @@
 """What recording an engine step costs, beside the step itself.
 
-    python -m benchmarks.telemetry_overhead [--repeats 2] [--output ...]
+    python -m benchmarks.telemetry_overhead [--repeats 1] [--output ...]
 
 Two measurements, both of instrumented time: clocks around our own code, no differences of wall
 times. In an engine (the rollout of ``benchmarks.rollout``, the tiny model), the share of the steps'
@@ -29,25 +29,21 @@ ALONE_STEPS = 5000
 GOAL = 0.005  # share of a step's time
 
 
-def in_engine(repeats: int) -> dict[str, dict[str, float]]:
-    """Per side, over all rollouts but the first: time per step, and that spent on recording."""
-    found = {}
-    for name in ("off", "on"):
-        side = Side(*sides()[name])
-        rollouts = [side.rollout(load_prompts(), number) for number in range(repeats + 1)][1:]
-        steps = sum(one["sam/engine/steps"] for one in rollouts)
-        time_s = sum(one["sam/engine/rollout_sum_s"] for one in rollouts)
-        telemetry_us = sum(
-            one["sam/engine/telemetry_us_per_step"] * one["sam/engine/steps"] for one in rollouts
-        )
-        found[name] = {
-            "steps": steps,
-            "step_us": 1e6 * time_s / steps,
-            "telemetry_us": telemetry_us / steps,
-            "share": 1e-6 * telemetry_us / time_s,
-        }
-        side.engine.llm_engine.engine_core.shutdown()
-    return found
+def in_engine(repeats: int) -> dict[str, float]:
+    """Time per step, and that spent on recording, over all rollouts but the first."""
+    side, prompts = Side(*sides()["on"]), load_prompts()
+    rollouts = [side.rollout(prompts, number) for number in range(repeats + 1)][1:]
+    steps = sum(one["sam/engine/steps"] for one in rollouts)
+    time_s = sum(one["sam/engine/rollout_sum_s"] for one in rollouts)
+    telemetry_us = sum(
+        one["sam/engine/telemetry_us_per_step"] * one["sam/engine/steps"] for one in rollouts
+    )
+    return {
+        "steps": steps,
+        "step_us": 1e6 * time_s / steps,
+        "telemetry_us": telemetry_us / steps,
+        "share": 1e-6 * telemetry_us / time_s,
+    }
 
 
 def alone(rows: int) -> dict[str, float]:
@@ -111,7 +107,7 @@ def _statistics(rows: int) -> tuple[Any, Any]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     default = Path("benchmarks/results/telemetry_overhead.json")
     parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()

@@ -385,7 +385,8 @@ METRICS: tuple[Metric, ...] = (
         "sam/control/rollout_gain",
         "1",
         "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
-        "were given like work; in one step that holds on average only.",
+        "were given like work, which holds on average over steps. A control replica runs the "
+        "drafter, too, and uses no draft: the baseline is sam=matched, not sam=off.",
         SUM_RATIO,
     ),
     Metric("sam/control/rollout_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),
@@ -418,7 +419,7 @@ METRICS: tuple[Metric, ...] = (
         "steps as long as the open ones that verified nothing (if none: as the open ones less the "
         "drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
         "open, and that a step would have been shorter by the drafter's time only, so it is too "
-        "long by what verification costs. Beside engine/rollout_s it shows the gain of this step, "
+        "long by what verification costs, and by what other scheduling of sam=off saves. Beside engine/rollout_s it shows the gain of this step, "
         "which control requests make smaller than a run without control would have it.",
         "of the replica for which it is longest",
     ),

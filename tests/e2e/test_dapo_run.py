@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 RESPONSES_PER_PROMPT = 8
 # Rollout and actor compute in bf16 with different kernels; a wrong sampler shows as 0.1 and more.
 MAX_PROBS_DIFF_MEAN = 0.01
@@ -30,13 +33,16 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
     assert len(siblings) == metrics["sam/rounds/generated_groups"]
 
 
-def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
+def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     run = train(
         "sam=on",
         # Of 64 requests: shut while all of them run, open for most of the rollout.
         "sam.gate.threshold=60",
         "trainer.total_training_steps=3",
         "trainer.test_freq=3",
+        "rollout_telemetry.control_share=0.5",
+        "rollout_telemetry.progress=on",
+        f"trainer.rollout_data_dir={tmp_path}/rollout_data",
         "trainer.logger=[console,tensorboard,wandb,file]",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
         "tests.e2e.breaking_extension.BreakingExtension",
@@ -51,6 +57,16 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert 1 < steps[1]["sam/draft/acceptance_length"] < 4
     assert 0 < steps[1]["sam/gate/open_share"] < 1
     assert steps[3]["sam/draft/drafted_tokens"] == 0
+    # A share of the prompts had no drafts while others had, and verl's own metrics know of both.
+    requests = run.folder.read("requests").to_pandas()
+    first = requests[(requests.step == 1) & (requests.split == "train")]
+    assert 0 < first.control.mean() == steps[1]["sam/control/share"] < 1
+    assert first[first.control].drafted_tokens.sum() == 0 < first.drafted_tokens.sum()
+    assert steps[1]["sam/control/rollout_without_drafts_s"] > 0
+    assert 0 < steps[1]["rollout/spec_accept_rate"] < 1
+    dumped = (tmp_path / "rollout_data" / "1.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["spec_num_draft_tokens"] for line in dumped) > 0
+    assert re.search(r"rollout: \d+ finished, \d+ running", run.log)
     # Validation is recorded, apart from training.
     assert steps[3]["sam_val/engine/generation_tokens"] > 0
     splits = run.folder.read("requests").to_pandas().groupby("split").size()
