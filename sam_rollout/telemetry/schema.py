@@ -419,8 +419,9 @@ METRICS: tuple[Metric, ...] = (
         "steps as long as the open ones that verified nothing (if none: as the open ones less the "
         "drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
         "open, and that a step would have been shorter by the drafter's time only, so it is too "
-        "long by what verification costs, and by what other scheduling of sam=off saves. Beside engine/rollout_s it shows the gain of this step, "
-        "which control requests make smaller than a run without control would have it.",
+        "long by what verification costs, and by what other scheduling of sam=off saves. Beside "
+        "engine/rollout_s it shows the gain of this step, which control requests make smaller than "
+        "a run without control would have it.",
         "of the replica for which it is longest",
     ),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
