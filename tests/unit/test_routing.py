@@ -44,14 +44,16 @@ def test_groups_stay_whole_and_replicas_even(order, replicas):
 
 @pytest.mark.parametrize("order", [ONE_AFTER_THE_OTHER, IN_TURNS], ids=["in a row", "in turns"])
 def test_half_a_group_a_replica(order):
-    router = GroupRouter(range(4), max_siblings=8)
+    router = GroupRouter(range(4), max_siblings_per_replica=8)
     found = by_group(order, place(router, order, siblings=16))
     assert all(sorted(homes.values()) == [8, 8] for homes in found.values())
     assert set(router.running.values()) == {32}
 
 
 def test_a_group_larger_than_all_shares_starts_over():
-    assert place(GroupRouter("ab", max_siblings=2), ["x"] * 7, siblings=7) == [*"aabbaab"]
+    assert place(GroupRouter("ab", max_siblings_per_replica=2), ["x"] * 7, siblings=7) == [
+        *"aabbaab"
+    ]
 
 
 def test_what_is_expected_counts_as_load():
@@ -70,7 +72,7 @@ def test_siblings_that_never_came_keep_no_place():
 
 def test_a_replica_above_the_mean_is_not_followed():
     """The other one ran empty while the group's siblings were still coming."""
-    router = GroupRouter("ab", max_excess=4)
+    router = GroupRouter("ab", max_imbalance=4)
     place(router, ["x"] * 6, siblings=6)
     for _ in range(6):
         router.assign("y", siblings=10)
@@ -82,7 +84,7 @@ def test_a_replica_above_the_mean_is_not_followed():
 
 
 def test_a_bound_below_the_group_splits_it_where_nothing_else_runs():
-    assert place(GroupRouter("ab", max_excess=2), ["x"] * 8, siblings=8) == [*"aaaabbbb"]
+    assert place(GroupRouter("ab", max_imbalance=2), ["x"] * 8, siblings=8) == [*"aaaabbbb"]
 
 
 def test_later_turns_run_where_the_first_did():
@@ -118,15 +120,19 @@ def test_without_replicas_there_is_an_error(router):
 
 @given(
     replicas=st.integers(1, 5),
-    max_siblings=st.integers(0, 6),
-    max_excess=st.integers(1, 8),
+    max_siblings_per_replica=st.integers(0, 6),
+    max_imbalance=st.integers(1, 8),
     # A group's next request, or (negative) the end of one that runs.
     events=st.lists(st.integers(-30, 12), max_size=200),
 )
 def test_whatever_happens_counts_are_right_and_groups_are_forgotten(
-    replicas, max_siblings, max_excess, events
+    replicas, max_siblings_per_replica, max_imbalance, events
 ):
-    router = GroupRouter(range(replicas), max_siblings=max_siblings, max_excess=max_excess)
+    router = GroupRouter(
+        range(replicas),
+        max_siblings_per_replica=max_siblings_per_replica,
+        max_imbalance=max_imbalance,
+    )
     running: list[tuple[int, int]] = []
     for event in events:
         if event >= 0:
@@ -135,7 +141,7 @@ def test_whatever_happens_counts_are_right_and_groups_are_forgotten(
             before = sum(1 for _, other in running if other == replica)
             least = min(sum(1 for _, o in running if o == r) for r in range(replicas))
             # A home is left at the bound; who is there then has at most the reservations above it.
-            assert before < mean + max_excess or before <= least + 12 * 3
+            assert before < mean + max_imbalance or before <= least + 12 * 3
             running.append((event, replica))
         elif running:
             router.finished(*running.pop(event % len(running)))
