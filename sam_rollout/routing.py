@@ -85,16 +85,16 @@ class GroupRouter(LeastLoaded):
 
     A group's first request goes to the replica with the least load: requests that run there, and
     those that groups of that replica still expect. The next ones follow. A group moves on to
-    another replica, again the one with the least load, when it has sent `max_siblings_per_replica` requests to
-    one, or when the replica runs `max_imbalance` requests more than the mean of all. What was sent
-    stays where it is. A group is forgotten when none of its requests runs.
+    another replica, again the one with the least load, when it has sent `max_siblings_per_replica`
+    requests to one, or when the replica runs `max_imbalance` requests more than the mean of all.
+    What was sent stays where it is. A group is forgotten when none of its requests runs.
 
     Args:
         replicas: Names of the replicas, any hashable values.
-        max_siblings_per_replica: Most siblings of a group that a replica gets before every other has got as
-            many; 0 for no limit.
-        max_imbalance: Requests above the mean of all replicas from which on a replica is not followed.
-            Below the size of a group, groups are split even where nothing else runs.
+        max_siblings_per_replica: Most siblings of a group that a replica gets before every other
+            has got as many; 0 for no limit.
+        max_imbalance: A replica is not followed while it runs as many requests more than the mean
+            of all. Below the size of a group, groups are split even where nothing else runs.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class GroupRouter(LeastLoaded):
         max_imbalance: int = 16,
     ) -> None:
         super().__init__(replicas)
-        self._max_siblings_per_replica = max_siblings_per_replica
+        self._share = max_siblings_per_replica
         self._max_imbalance = max_imbalance
         self._reserved: dict[Hashable, int] = dict.fromkeys(self.running, 0)
         self._groups: dict[Hashable, _Group] = {}
@@ -129,11 +129,7 @@ class GroupRouter(LeastLoaded):
         # Forgotten while none of its requests ran: the replica holds its texts.
         state = self._groups.setdefault(group, _Group())
         if not state.sent:
-            state.sent[replica], state.home, state.left = (
-                1,
-                replica,
-                self._max_siblings_per_replica - 1,
-            )
+            state.sent[replica], state.home, state.left = 1, replica, self._share - 1
         state.running += 1
 
     def finished(self, group: Hashable, replica: Hashable) -> None:
@@ -170,7 +166,7 @@ class GroupRouter(LeastLoaded):
         return self.running[replica] + self._reserved[replica]
 
     def _may_follow(self, state: _Group) -> bool:
-        if state.home is None or (self._max_siblings_per_replica and state.left <= 0):
+        if state.home is None or (self._share and state.left <= 0):
             return False
         mean = sum(self.running.values()) / len(self.running)
         return self.running[state.home] - mean < self._max_imbalance
@@ -179,24 +175,18 @@ class GroupRouter(LeastLoaded):
         """Choose the replica of a group's next siblings."""
         self._reserve(state, 0)
         expected = max(siblings - state.sent.total(), 1)
-        if not self._max_siblings_per_replica:
+        if not self._share:
             state.home = self._least_loaded()
         else:
             state.home = self._least_loaded_where_few_are(state)
-            state.left = (
-                self._max_siblings_per_replica
-                - state.sent[state.home] % self._max_siblings_per_replica
-            )
+            state.left = self._share - state.sent[state.home] % self._share
             expected = min(expected, state.left)
         self._reserve(state, expected)
 
     def _least_loaded_where_few_are(self, state: _Group) -> Hashable:
         if not self.running:
             raise LookupError("there is no replica")
-        full = {
-            replica: state.sent[replica] // self._max_siblings_per_replica
-            for replica in self.running
-        }
+        full = {replica: state.sent[replica] // self._share for replica in self.running}
         return min(self.running, key=lambda replica: (full[replica], self._load(replica)))
 
     def _reserve(self, state: _Group, places: int) -> None:
