@@ -79,6 +79,7 @@ def aggregate(
         "tail/index": _tail_index(finished),
         **_draft(steps),
         **_gate(steps),
+        **_routing(finished),
         **_counters(drafter_counters or {}),
     }
     return {metric_name(split, name): float(value) for name, value in values.items()}
@@ -230,6 +231,18 @@ def _gate(steps: _Steps) -> dict[str, float]:
             steps.duration_s[steps.gate_open].sum(), steps.duration_s[known].sum()
         ),
         "gate/transitions": changed.sum(),
+    }
+
+
+def _routing(requests: pa.Table) -> dict[str, float]:
+    """How siblings, and requests in all, lie on the replicas."""
+    by_replica = requests.group_by("replica").aggregate([([], "count_all")])["count_all"]
+    placed = requests.group_by(["group", "replica"]).aggregate([([], "count_all")])
+    together = placed.group_by("group").aggregate([("count_all", "max")])["count_all_max"]
+    largest = _numpy(by_replica).max(initial=0)
+    return {
+        "routing/grouped_share": _ratio(_numpy(together).sum(), len(requests)),
+        "routing/imbalance": _ratio(largest * len(by_replica), len(requests)),
     }
 
 

@@ -16,6 +16,7 @@ GROUPS = {
     "head": "Every engine step outside the long tail. head + tail = the whole rollout.",
     "draft": "Drafting and what verification kept of it.",
     "gate": "Whether the gate let the drafter draft. All zero where there is no drafter.",
+    "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
 }
 
@@ -295,6 +296,19 @@ METRICS: tuple[Metric, ...] = (
         "changes",
         "Changes between open and closed from one engine step to the next.",
         SUM,
+    ),
+    Metric(
+        "sam/routing/grouped_share",
+        "1",
+        "Share of the requests that ran on the replica where most of their prompt's responses ran; "
+        "1 where no group was split.",
+        "over the requests of all replicas",
+    ),
+    Metric(
+        "sam/routing/imbalance",
+        "1",
+        "Most requests of a replica / the mean over replicas that had any.",
+        "over the requests of all replicas",
     ),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
     Metric(
