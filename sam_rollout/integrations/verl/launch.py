@@ -23,7 +23,12 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
+from sam_rollout.integrations.verl.names import (
+    ROLLOUT_NAME,
+    ROUTER_SETTINGS,
+    SAMPLER_MODULE,
+    TRAINER_NAME,
+)
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
     MODEL_RUNNER_ENV,
@@ -216,9 +221,8 @@ def translate(config: DictConfig) -> None:
             engine_kwargs, arguments
         )
         if _routes_siblings(config):
-            from sam_rollout.integrations.verl.router import settings_path  # loads verl
-
-            config.actor_rollout_ref.rollout.router_config_path = str(settings_path(config))
+            settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
+            config.actor_rollout_ref.rollout.router_config_path = str(settings)
         filter_groups = config.algorithm.filter_groups
         filter_groups.enable = sampling.kind != "none"
         sampler = config.trainer.v1.sampler

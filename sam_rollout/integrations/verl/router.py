@@ -17,6 +17,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from sam_rollout.config import SiblingsSourceConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity
+from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.routing import GroupRouter
 
 ROUTER_CLASS = "sam_rollout.integrations.verl.router.GroupLoadBalancer"
@@ -99,21 +100,18 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
             self._router.remove(server)
 
 
-def settings_path(config: DictConfig) -> Path:
-    """Where the router's settings lie, below the run folder."""
-    return Path(config.run_dir).absolute() / "sam" / "routing.yaml"
-
-
 def write_settings(config: DictConfig) -> None:
-    """Write the file that verl makes its router from; nothing where the router is verl's own.
+    """Write the file that verl makes our router from; nothing where it makes another.
 
     Must run in the process that verl makes the router in, before it does.
     """
     rollout = config.actor_rollout_ref.rollout
-    path = settings_path(config)
+    path = Path(config.run_dir).absolute() / ROUTER_SETTINGS
     if rollout.router_config_path != str(path):
         return
-    siblings = SiblingsSourceConfig.from_mapping(OmegaConf.to_container(config.sam.sources.siblings))
+    siblings = SiblingsSourceConfig.from_mapping(
+        OmegaConf.to_container(config.sam.sources.siblings)
+    )
     settings = {
         "router_class": ROUTER_CLASS,
         "max_siblings_per_replica": siblings.max_siblings_per_replica,

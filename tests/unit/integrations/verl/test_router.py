@@ -10,11 +10,8 @@ from verl.workers.rollout import router as verl_router
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from sam_rollout.identity import identify
-from sam_rollout.integrations.verl.router import (
-    GroupLoadBalancer,
-    settings_path,
-    write_settings,
-)
+from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
+from sam_rollout.integrations.verl.router import GroupLoadBalancer, write_settings
 
 SERVERS = {"a:1": "handle a", "b:1": "handle b"}
 SETTINGS = {
@@ -190,9 +187,9 @@ def settings_config(tmp_path, path: str | None) -> OmegaConf:
 
 
 def test_verl_makes_our_router_from_what_is_written(tmp_path):
-    config = settings_config(tmp_path, str(tmp_path / "sam" / "routing.yaml"))
+    config = settings_config(tmp_path, str(tmp_path / ROUTER_SETTINGS))
     write_settings(config)
-    settings = verl_router._load_router_yaml(str(settings_path(config)))
+    settings = verl_router._load_router_yaml(str(tmp_path / ROUTER_SETTINGS))
     assert verl_router._resolve_router_class(settings["router_class"]) is GroupLoadBalancer
     balancer = GroupLoadBalancer(SERVERS, settings)
     servers = [balancer.acquire_server(str(n), sampling(1, n))[0] for n in range(16)]
