@@ -383,11 +383,12 @@ def routing_section() -> str:
     text = (
         f"{setting['prompts']} prompts with {setting['siblings']} responses each on "
         f"{setting['replicas']} replicas, {len(record['rounds'])} rounds of other prompts; median, "
-        "lowest and highest round. `own` drafts from a request's own text, `siblings` from that of "
-        "the others to its prompt, too. `spread` sends a request where the fewest run, `grouped` to "
-        "its siblings, `halves` at most half a group to a replica. Replicas take turns on one core; "
+        "lowest and highest. `own` drafts from a request's own text, `siblings` from that of the "
+        "others to its prompt, too. `spread` sends a request where the fewest run, `grouped` to "
+        "its siblings, `halves` half a group to a replica. The replicas take turns on one core; "
         f"the gate opens at {setting['threshold']} running requests. All sides sample the same "
-        f"texts: at least {routing.least_identical(record):.1%} of a side's responses in a round."
+        f"texts: at least {routing.least_identical(record):.1%} of a side's responses in a round. "
+        "CPU time and engine steps are what other work on the machine does not lengthen."
     )
     return _section(
         "Routing of siblings",
