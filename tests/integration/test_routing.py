@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import ray
 from omegaconf import OmegaConf
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.router import get_router_handle
 
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, _current_response, _Response
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
@@ -28,31 +30,24 @@ class Server:
 
     async def generate(self, prompt_ids, **_):
         self._prompts += prompt_ids
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2.0)
         return SimpleNamespace(token_ids=[1], extra_fields={})
 
     def prompts(self) -> list[int]:
         return self._prompts
 
 
-@ray.remote
-class Worker:
-    """Stands for an agent-loop worker: its share of the prompts, all their responses at once."""
+async def ask(clients: list[IdentityClient]) -> None:
+    """All responses at once; a prompt's are asked for by one client, as by an agent-loop worker."""
 
-    def __init__(self, config, balancer) -> None:
-        from verl.workers.rollout.llm_server import LLMServerClient
+    async def respond(prompt: int, sibling: int) -> None:
+        _current_response.set(_Response(step=1, split="train", sibling=sibling))
+        await clients[prompt % len(clients)].generate(
+            f"{prompt}/{sibling}", prompt_ids=[prompt], sampling_params={"temperature": 1.0}
+        )
 
-        self._client = IdentityClient(LLMServerClient(config, balancer), seed=1)
-
-    async def run(self, prompts: list[int]) -> None:
-        async def respond(prompt: int, sibling: int) -> None:
-            _current_response.set(_Response(step=1, split="train", sibling=sibling))
-            await self._client.generate(
-                f"{prompt}/{sibling}", prompt_ids=[prompt], sampling_params={"temperature": 1.0}
-            )
-
-        pairs = [(prompt, sibling) for prompt in prompts for sibling in range(SIBLINGS)]
-        await asyncio.gather(*(asyncio.create_task(respond(*pair)) for pair in pairs))
+    pairs = [(prompt, sibling) for prompt in range(PROMPTS) for sibling in range(SIBLINGS)]
+    await asyncio.gather(*(asyncio.create_task(respond(*pair)) for pair in pairs))
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +58,7 @@ def cluster():
 
 
 def placed(tmp_path, *, grouped: bool) -> list[Counter]:
-    """Requests by prompt on each of two servers, asked for by two workers."""
-    from verl.workers.rollout.router import get_router_handle
-
+    """Requests by prompt on each of two servers, asked for by two clients."""
     rollout = {"name": "sam_vllm", "n": SIBLINGS, "val_kwargs": {"n": 1}}
     rollout["router_config_path"] = None
     config = OmegaConf.create(
@@ -80,13 +73,14 @@ def placed(tmp_path, *, grouped: bool) -> list[Counter]:
     write_settings(config)
     servers = {f"{number}:80": Server.remote() for number in range(2)}
     balancer = get_router_handle(servers, config.actor_rollout_ref.rollout.router_config_path)
-    workers = [Worker.remote(config, balancer) for _ in range(2)]
-    ray.get([worker.run.remote(range(n, PROMPTS, 2)) for n, worker in enumerate(workers)])
-    assert ray.get(balancer.get_total_inflight.remote()) == 0
+    ray.get([actor.__ray_ready__.remote() for actor in (balancer, *servers.values())])
+    clients = [IdentityClient(LLMServerClient(config, balancer), seed=1) for _ in range(2)]
+    asyncio.run(ask(clients))
+    assert ray.get(balancer.get_total_inflight.remote()) == 0  # after all releases: in order
     return [Counter(ray.get(server.prompts.remote())) for server in servers.values()]
 
 
-def test_siblings_meet_on_one_server_whichever_worker_asks(cluster, tmp_path):
+def test_siblings_meet_on_one_server_whichever_client_asks(cluster, tmp_path):
     counts = placed(tmp_path, grouped=True)
     assert [sorted(count.values()) for count in counts] == [[SIBLINGS] * (PROMPTS // 2)] * 2
 
