@@ -118,36 +118,44 @@ def test_without_replicas_there_is_an_error(router):
         router.assign("x")
 
 
-@given(
-    replicas=st.integers(1, 5),
-    max_siblings_per_replica=st.integers(0, 6),
-    max_imbalance=st.integers(1, 8),
-    # A group's next request, or (negative) the end of one that runs.
-    events=st.lists(st.integers(-30, 12), max_size=200),
-)
+# A group's next request, or (negative) the end of one that runs.
+EVENTS = st.lists(st.integers(-30, 12), max_size=200)
+
+
+@given(st.integers(1, 5), st.integers(0, 6), st.integers(1, 8), EVENTS)
 def test_whatever_happens_counts_are_right_and_groups_are_forgotten(
-    replicas, max_siblings_per_replica, max_imbalance, events
+    replicas, max_siblings, max_imbalance, events
 ):
     router = GroupRouter(
-        range(replicas),
-        max_siblings_per_replica=max_siblings_per_replica,
-        max_imbalance=max_imbalance,
+        range(replicas), max_siblings_per_replica=max_siblings, max_imbalance=max_imbalance
     )
     running: list[tuple[int, int]] = []
     for event in events:
         if event >= 0:
-            mean = len(running) / replicas
-            replica = router.assign(event, siblings=4)
-            before = sum(1 for _, other in running if other == replica)
-            least = min(sum(1 for _, o in running if o == r) for r in range(replicas))
-            # A home is left at the bound; who is there then has at most the reservations above it.
-            assert before < mean + max_imbalance or before <= least + 12 * 3
-            running.append((event, replica))
+            running.append((event, router.assign(event, siblings=4)))
         elif running:
             router.finished(*running.pop(event % len(running)))
-        assert router.running == {r: sum(1 for _, o in running if o == r) for r in range(replicas)}
+        counts = Counter(replica for _, replica in running)
+        assert router.running == {replica: counts[replica] for replica in range(replicas)}
         assert router.groups == len({group for group, _ in running})
     for group, replica in running:
         router.finished(group, replica)
     assert router.groups == 0
     assert router.assign("new") == 0, "no reservation is left behind"
+
+
+@given(st.integers(1, 5), st.integers(1, 8), EVENTS)
+def test_nobody_is_sent_above_the_bound_but_to_the_replica_with_the_fewest(
+    replicas, max_imbalance, events
+):
+    router = GroupRouter(range(replicas), max_imbalance=max_imbalance)
+    running: list[tuple[int, int]] = []
+    for event in events:
+        if event >= 0:
+            before = dict(router.running)
+            replica = router.assign(event)
+            mean = sum(before.values()) / replicas
+            assert before[replica] < mean + max_imbalance or before[replica] == min(before.values())
+            running.append((event, replica))
+        elif running:
+            router.finished(*running.pop(event % len(running)))
