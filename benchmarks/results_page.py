@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dapo_ab, rollout
+from benchmarks import dapo_ab, rollout, routing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -416,6 +416,38 @@ def telemetry_section() -> str:
     )
 
 
+def routing_section() -> str:
+    """Siblings on one replica or many."""
+    record = _load("routing_tiny_cpu")
+    setting = record["setting"]
+    rows = [
+        [f"{title}, {unit}".rstrip(", ")]
+        + [_spread(record["summary"][figure][side], "low", "high") for side in routing.SIDES]
+        for figure, title, unit in routing.FIGURES
+    ]
+    ratios = [record["summary"]["rollout_s"][f"{routing.BASE} / {side}"] for side in routing.SIDES]
+    rows.append(
+        [f"rollout, {routing.BASE} / side"] + [_spread(cell, "low", "high") for cell in ratios]
+    )
+    text = (
+        f"{setting['prompts']} prompts with {setting['siblings']} responses each on "
+        f"{setting['replicas']} replicas, {len(record['rounds'])} rounds of other prompts; median, "
+        "lowest and highest. `own` drafts from a request's own text, `siblings` from that of the "
+        "others to its prompt, too. `spread` sends a request where the fewest run, `grouped` to "
+        "its siblings, `halves` half a group to a replica. The replicas take turns on one core; "
+        f"the gate opens at {setting['threshold']} running requests. All sides sample the same "
+        f"texts: at least {routing.least_identical(record):.1%} of a side's responses in a round. "
+        "CPU time and engine steps are what other work on the machine does not lengthen."
+    )
+    return _section(
+        "Routing of siblings",
+        "python -m benchmarks.routing",
+        record,
+        text,
+        _table(["figure", *routing.SIDES], rows),
+    )
+
+
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
@@ -428,6 +460,7 @@ SECTIONS = {
     "sampler": sampler_section,
     "drafter": drafter_section,
     "telemetry_overhead": telemetry_section,
+    "routing_tiny_cpu": routing_section,
 }
 
 

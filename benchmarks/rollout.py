@@ -91,17 +91,23 @@ class Side:
 
     def rollout(self, prompts: list[list[int]], number: int) -> dict[str, float]:
         """Generate ``SIBLINGS`` responses to every prompt; returns the rollout's metrics."""
-        from vllm import SamplingParams, TokensPrompt
-
         from sam_rollout.identity import identify
         from sam_rollout.telemetry.aggregate import aggregate
 
-        pairs = [(ids, sibling) for ids in prompts for sibling in range(SIBLINGS)]
-        requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
-        identities = [
-            identify(ids, seed=1, step=number, sibling=sibling, split="train")
-            for ids, sibling in pairs
+        requests = [
+            (ids, identify(ids, seed=1, step=number, sibling=sibling, split="train"))
+            for ids in prompts
+            for sibling in range(SIBLINGS)
         ]
+        steps, _ = self.generate(requests)
+        return aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
+
+    def generate(
+        self, requests: list[tuple[list[int], Any]], replica: int = 0
+    ) -> tuple[Any, list[list[int]]]:
+        """Generate the responses of (prompt, identity); returns engine steps and responses."""
+        from vllm import SamplingParams, TokensPrompt
+
         sampling = [
             SamplingParams(
                 max_tokens=MAX_TOKENS,
@@ -109,18 +115,22 @@ class Side:
                 logprobs=0,
                 extra_args=identity.to_extra_args(),
             )
-            for identity in identities
+            for _, identity in requests
         ]
+        prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
         self._recorder.work_arrived()
-        self.engine.generate(requests, sampling, use_tqdm=False)
+        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
         drained = self.engine.collective_rpc("sam_drain")[0]
         steps = self._recorder.drain(
-            step=0, split="train", replica=0, drafter_steps=drained["steps"] if drained else None
+            step=0,
+            split="train",
+            replica=replica,
+            drafter_steps=drained["steps"] if drained else None,
         )
-        return aggregate([steps.to_table()], [], tail_threshold=TAIL_THRESHOLD)
+        return steps.to_table(), [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def load_prompts() -> list[list[int]]:
+def load_prompts(count: int = PROMPTS) -> list[list[int]]:
     """Token ids of the benchmark's prompts."""
     from transformers import AutoTokenizer
 
@@ -131,7 +141,7 @@ def load_prompts() -> list[list[int]]:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.question}], add_generation_prompt=True
         )["input_ids"]
-        for problem in draw_problems(seed=2, count=PROMPTS)
+        for problem in draw_problems(seed=2, count=count)
     ]
 
 

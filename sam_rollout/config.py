@@ -148,12 +148,18 @@ class SiblingsSourceConfig(Section):
     """Drafts from the other responses to the same prompt in the same training step.
 
     `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
+    `routing`: `spread`, each request where the fewest run; `grouped`, siblings to one replica, but
+    at most `max_siblings_per_replica` (0: no limit), and to none that runs `max_imbalance` requests
+    more than the mean.
     """
 
     PATH: ClassVar[str] = "sam.sources.siblings"
 
     enabled: bool = False
     max_bytes: int = setting(4 << 30, minimum=1 << 20)
+    routing: str = setting("spread", choices=("spread", "grouped"))
+    max_siblings_per_replica: int = setting(0, minimum=0)
+    max_imbalance: int = setting(16, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)

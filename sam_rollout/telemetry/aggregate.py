@@ -85,6 +85,7 @@ def aggregate(
         **_draft(steps),
         **_gate(steps),
         **_sampler(steps),
+        **_routing(finished),
         **_counters(drafter_counters or {}),
     }
     return {metric_name(split, name): float(value) for name, value in values.items()}
@@ -227,6 +228,18 @@ def _sampler(steps: _Steps) -> dict[str, float]:
     return {
         "sampler/time_us_per_step": ratio(steps.sampler_us[known].sum(dtype=float), known.sum()),
         "sampler/time_s": 1e-6 * steps.sampler_us[steps.slowest].sum(dtype=float),
+    }
+
+
+def _routing(requests: pa.Table) -> dict[str, float]:
+    """How siblings, and requests in all, lie on the replicas."""
+    by_replica = requests.group_by("replica").aggregate([([], "count_all")])["count_all"]
+    placed = requests.group_by(["group", "replica"]).aggregate([([], "count_all")])
+    together = placed.group_by("group").aggregate([("count_all", "max")])["count_all_max"]
+    largest = numpy_column(by_replica).max(initial=0)
+    return {
+        "routing/grouped_share": ratio(numpy_column(together).sum(), len(requests)),
+        "routing/imbalance": ratio(largest * len(by_replica), len(requests)),
     }
 
 

@@ -22,6 +22,7 @@ GROUPS = {
     "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
     "Welch's t on the logarithms of ratios of sums, with the jackknife's variance over prompts or "
     "over replicas.",
+    "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
 }
 
@@ -423,6 +424,19 @@ METRICS: tuple[Metric, ...] = (
         "engine/rollout_s it shows the gain of this step, which control requests make smaller than "
         "a run without control would have it.",
         "of the replica for which it is longest",
+    ),
+    Metric(
+        "sam/routing/grouped_share",
+        "1",
+        "Share of the requests that ran on the replica where most of their prompt's responses ran; "
+        "1 where no group was split.",
+        "over the requests of all replicas",
+    ),
+    Metric(
+        "sam/routing/imbalance",
+        "1",
+        "Most requests of a replica / the mean over replicas that had any.",
+        "over the requests of all replicas",
     ),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
     Metric(

@@ -21,6 +21,7 @@ START_S = 900  # until two steps are trained: minutes of imports on two cores
 # minute, the job has half a minute to end by itself, and everything is stopped.
 LOSS_S = 300
 REPLICAS = {0, 1}
+GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
 
 
 def processes(machine) -> list[str]:
@@ -41,12 +42,17 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     assert tokens.sum() == metrics["sam/engine/generation_tokens"]
     assert metrics["actor/grad_norm"] > 0
     requests = folder.read("requests").to_pandas()
-    assert set(requests[requests.step == step].replica) == REPLICAS
+    requests = requests[requests.step == step]
+    assert set(requests.replica) == REPLICAS
+    # Siblings went to one of them; spread, half of a group and a little more would be together.
+    at_home = requests.groupby(["group", "replica"]).size().groupby("group").max().sum()
+    assert metrics["sam/routing/grouped_share"] == at_home / len(requests) > 0.9
+    assert metrics["sam/routing/imbalance"] < 1.5
 
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*small_run(folder), "sam=on", f"run_dir={run_dir}"]
+    overrides = [*small_run(folder), "sam=on", *GROUPED, f"run_dir={run_dir}"]
 
     with Launch(lan, folder, "--config", *overrides, "trainer.total_training_steps=99") as launch:
         launch.wait_for(lambda: has_trained(run_dir, 2), START_S)

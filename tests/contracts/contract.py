@@ -978,6 +978,66 @@ VERL_AGENT_LOOP = [
     ),
 ]
 
+ROUTER = "workers.rollout.router"
+VERL_ROUTER = [
+    Row(
+        "verl",
+        "workers.config.rollout",
+        "RolloutConfig.router_config_path",
+        "names the file that the router is made from",
+    ),
+    Row(
+        "verl",
+        "workers.rollout.llm_server",
+        "LLMServerManager._init_global_load_balancer",
+        "the one router of all agent-loop workers, made in the trainer's process",
+        parameters=(),
+        contains=("router_config_path=getattr(self.rollout_config, 'router_config_path', None)",),
+    ),
+    Row(
+        "verl",
+        ROUTER,
+        "_create_plugin_extension",
+        "makes our router from router_class and hands it the whole file",
+        contains=("yaml_config.get('router_class', None)", "ray_cls.remote(servers, yaml_config)"),
+    ),
+    Row(
+        "verl",
+        "workers.rollout.llm_server",
+        "LLMServerClient._acquire_server",
+        "gives the router the fields that it declares",
+        contains=("self._load_balancer.acquire_server.remote(request_id=request_id, **fields)",),
+    ),
+    Row(
+        "verl",
+        "workers.rollout.llm_server",
+        "LLMServerClient._release_server",
+        "tells the router which request ended",
+        contains=("self._load_balancer.release_server.remote(server_id=server_id, **fields)",),
+    ),
+    *(
+        Row("verl", ROUTER, f"GlobalRequestLoadBalancer.{name}", "what ours is built on")
+        for name in ("_servers", "_inflight_requests", "_request_id_to_server")
+    ),
+    *(
+        Row(
+            "verl",
+            ROUTER,
+            f"GlobalRequestLoadBalancer.{name}",
+            "overridden",
+            parameters=parameters,
+        )
+        for name, parameters in {
+            "acquire_server": ("request_id",),
+            "release_server": ("server_id", "request_id"),
+            "require_acquire_fields": (),
+            "require_release_fields": (),
+            "add_servers": ("servers",),
+            "remove_servers": ("server_ids",),
+        }.items()
+    ),
+]
+
 VERL_PLATFORM = [
     Row(
         "verl",
@@ -1037,5 +1097,6 @@ CONTRACT = [
     *VERL_TRAINER,
     *VERL_REPLAY_BUFFER,
     *VERL_AGENT_LOOP,
+    *VERL_ROUTER,
     *VERL_PLATFORM,
 ]

@@ -13,13 +13,14 @@ LIBRARY = ROOT / "sam_rollout"
 MAY_IMPORT = {
     "config": set(),
     "identity": set(),
+    "routing": set(),
     "automaton": set(),
     "drafting": {"automaton", "config", "identity"},
     "gating": {"config"},
     "verification": set(),
     "telemetry": set(),
     "report": {"telemetry"},
-    "simulation": {"automaton", "config", "drafting", "gating", "telemetry"},
+    "simulation": {"automaton", "config", "drafting", "gating", "routing", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
@@ -28,8 +29,8 @@ MAY_IMPORT = {
         "integrations",
     },
     "integrations": {
-        "automaton", "config", "drafting", "gating", "identity", "sizing", "telemetry",
-        "verification",
+        "automaton", "config", "drafting", "gating", "identity", "routing", "sizing",
+        "telemetry", "verification",
     },
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

@@ -24,7 +24,13 @@ FULL = {
     "gate": {"kind": "threshold", "threshold": 12},
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
-        "siblings": {"enabled": True, "max_bytes": 1 << 29},
+        "siblings": {
+            "enabled": True,
+            "max_bytes": 1 << 29,
+            "routing": "grouped",
+            "max_siblings_per_replica": 8,
+            "max_imbalance": 32,
+        },
         "history": {
             "enabled": True,
             "path": "/kept",
@@ -82,6 +88,10 @@ def test_absent_keys_take_the_defaults():
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
         ({7: 3}, "sam.7 = 3: unknown key"),
+        (
+            {"sources": {"siblings": {"routing": "grouped", "max_imbalance": 0}}},
+            "sam.sources.siblings.max_imbalance = 0: must be at least 1",
+        ),
         (
             {"sources": {"siblings": {"max_bytes": 3}}},
             "sam.sources.siblings.max_bytes = 3: must be at least 1048576",

@@ -24,7 +24,12 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME, SAMPLER_MODULE, TRAINER_NAME
+from sam_rollout.integrations.verl.names import (
+    ROLLOUT_NAME,
+    ROUTER_SETTINGS,
+    SAMPLER_MODULE,
+    TRAINER_NAME,
+)
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
     MODEL_RUNNER_ENV,
@@ -135,6 +140,12 @@ def _check_verl(config: DictConfig) -> None:
         ),
         ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
     ]
+    if _routes_siblings(config):
+        why = "sam.sources.siblings.routing = 'grouped' chooses the server"
+        required += [
+            (f"actor_rollout_ref.rollout.{name}", rollout[name], needed, why)
+            for name, needed in (("router_config_path", None), ("full_determinism", False))
+        ]
     for field, value, needed, reason in required:
         if value != needed:
             raise ConfigError(field, value, f"must be {needed!r} ({reason})")
@@ -151,6 +162,11 @@ def _check_verl(config: DictConfig) -> None:
             _plain(engine_kwargs.additional_config[ADDITIONAL_CONFIG_KEY]),
             "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
         )
+
+
+def _routes_siblings(config: DictConfig) -> bool:
+    siblings = config.sam.sources.siblings
+    return config.sam.enabled and siblings.enabled and siblings.routing == "grouped"
 
 
 def environment(config: DictConfig) -> dict[str, str]:
@@ -209,6 +225,9 @@ def translate(config: DictConfig) -> None:
         config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
             engine_kwargs, arguments
         )
+        if _routes_siblings(config):
+            settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
+            config.actor_rollout_ref.rollout.router_config_path = str(settings)
         filter_groups = config.algorithm.filter_groups
         filter_groups.enable = sampling.kind != "none"
         sampler = config.trainer.v1.sampler

@@ -3,3 +3,4 @@
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME = "sam_sync"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
+ROUTER_SETTINGS = "sam/routing.yaml"  # in the run folder: written by the trainer, read by verl

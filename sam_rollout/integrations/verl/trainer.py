@@ -24,6 +24,7 @@ from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.launch import control_assignment
 from sam_rollout.integrations.verl.names import TRAINER_NAME
 from sam_rollout.integrations.verl.response_counts import ResponseBook
+from sam_rollout.integrations.verl.router import write_settings
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
@@ -50,6 +51,7 @@ class SamTrainerSync(PPOTrainerSync):
         self._responses = ResponseBook()
         self._run_folder = RunFolder(config.run_dir)
         self._run_folder.write_start(collect_run_info(config))
+        write_settings(config)
 
     def on_init_end(self) -> None:
         """Sync weights, then drop what engine start-up recorded."""

@@ -3,6 +3,7 @@
 import math
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from sam_rollout.config import SamConfig, SiblingsSourceConfig, SourcesConfig
@@ -87,6 +88,8 @@ def metrics():
         ("draft/catch_up_us_per_step", 40 / 4),
         ("gate/open_share", 3 / 7),
         ("gate/open_time_share", 3.5 / 9),
+        ("routing/grouped_share", 1.0),
+        ("routing/imbalance", 1.0),
         ("gate/transitions", 3),  # one on replica 0, two on replica 1, none between them
     ],
 )
@@ -141,6 +144,20 @@ def test_every_counter_of_the_drafter_has_a_metric():
     sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
     counters = SamDrafter(SamConfig(sources=sources), 1, 10).snapshot().to_mapping()
     assert counters.keys() <= DRAFTER_COUNTERS.keys()
+
+
+def test_groups_that_were_split_and_replicas_with_more_show():
+    placed = {"whole": [0, 0, 0, 0], "split": [0, 1, 1], "single": [1]}
+    table = requests_table(
+        RequestRecord(1, "train", replica, group, sibling, 10, 5, 0, 0, 0, 0.0, 1.0, "stop")
+        for group, replicas in placed.items()
+        for sibling, replica in enumerate(replicas)
+    )
+    # Replica 0: whole 4, split 1; replica 1: split 2, single 1.
+    by_replica = [table.filter(pc.equal(table["replica"], n)) for n in (1, 0)]
+    metrics = aggregate([], by_replica, tail_threshold=2)
+    assert metrics["sam/routing/grouped_share"] == pytest.approx((4 + 2 + 1) / 8)
+    assert metrics["sam/routing/imbalance"] == pytest.approx(5 / 4)
 
 
 def test_drafter_counters_are_summed_over_replicas():

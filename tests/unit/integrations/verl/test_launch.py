@@ -28,6 +28,7 @@ from sam_rollout.telemetry.control import ControlAssignment
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
 
 
 @cache
@@ -182,6 +183,24 @@ BAD = {
         "{'sam': 1}",
         "filled from sam, rollout_sampler",
     ),
+    "unknown routing": (
+        ["sam.sources.siblings.routing=together"],
+        "sam.sources.siblings.routing",
+        "'together'",
+        "'spread', 'grouped'",
+    ),
+    "two routers": (
+        [*GROUPED, f"{ROLLOUT}.router_config_path=mine.yaml"],
+        f"{ROLLOUT}.router_config_path",
+        "'mine.yaml'",
+        "must be None (sam.sources.siblings.routing = 'grouped' chooses the server)",
+    ),
+    "servers by hash and by group": (
+        [*GROUPED, f"{ROLLOUT}.full_determinism=true"],
+        f"{ROLLOUT}.full_determinism",
+        "True",
+        "must be False",
+    ),
     "unknown sampler": (
         ["rollout_sampler.kind=gumbel"],
         "rollout_sampler.kind",
@@ -228,6 +247,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, field, value, al
         ["sam.gate.threshold=0"],
         ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
         [f"+{ENGINE}.additional_config={{other:1}}"],
+        [GROUPED[1], f"{ROLLOUT}.router_config_path=mine.yaml"],
     ],
     ids=[
         "other drafter when off",
@@ -235,6 +255,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, field, value, al
         "never drafts",
         "no filter",
         "others",
+        "a router of others without siblings",
     ],
 )
 def test_what_is_allowed_passes_in_silence(overrides, capsys):
@@ -364,6 +385,15 @@ def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
     static_file.save(static.build(static.join([[1, 2]])), Path("a.sam"), documents=1)
     config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
     assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
+
+
+def test_siblings_are_routed_only_where_they_are_drafted_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rollout = translated(*GROUPED, "run_dir=outputs/mine").actor_rollout_ref.rollout
+    path = tmp_path / "outputs" / "mine" / "sam" / "routing.yaml"
+    assert rollout.router_config_path == str(path)
+    for overrides in [(*GROUPED, "sam=off"), GROUPED[:1], GROUPED[1:]]:
+        assert translated(*overrides).actor_rollout_ref.rollout.router_config_path is None
 
 
 def test_engine_arguments_of_others_stay():

