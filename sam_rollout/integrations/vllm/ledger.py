@@ -77,17 +77,21 @@ class RequestLedger:
         Returns:
             Requests that ended since the last call; their totals wait for ``drain``.
         """
-        in_flight = dict(zip(self._ids, self._in_flight.T.copy(), strict=False))
-        for row, request_id in enumerate(self._ids):
+        row_of = {request_id: row for row, request_id in enumerate(self._ids)}
+        count = len(request_ids)
+        rows = np.fromiter((row_of.pop(rid, -1) for rid in request_ids), np.int64, count)
+        for request_id, row in row_of.items():  # what is left has left the batch
             self._parked[request_id] = self._counts[:, row].copy()
+        stayed = rows >= 0
+        for table in (self._counts, self._in_flight):
+            moved = np.where(stayed, table[:, rows], 0)
+            table[:, :count] = moved
+            table[:, count:] = 0
+        for row in np.flatnonzero(~stayed):
+            self._counts[:, row] = self._parked.pop(request_ids[row], 0)
         ended = [request_id for request_id in self._parked if request_id not in live]
         for request_id in ended:
             self._finished[request_id] = RequestTotals(*self._parked.pop(request_id).tolist())
-        self._counts[:] = 0
-        self._in_flight[:] = 0
-        for row, request_id in enumerate(request_ids):
-            self._counts[:, row] = self._parked.pop(request_id, 0)
-            self._in_flight[:, row] = in_flight.get(request_id, 0)
         self._ids = list(request_ids)
         return ended
 

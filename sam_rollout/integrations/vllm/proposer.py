@@ -84,6 +84,7 @@ class SamProposer:
         # Most tokens to draft: of every row, or int32 [batch] while control requests are in it.
         self._max_tokens: int | np.ndarray = self.config.max_draft_tokens
         self._sampler_clock: SamplerClock | None = None
+        self._booking_ns = 0  # spent on the ledger in the step under way
         self._steps = StepLog(self.drafter.source_names)
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -151,7 +152,7 @@ class SamProposer:
         decoding = sampled > 0
         booking_ns = time.perf_counter_ns()
         verified_padding = self.ledger.observe(sampled, num_tokens)
-        booked_ns = time.perf_counter_ns()
+        self._booking_ns += time.perf_counter_ns() - booking_ns
         gate_open = self.gate.open(rows)
         batch = self.drafter.step(
             request_ids,
@@ -161,30 +162,30 @@ class SamProposer:
             self._max_tokens,
             gate_open=gate_open,
         )
-        filling = None
-        if self.padding.applies(rows, gate_open):
+        filling: np.ndarray | int = 0
+        padded = self.padding.applies(rows, gate_open)
+        if padded:
             drafts, filling = self.padding.fill_up(
                 batch.tokens, batch.counts, token_ids_cpu, num_tokens, decoding
             )
         else:
             drafts = batch.to_lists() if gate_open else [[]] * rows
         logging_ns = time.perf_counter_ns()
-        if gate_open or filling is not None:
-            self.ledger.expect(
-                batch.counts, 0 if filling is None else filling, gate_open & decoding
-            )
+        if gate_open or padded:
+            self.ledger.expect(batch.counts, filling, gate_open & decoding)
         else:
             self.ledger.expect_nothing()
         if self._record:
             self._steps.add(
                 started_ns,
-                logging_ns - (booked_ns - booking_ns),
+                logging_ns - self._booking_ns,
                 gate_open,
                 self.config.max_draft_tokens if gate_open else 0,
                 verified_padding,
                 self.drafter.verified_by_source,
                 self._sampler_clock.take_us(),
             )
+        self._booking_ns = 0
         return drafts
 
     def _propose_nothing(
@@ -222,7 +223,9 @@ class SamProposer:
     def _follow_batch(self, request_ids: list[str]) -> None:
         """Take over a changed batch and free what belonged to requests that ended."""
         # Preempted and paused requests leave the batch but stay in runner.requests.
+        started_ns = time.perf_counter_ns()
         ended = self.ledger.follow(request_ids, live=self._runner.requests)
+        self._booking_ns += time.perf_counter_ns() - started_ns
         self.drafter.finish(ended)
         before = set(self._request_ids)
         joined = [request_id for request_id in request_ids if request_id not in before]

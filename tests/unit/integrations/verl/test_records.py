@@ -1,0 +1,167 @@
+"""Records on their way from the server through the trainer to the run folder, without an engine."""
+
+import asyncio
+import math
+import platform
+import time
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+from verl.workers.rollout.replica import TokenOutput
+
+from sam_rollout.config import RolloutTelemetryConfig
+from sam_rollout.identity import identify
+from sam_rollout.integrations.verl import server, trainer
+from sam_rollout.integrations.verl.response_counts import ResponseBook
+from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
+from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.ledger import VerifiedPadding
+from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.progress import EngineProgress
+from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.schema import declared
+
+CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
+PROMPTS = [[number, number + 1, 7] for number in range(8)]
+STEP = 3
+RESPONSE = [4, 5, 6, 7]
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[dict]:
+    """What reaches verl's own ``generate``."""
+    calls = []
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
+        calls.append(sampling_params)
+        await asyncio.sleep(0)
+        return TokenOutput(token_ids=RESPONSE, stop_reason="completed")
+
+    monkeypatch.setattr(server.vLLMHttpServer, "generate", generate)
+    return calls
+
+
+@pytest.fixture
+def ours() -> SamHttpServer:
+    ours = object.__new__(SamHttpServer)
+    ours._control, ours._record_traces, ours.replica_rank = CONTROL, False, 0
+    ours.engine, ours._finished, ours._recorders = None, [], EngineRecorders(1)
+    return ours
+
+
+def extra_args(prompt: list[int], split: str) -> dict:
+    return identify(prompt, seed=1, step=STEP, sibling=0, split=split).to_extra_args()
+
+
+def is_control(prompt: list[int]) -> bool:
+    group = extra_args(prompt, "train")["sam"]["group"]
+    return CONTROL.is_control(step=STEP, group=group, replica=0)
+
+
+async def respond(ours: SamHttpServer, split: str = "train") -> list[TokenOutput]:
+    return [
+        await ours.generate(prompt, {"extra_args": extra_args(prompt, split)}, f"request-{number}")
+        for number, prompt in enumerate(PROMPTS)
+    ]
+
+
+def test_a_share_of_the_training_prompts_asks_for_no_drafts(ours, asked):
+    outputs = asyncio.run(respond(ours))
+    flags = [call["extra_args"]["sam_control"] for call in asked]
+    assert flags == [is_control(prompt) for prompt in PROMPTS]
+    assert 0 < sum(flags) < len(flags)
+    assert all("sam" in call["extra_args"] for call in asked), "their identity is kept"
+    ids = [output.extra_fields[REQUEST_ID_FIELD] for output in outputs]
+    assert ids == [f"request-{number}" for number in range(len(PROMPTS))]
+
+
+def test_validation_and_requests_without_identity_have_no_control(ours, asked):
+    asyncio.run(respond(ours, split="val"))
+    asyncio.run(ours.generate([1, 2], {}, "no-identity"))
+    assert not any(call["extra_args"]["sam_control"] for call in asked)
+
+
+def test_progress_before_during_and_after(ours, asked):
+    assert asyncio.run(object.__new__(SamHttpServer).progress()) == EngineProgress()
+    asyncio.run(respond(ours))
+    record_a_step(ours)
+    now = asyncio.run(ours.progress())
+    assert (now.finished, now.running, now.tokens, now.engines) == (len(PROMPTS), 3, 9, 1)
+
+
+def record_a_step(ours: SamHttpServer) -> None:
+    scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=0, spec_decoding_stats=None)
+    iteration = SimpleNamespace(
+        time_to_first_tokens_iter=[],
+        inter_token_latencies_iter=[0.1] * 3,
+        num_preempted_reqs=0,
+        num_prompt_tokens=0,
+        num_generation_tokens=9,
+        finished_requests=[],
+    )
+    ours._recorders.record(scheduler, iteration)
+
+
+def drained_worker(drafting: list[int]) -> dict:
+    """What a worker's ``sam_drain`` returns; vLLM's ids have a suffix."""
+    ids = {number: f"request-{number}-0a1b2c3d" for number in range(len(PROMPTS))}
+    return {
+        "steps": {
+            "time_s": [time.monotonic() - 1000],
+            "gate_open": [True],
+            "drafter_us": [40.0],
+            "padding": [VerifiedPadding()],
+            "draft_budget": [3],
+            "drafted_per_source": [[]],
+            "accepted_per_source": [[]],
+            "sampler_us": [20.0],
+            "telemetry_us": [2.0],
+        },
+        "host": platform.node(),
+        "clock_s": time.monotonic(),
+        "requests": {ids[n]: (2, 6, 1) if n in drafting else (0, 0, 0) for n in ids},
+        "open": {ids[n]: (2, 3) if n in drafting else (3, 3) for n in ids},
+        "counters": {"failures": 0, "verify_context_0": 8},
+    }
+
+
+def test_a_step_goes_from_the_server_to_the_run_folder(ours, asked, tmp_path, monkeypatch):
+    drafting = [number for number, prompt in enumerate(PROMPTS) if not is_control(prompt)]
+
+    async def answer(engine, method):
+        assert method == "sam_drain"
+        return [[drained_worker(drafting), None]]  # the second rank's drafts are not used
+
+    monkeypatch.setattr(server, "ask_engines", answer)
+    asyncio.run(respond(ours))
+    record_a_step(ours)
+
+    trainer_ = object.__new__(trainer.SamTrainerSync)
+    trainer_.global_steps = STEP
+    trainer_._telemetry = RolloutTelemetryConfig(control_share=0.5)
+    trainer_._control, trainer_._responses = CONTROL, ResponseBook()
+    trainer_._run_folder = RunFolder(tmp_path)
+    remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
+    replica = SimpleNamespace(servers=[SimpleNamespace(drain_records=remote)])
+    trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
+    monkeypatch.setattr(trainer.ray, "get", lambda answers: answers)
+    metrics = trainer_._collect("train")
+
+    for name, value in metrics.items():
+        declared(name)
+        assert math.isfinite(value), name
+    assert metrics["sam/control/share"] == 1 - len(drafting) / len(PROMPTS)
+    assert metrics["sam/control/gain"] == pytest.approx(0.5)
+    assert metrics["sam/draft/verify_context_0"] == 8
+    assert metrics["sam/sampler/time_us_per_step"] == 20.0
+    assert metrics["sam/engine/telemetry_us_per_step"] > 2.0
+    table = trainer_._run_folder.root / "requests" / "0-000.parquet"
+    rows = pq.ParquetFile(table).read().to_pylist()
+    assert [row["control"] for row in rows] == [is_control(prompt) for prompt in PROMPTS]
+    assert [(r["open_steps"], r["open_tokens"]) for r in rows] == [
+        (2, 3) if number in drafting else (3, 3) for number in range(len(PROMPTS))
+    ]
+    found = trainer_._responses._find({REQUEST_ID_FIELD: f"request-{drafting[0]}"})
+    assert found[:3] == (6, 1, 2)
+    assert asyncio.run(ours.progress()) == EngineProgress(), "a new step begins"
