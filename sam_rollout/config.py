@@ -259,13 +259,36 @@ class RolloutTelemetryConfig(Section):
 
     `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
     own, not the gate's, so that runs with and without speculation measure the same stretch.
-    `record_traces`: whether token ids are kept for replay.
+    `record_traces`: whether token ids are kept for replay. `curve_every`: every so many training
+    steps the running requests over time are drawn for wandb and TensorBoard; 0 never.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
 
     tail_threshold: int = setting(8, minimum=0)
     record_traces: bool = False
+    curve_every: int = setting(1, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig(Section):
+    """What a run is compared with while it trains; the Hydra group `compare`.
+
+    `baseline_run`: folder of a finished run whose figures are logged beside this run's own; empty
+    for none. `group`: what wandb files the runs of one comparison under; empty for none.
+    """
+
+    PATH: ClassVar[str] = "compare"
+
+    baseline_run: str = ""
+    group: str = ""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
+        """Build the section as others are; null stands for empty."""
+        if isinstance(mapping, Mapping):
+            mapping = {key: value for key, value in mapping.items() if value is not None}
+        return super().from_mapping(mapping, path)
 
 
 @dataclasses.dataclass(frozen=True)
