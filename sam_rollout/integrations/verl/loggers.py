@@ -95,11 +95,12 @@ def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
     ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` of the shell are kept.
     """
     side = info.label.partition("=")[2]
+    experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
     tags = [
         f"sam:{side}",
         f"sampler:{config.rollout_sampler.kind}",
         f"device:{config.trainer.device}",
-        f"experiment:{config.trainer.experiment_name}",
+        f"experiment:{experiment}",
         *filter(None, os.environ.get("WANDB_TAGS", "").split(",")),
     ]
     compare = CompareConfig.from_mapping(OmegaConf.to_container(config.compare, resolve=True))
@@ -113,7 +114,8 @@ def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
     }
     return {
         "project": config.trainer.project_name,
-        "name": config.trainer.experiment_name,
+        # Runs of one experiment differ by their folders: base-1, sam-1, ...
+        "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
         "config": {**info.config, "sam_run": run},
         "tags": [tag[:MAX_TAG] for tag in tags],
