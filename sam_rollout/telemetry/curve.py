@@ -6,6 +6,7 @@ The curve is sampled from the engine steps that a training step drained, on a gr
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,20 @@ import pyarrow.compute as pc
 from sam_rollout.telemetry.aggregate import tail_mask
 from sam_rollout.telemetry.records import ENGINE_STEPS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 CURVE_NAME = "sam/engine/running_over_time"  # of the picture; a line of the same curve: below it
 LINE_NAME = "sam/engine/running_over_time_line"
 MAX_POINTS = 500
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels
+_STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "legend.fontsize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 _MEAN, _BAND, _TAIL, _THRESHOLD = "#0072B2", "#B3D3E8", "#FBE6D8", "#D55E00"
 
 
@@ -96,14 +107,8 @@ def running_curve(
     )
 
 
-def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
-    """The curve as a small picture, uint8 [height, width, 3], drawn without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axis = figure.subplots()
+def plot(curve: RunningCurve, axis: "Axes") -> None:
+    """Draw the curve, the tail threshold and the long tail into an axis of matplotlib's."""
     top = max(float(curve.high.max()), curve.tail_threshold, 1) * 1.05
     axis.fill_between(
         curve.time_s, 0, top, where=curve.tail, step="mid", color=_TAIL, linewidth=0,
@@ -123,11 +128,20 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
         xlabel="time since the rollout began, s", ylabel="running requests of an engine",
         xlim=(0, curve.time_s[-1]), ylim=(0, top),
     )  # fmt: skip
-    axis.set_title(title, loc="left", fontsize=9)
-    axis.tick_params(labelsize=8)
-    axis.xaxis.label.set_size(8)
-    axis.yaxis.label.set_size(8)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=7.5, loc="upper right")
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    axis.legend(loc="upper right")
+
+
+def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
+    """The curve as a small picture, uint8 [height, width, 3], drawn without a display."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        plot(curve, axis)
+        axis.set_title(title, loc="left")
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -19,12 +19,13 @@ MAY_IMPORT = {
     "verification": set(),
     "telemetry": set(),
     "report": {"telemetry"},
+    "dashboard": {"report", "telemetry"},
     "simulation": {"automaton", "config", "drafting", "gating", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "cli": {
-        "automaton", "bench", "doctor", "drafting", "report", "telemetry", "simulation",
+        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry", "simulation",
         "integrations",
     },
     "integrations": {
