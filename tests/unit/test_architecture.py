@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "cli": {
-        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry", "simulation",
-        "integrations",
+        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry",
+        "simulation", "integrations",
     },
     "integrations": {
         "automaton", "config", "drafting", "gating", "identity", "sizing", "telemetry",
