@@ -48,7 +48,7 @@ def build(entity: str, project: str, name: str, group: str = "") -> "ws.Workspac
         ]
     )
     if group:
-        runs.filters = [expr.Metric("Group") == group]
+        runs.filters = expr.And(expr.Metric("Group") == group)
         runs.groupby = [expr.Metric("JobType")]
     return ws.Workspace(
         entity=entity,
