@@ -133,11 +133,13 @@ train() {
     [ "$TIMEOUT_S" = 0 ] || limit=(timeout --kill-after=30 "$TIMEOUT_S")
     ${limit[@]+"${limit[@]}"} "${COMMAND[@]}" >> "$log" 2>&1 < /dev/null &
     RUN_PID=$!
+    "$PYTHON" "$ROOT/scripts/lib/follow_run.py" "$run_dir" --pid "$RUN_PID" &
+    FOLLOWER_PID=$!
     # An interrupted script must not leave the run behind: it would fight the next one for memory.
-    trap 'kill -TERM "$RUN_PID" 2> /dev/null || true' EXIT
+    trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    "$PYTHON" "$ROOT/scripts/lib/follow_run.py" "$run_dir" --pid "$RUN_PID"
+    wait "$FOLLOWER_PID" || true # in the background, both: a signal is heeded at once
     wait "$RUN_PID" || status=$?
     trap - EXIT INT TERM
     case "$status" in
