@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sam_rollout.dashboard.layout import SECTIONS, Panel, Section
-from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.curve import plot, running_curve
 from sam_rollout.telemetry.records import RunFolder
 
@@ -24,13 +25,31 @@ STYLE = {"font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "legen
 COLUMNS, DPI = 3, 100
 
 
+@dataclass(frozen=True)
+class Run:
+    """What is drawn of a run; `steps` has a row a training step, NaN where nothing is known."""
+
+    folder: RunFolder
+    label: str
+    tail_threshold: int
+    steps: pd.DataFrame
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """Raises RunFolderError if the folder is not that of a run."""
+        folder = RunFolder(path)
+        start = folder.read_starts()[0]
+        steps = pd.DataFrame.from_dict(folder.read_train_steps(), orient="index", dtype=float)
+        return cls(folder, start.label, start.config["rollout_telemetry"]["tail_threshold"], steps)
+
+
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
     """Write a PNG for each section: a colour a run, a kind of line a metric.
 
     Raises:
         RunFolderError: a folder is not that of a run.
     """
-    runs = {f"{run.path.name} ({run.label})": run for run in map(load_run, folders)}
+    runs = {run.folder.path.name: run for run in map(Run.read, folders)}
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for section in SECTIONS:
@@ -73,7 +92,7 @@ def _lines(axis: Axes, panel: Panel, runs: Mapping[str, Run]) -> None:
             short = name.removeprefix("sam/").removeprefix("val-core/")
             axis.plot(
                 series.index, series, LINES[metric % len(LINES)], color=colour, marker="o",
-                markersize=2.5, linewidth=1.3, label=f"{label.split(' ')[0]}: {short}",
+                markersize=2.5, linewidth=1.3, label=f"{label}: {short}",
             )  # fmt: skip
             empty = empty and series.empty
     if empty:
@@ -91,12 +110,10 @@ def _lines(axis: Axes, panel: Panel, runs: Mapping[str, Run]) -> None:
 def _curve(axis: Axes, runs: Mapping[str, Run]) -> None:
     """The rollout of the last run's last training step, as the trainer draws it."""
     run = list(runs.values())[-1]
-    step = run.training_steps[-1]
-    table = RunFolder(run.path).read("engine_steps")
-    curve = running_curve(
-        [table.filter(pc.equal(table["step"], step))],
-        tail_threshold=run.starts[0].config["rollout_telemetry"]["tail_threshold"],
-    )
+    table = run.folder.read("engine_steps")
+    step = pc.max(table.filter(pc.equal(table["split"], "train"))["step"]).as_py()
+    rows = table.filter(pc.equal(table["step"], step))
+    curve = running_curve([rows], tail_threshold=run.tail_threshold)
     if curve is not None:
         plot(curve, axis)
         axis.set_title(f"Running requests, {run.label}, step {step}")

@@ -23,10 +23,9 @@ RESAMPLES = 10_000
 SEED = 0  # of the bootstrap: the same folders give the same intervals
 CONFIDENCE = 0.95
 
-# Configuration that may differ between two fair runs: the sam group, wherever it travels, what is
-# shown next to a run, and where results go. A speculative_config is the sam group's doing only
-# where that is enabled.
-SAM_PARTS = {"sam", "sam_rollout", "compare"}
+# Configuration that may differ between two fair runs: the sam group, wherever it travels, and
+# where results go. A speculative_config is the sam group's doing only where that is enabled.
+SAM_PARTS = {"sam", "sam_rollout"}
 SPECULATION = "speculative_config"
 PLACES = {"experiment_name", "run_dir"}
 

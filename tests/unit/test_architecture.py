@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "verification": set(),
     "telemetry": set(),
     "report": {"telemetry"},
-    "dashboard": {"report", "telemetry"},
+    "dashboard": {"telemetry"},
     "simulation": {"automaton", "config", "drafting", "gating", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
