@@ -113,6 +113,60 @@ def learning(run: RunArgument, picture: PictureOption = None) -> None:
 
 
 @app.command()
+def dashboard(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, for --picture and --tensorboard.")
+    ] = None,
+    entity: Annotated[str, typer.Option(help="wandb's user or team.")] = "",
+    project: Annotated[str, typer.Option(help="wandb's project.")] = "sam_rollout",
+    name: Annotated[str, typer.Option(help="Of the workspace.")] = "SAM rollout",
+    group: Annotated[
+        str, typer.Option(help="Only the runs of this comparison (compare.group), by side.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the workspace there instead of saving it.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the sections of RUNS into this folder instead.")
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Lay out TensorBoard's custom scalars of RUNS.")
+    ] = False,
+) -> None:
+    """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
+    from sam_rollout.dashboard import workspace
+    from sam_rollout.dashboard.layout import SECTIONS
+
+    if (picture is not None or tensorboard) and not runs:
+        raise typer.BadParameter("--picture and --tensorboard need run folders")
+    with _one_line_errors(workspace.DashboardError):
+        if picture is not None:
+            from sam_rollout.dashboard.picture import draw_sections
+
+            typer.echo("\n".join(map(str, draw_sections(runs or [], picture))))
+        if tensorboard:
+            from sam_rollout.dashboard.tensorboard import write_layouts
+
+            typer.echo("\n".join(map(str, write_layouts(runs or []))))
+        if picture is not None or tensorboard:
+            return
+        built = workspace.build(entity, project, name, group)
+        if json_path is not None:
+            text = json.dumps(workspace.specification(built), indent=1)
+            json_path.write_text(text + "\n", encoding="utf-8")
+        if dry_run:
+            for section in SECTIONS:
+                typer.echo(f"{section.title}: {section.question}")
+                for panel in section.panels:
+                    typer.echo(f"    {panel.title}: {panel.shows}")
+        elif json_path is None:
+            if not entity:
+                raise typer.BadParameter("whose project?", param_hint="--entity")
+            typer.echo(workspace.save(built))
+
+
+@app.command()
 def metrics_docs(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if the page is out of date.")

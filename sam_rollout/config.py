@@ -268,6 +268,8 @@ class RolloutTelemetryConfig(Section):
     `record_traces`: whether token ids are kept for replay. `control_share`: share of each training
     step's `control_unit` that is sampled without drafts, to measure their gain within a run.
     `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
+    `curve_every`: every so many training steps the running requests over time are drawn for wandb
+    and TensorBoard; 0 never.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -277,6 +279,7 @@ class RolloutTelemetryConfig(Section):
     control_share: float = setting(0.0, minimum=0, maximum=1)
     control_unit: str = setting("groups", choices=("groups", "replicas"))
     progress: str = setting("auto", choices=("auto", "on", "off"))
+    curve_every: int = setting(1, minimum=0)
 
     def check_control(self, replicas: int) -> None:
         """Raise ConfigError if a control cannot be told from the rest with so many replicas."""
@@ -286,6 +289,27 @@ class RolloutTelemetryConfig(Section):
                 self.control_unit,
                 f"needs at least 2 rollout replicas, this run has {replicas}; use 'groups'",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig(Section):
+    """What a run is compared with while it trains; the Hydra group `compare`.
+
+    `baseline_run`: folder of a finished run whose figures are logged beside this run's own; empty
+    for none. `group`: what wandb files the runs of one comparison under; empty for none.
+    """
+
+    PATH: ClassVar[str] = "compare"
+
+    baseline_run: str = ""
+    group: str = ""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
+        """Build the section as others are; null stands for empty."""
+        if isinstance(mapping, Mapping):
+            mapping = {key: value for key, value in mapping.items() if value is not None}
+        return super().from_mapping(mapping, path)
 
 
 @dataclasses.dataclass(frozen=True)

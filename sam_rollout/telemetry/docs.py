@@ -50,7 +50,7 @@ def render() -> str:
             for metric in METRICS
             if metric.group == group
         ]
-        heading = f"## sam/{group}\n\n{meaning}\n"
+        heading = f"## {rows[0][0].strip('`').rpartition('/')[0]}\n\n{meaning}\n"
         parts.append(f"{heading}\n{_table(('name', 'unit', 'meaning', 'aggregation'), rows)}")
     parts += [_VERLS_OWN, _TABLES_INTRODUCTION]
     for name, (schema, _) in TABLES.items():

@@ -24,6 +24,8 @@ GROUPS = {
     "over replicas.",
     "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
+    "compare": "A finished baseline's figures of the same training step (`compare.baseline_run`), "
+    "and this run's gains over it. Absent at steps that the baseline does not have.",
 }
 
 # How values of many engine steps and replicas become one number.
@@ -57,8 +59,9 @@ class Metric:
 
     @property
     def group(self) -> str:
-        """The second part of the name, a key of `GROUPS`."""
-        return self.name.split("/")[1]
+        """A key of `GROUPS`: the second part of a name that begins with `sam`, else the first."""
+        first, second = self.name.split("/")[:2]
+        return second if first == PREFIXES["train"] else first
 
 
 METRICS: tuple[Metric, ...] = (
@@ -472,6 +475,37 @@ METRICS: tuple[Metric, ...] = (
         "sam/rounds/accuracy_unfiltered",
         "1",
         "Share of right responses before any prompt was dropped.",
+        STEP,
+    ),
+    # Against a baseline that ran before: sam_rollout/telemetry/baseline.py.
+    Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
+    Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
+    Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),
+    Metric(
+        "compare/response_length_baseline",
+        "tokens",
+        "The baseline's response_length/mean.",
+        STEP,
+    ),
+    Metric("compare/reward_baseline", "1", "The baseline's critic/rewards/mean.", STEP),
+    Metric(
+        "compare/speedup_rollout",
+        "1",
+        "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast.",
+        STEP,
+    ),
+    Metric("compare/speedup_tail", "1", "Baseline / this run, time in the long tail.", STEP),
+    Metric("compare/speedup_step", "1", "Baseline / this run, time of the training step.", STEP),
+    Metric(
+        "compare/speedup_rollout_so_far",
+        "1",
+        "Baseline / this run, rollout time summed over the steps compared since the start.",
+        STEP,
+    ),
+    Metric(
+        "compare/gain_at_equal_tokens",
+        "1",
+        "Speed-up minus one of the rollout time per generated token.",
         STEP,
     ),
 )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes constraints/{cpu,cuda,ascend,ascend-tests}.txt again from pyproject.toml (extras <profile> and
-# dev; ascend-tests: extra dev and constraints/ascend-tests.in) and constraints/<profile>.overrides.txt.
+# Makes constraints/{cpu,cuda,ascend,ascend-tests}.txt again from pyproject.toml (extras <profile>,
+# dashboard and dev; ascend-tests: extra dev and constraints/ascend-tests.in) and constraints/<profile>.overrides.txt.
 # Reads package metadata only; installs nothing.
 #   scripts/lib/compile_constraints.sh [cpu|cuda|ascend|ascend-tests ...] [-- uv options, e.g. --upgrade]
 set -euo pipefail
@@ -20,7 +20,7 @@ cd "$ROOT"
 
 for profile in "${PROFILES[@]}"; do
     source_args=()
-    wanted=(pyproject.toml --extra "$profile" --extra dev)
+    wanted=(pyproject.toml --extra "$profile" --extra dashboard --extra dev)
     case "$profile" in
         cpu) platform="x86_64-manylinux_2_28"; source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"}) ;;
         cuda) platform="x86_64-manylinux_2_28" ;;

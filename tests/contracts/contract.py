@@ -806,6 +806,8 @@ VERL_TRAINER = [
                 ),
                 "overridden: adds columns to the dump of trainer.rollout_data_dir",
             ),
+            ("on_validate_begin", (), "overridden: verl's loggers are there and not yet used"),
+            ("on_train_begin", (), "overridden: likewise, without validation before training"),
         )
     ),
     Row(
@@ -816,6 +818,19 @@ VERL_TRAINER = [
         contains=(
             "self._dump_generations(inputs=inputs",
             "reward_extra_infos_dict = {'uid': [batch.keys[i] for i in sorted_indices]}",
+        ),
+    ),
+    Row(
+        "verl",
+        TRAINER,
+        "PPOTrainer.fit",
+        "overridden: the wandb run is made before verl's loggers, which are then guarded",
+        parameters=("agent_loop_manager",),
+        contains=(
+            "self.logger = Tracking(",
+            "self.validation_generations_logger = ",
+            "self.dapo_filtered_reward_logger = ",
+            "default_backend=self.config.trainer.logger",
         ),
     ),
     Row(
@@ -832,6 +847,28 @@ VERL_TRAINER = [
         "SingleTurnAgentLoop.run",
         "a response's extra fields reach TransferQueue: the request's id is among them",
         contains=("extra_fields=output.extra_fields",),
+    ),
+    Row(
+        "verl",
+        "utils.tracking",
+        "Tracking.__init__",
+        "wandb.init without reinit returns the run that is there; loggers are replaced by name",
+        contains=("wandb.init(project=project_name,", "self.logger['wandb'] = wandb"),
+    ),
+    Row(
+        "verl",
+        "utils.tracking",
+        "Tracking.log",
+        "the guard of wandb takes the same arguments",
+        parameters=("data", "step", "backend"),
+        contains=("logger_instance.log(data=data, step=step)",),
+    ),
+    Row(
+        "verl",
+        "utils.tracking",
+        "_TensorboardAdapter.__init__",
+        "pictures are added to its writer",
+        contains=("self.writer = SummaryWriter(",),
     ),
     Row(
         "verl",

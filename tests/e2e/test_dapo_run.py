@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
+from sam_rollout.dashboard import layout
+from sam_rollout.telemetry.curve import CURVE_NAME
+from tests.integration.wandb_file import read_wandb
+
 RESPONSES_PER_PROMPT = 8
 # Rollout and actor compute in bf16 with different kernels; a wrong sampler shows as 0.1 and more.
 MAX_PROBS_DIFF_MEAN = 0.01
@@ -72,7 +78,17 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     splits = run.folder.read("requests").to_pandas().groupby("split").size()
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
-    assert list(run.folder.path.glob("wandb/offline-run-*/*.wandb"))
+    (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
+    tracked = read_wandb(wandb_file)
+    assert {"sam:on", "sampler:coupled", "device:cpu"} <= set(tracked.run.tags)
+    for step in (1, 2, 3):
+        row = tracked.history[step]
+        assert row["training/global_step"] == step
+        assert row["sam/tail/time_s"] == pytest.approx(steps[step]["sam/tail/time_s"])
+        assert row[CURVE_NAME]["_type"] == "image-file"
+    # What the dashboard shows was logged, but for other runs' parts.
+    absent = {name for name in layout.names() if name not in steps[1]}
+    assert all(name.startswith(("compare/", "sam/draft/accepted_")) for name in absent)
     assert "sam/tail/time_s" in (run.folder.path / "metrics.jsonl").read_text()
 
 

@@ -20,13 +20,14 @@ MAY_IMPORT = {
     "verification": set(),
     "telemetry": set(),
     "report": {"telemetry"},
+    "dashboard": {"telemetry"},
     "simulation": {"automaton", "config", "drafting", "gating", "routing", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "cli": {
-        "automaton", "bench", "doctor", "drafting", "report", "telemetry", "simulation",
-        "integrations",
+        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry",
+        "simulation", "integrations",
     },
     "integrations": {
         "automaton", "config", "drafting", "gating", "identity", "routing", "sizing",

@@ -1,6 +1,7 @@
 """The command line: exit codes, error texts, files written."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -161,3 +162,33 @@ def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
 
 def test_version():
     assert run_cli("version").stdout.strip() == __version__
+
+
+def test_the_dashboard_is_written_without_a_network(tmp_path):
+    specification = tmp_path / "workspace.json"
+    result = run_cli("dashboard", "--project", "p", "--dry-run", "--json", specification)
+    assert result.exit_code == 0, result.output
+    assert "Long tail: How much of the rollout waits" in result.output
+    assert "Gain at equal tokens (speed-up - 1 per token): compare/gain" in result.output
+    assert json.loads(specification.read_text())["project"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--entity"),
+        (("--picture", "out"), "need run folders"),
+        (("--tensorboard",), "need run"),
+    ],
+)
+def test_the_dashboard_says_what_it_lacks(arguments, message):
+    result = run_cli("dashboard", *arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_the_dashboard_names_the_extra_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
+    result = run_cli("dashboard", "--dry-run")
+    assert result.exit_code == 2
+    assert "pip install 'sam_rollout[dashboard]'" in result.output

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import (
+    CompareConfig,
     ConfigError,
     DynamicSamplingConfig,
     RolloutSamplerConfig,
@@ -27,6 +28,7 @@ SECTIONS = {
     "sam": SamConfig,
     "rollout_sampler": RolloutSamplerConfig,
     "rollout_telemetry": RolloutTelemetryConfig,
+    "compare": CompareConfig,
     "dynamic_sampling": DynamicSamplingConfig,
     "model_shape": ModelShape,
     "hardware": HardwareConfig,

@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sam_rollout.config import (
+    CompareConfig,
     ConfigError,
     DynamicSamplingConfig,
     RolloutSamplerConfig,
@@ -24,6 +25,7 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
+from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import (
     ROLLOUT_NAME,
     ROUTER_SETTINGS,
@@ -35,7 +37,9 @@ from sam_rollout.integrations.vllm.settings import (
     MODEL_RUNNER_ENV,
     engine_arguments,
 )
+from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.records import RunFolderError
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
@@ -92,6 +96,27 @@ def check(config: DictConfig) -> None:
     telemetry.check_control(rollout_layout(config).replicas)
     if telemetry.control_share and not sam.enabled:
         print("Note: rollout_telemetry.control_share: there is no control without drafts")
+    _check_baseline(config)
+    check_wandb(config.trainer.logger)
+
+
+def _check_baseline(config: DictConfig) -> None:
+    """Read the baseline that the run is to be compared with, and say where it is another run."""
+    path = CompareConfig.from_mapping(_plain(config.compare)).baseline_run
+    if not path:
+        return
+    try:
+        baseline = Baseline(path)
+    except (RunFolderError, OSError) as error:
+        raise ConfigError(
+            "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
+        ) from error
+    if differences := list(baseline.differences(_plain(config))):
+        print(
+            f"Note: compare.baseline_run={path} is not the same training but for the drafts: "
+            + "; ".join(differences),
+            flush=True,
+        )
 
 
 def _check_engine_limits(sam: SamConfig, config: DictConfig) -> list[str]:
@@ -213,6 +238,9 @@ def export_environment(config: DictConfig) -> None:
 def translate(config: DictConfig) -> None:
     """Fill verl's and vLLM's fields from our groups, in place."""
     _place_sources(config)
+    if config.compare.baseline_run:
+        with open_dict(config):
+            config.compare.baseline_run = str(Path(config.compare.baseline_run).absolute())
     sam = SamConfig.from_mapping(_plain(config.sam))
     sampling = DynamicSamplingConfig.from_mapping(_plain(config.dynamic_sampling))
     with open_dict(config):

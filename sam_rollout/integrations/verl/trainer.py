@@ -22,6 +22,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from sam_rollout.config import RolloutTelemetryConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.launch import control_assignment
+from sam_rollout.integrations.verl.loggers import (
+    WANDB,
+    CurveLogger,
+    GuardedTable,
+    GuardedWandb,
+    start_wandb,
+)
 from sam_rollout.integrations.verl.names import TRAINER_NAME
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.router import write_settings
@@ -29,6 +36,7 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import RunFolder
 
@@ -50,13 +58,42 @@ class SamTrainerSync(PPOTrainerSync):
         self._control = control_assignment(config)
         self._responses = ResponseBook()
         self._run_folder = RunFolder(config.run_dir)
-        self._run_folder.write_start(collect_run_info(config))
+        self._run_info = collect_run_info(config)
+        self._run_folder.write_start(self._run_info)
         write_settings(config)
+        path = config.compare.baseline_run
+        self._baseline = Baseline(path) if path else None
+        self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
+        self._curve_logger: CurveLogger | None = None
 
     def on_init_end(self) -> None:
         """Sync weights, then drop what engine start-up recorded."""
         super().on_init_end()
         self._drain(TRAIN_SPLIT)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as verl does, with a wandb run that can be found again."""
+        start_wandb(self.config, self._run_info)
+        super().fit(agent_loop_manager)
+
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        self._adopt_loggers()
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self._adopt_loggers()
+
+    def _adopt_loggers(self) -> None:
+        """Guard verl's loggers, which it makes between `fit` and whichever hook comes first."""
+        if self._curve_logger is not None:
+            return
+        loggers = self.logger.logger
+        if WANDB in loggers:
+            loggers[WANDB] = GuardedWandb(loggers[WANDB])
+            self.validation_generations_logger = GuardedTable(self.validation_generations_logger)
+            self.dapo_filtered_reward_logger = GuardedTable(self.dapo_filtered_reward_logger)
+        self._curve_logger = CurveLogger(loggers, self._telemetry.tail_threshold)
 
     def prepare_step(self) -> dict:
         """Submit the step's first prompts: a round, or verl's one training batch."""
@@ -88,7 +125,18 @@ class SamTrainerSync(PPOTrainerSync):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         metrics.update(self._spec_metrics(batch))
+        if self._baseline is not None:
+            metrics.update(self._baseline.metrics(self.global_steps, metrics))
         self._write_step(metrics)
+        self._log_curve()
+
+    def _log_curve(self) -> None:
+        """Draw the step's rollout, outside of what the step's timers measure."""
+        every = self._telemetry.curve_every
+        if every and self.global_steps % every == 0:
+            title = f"{self._run_info.label}, training step {self.global_steps}"
+            self._curve_logger.log(self._engine_steps, title, self.global_steps)
+        self._engine_steps = []
 
     def _dump_generations(self, *, reward_extra_infos_dict: dict, dump_path: str, **kwargs) -> None:
         if dump_path == self.config.trainer.get("rollout_data_dir", None):
@@ -138,6 +186,8 @@ class SamTrainerSync(PPOTrainerSync):
             self._run_folder.write_requests(records.replica, records.requests)
             if records.traces is not None:
                 self._run_folder.write_traces(records.replica, records.traces)
+        if split == TRAIN_SPLIT:
+            self._engine_steps = tables
         requests = [records.requests for records in replicas]
         threshold = self._telemetry.tail_threshold
         metrics = aggregate(

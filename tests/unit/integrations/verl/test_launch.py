@@ -25,6 +25,7 @@ from sam_rollout.integrations.verl.launch import (
 )
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.records import RunFolder, RunInfo
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -499,3 +500,29 @@ def test_every_kind_of_sampling_has_its_class():
     sampler = Path(launch.__file__).with_name("sampler.py").read_text()
     for name in launch.SAMPLER_CLASSES.values():
         assert f"class {name}(" in sampler
+
+
+@pytest.fixture
+def baseline(tmp_path) -> Path:
+    config = OmegaConf.to_container(translated("sam=off"), resolve=True)
+    folder = RunFolder(tmp_path / "base")
+    folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
+    folder.append_train_step(1, {"sam/engine/rollout_s": 10.0})
+    return folder.path
+
+
+def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypatch):
+    monkeypatch.chdir(baseline.parent)
+    config = translated("compare.baseline_run=base")
+    assert capsys.readouterr().out == ""
+    assert config.compare.baseline_run == str(baseline)
+    check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
+    assert capsys.readouterr().out == (
+        f"Note: compare.baseline_run={baseline} is not the same training but for the drafts: "
+        "data.seed: 1 in the baseline, 2 here\n"
+    )
+
+
+def test_a_baseline_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^compare\.baseline_run = .*must be the folder of a"):
+        check(composed(f"compare.baseline_run={tmp_path}"))

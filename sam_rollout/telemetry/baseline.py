@@ -1,0 +1,111 @@
+"""A finished baseline's figures, laid beside those of a run that is still training.
+
+This is for watching: one step against the same step. Intervals, several runs a side and what makes
+a comparison unfair in detail are the report's business, when both runs are done.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.schema import declared
+
+_ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
+# The run's metric -> the baseline's value under its own name, and the name of the ratio of both.
+_METRICS: tuple[tuple[str, str, str | None], ...] = (
+    (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
+    ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),
+    ("timing_s/step", "compare/step_s_baseline", "compare/speedup_step"),
+    ("response_length/mean", "compare/response_length_baseline", None),
+    ("critic/rewards/mean", "compare/reward_baseline", None),
+)
+_SO_FAR, _EQUAL_TOKENS = "compare/speedup_rollout_so_far", "compare/gain_at_equal_tokens"
+
+# What has to be the same for a step of one run to be comparable with that step of the other.
+COMPARED_SETTINGS = (
+    "data.train_files",
+    "data.train_batch_size",
+    "data.seed",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "dynamic_sampling.kind",
+    "dynamic_sampling.gen_batch_size",
+    "dynamic_sampling.max_rounds",
+    "rollout_sampler.kind",
+    "rollout_telemetry.tail_threshold",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.top_p",
+    "actor_rollout_ref.rollout.top_k",
+    "actor_rollout_ref.rollout.max_num_seqs",
+)
+
+
+class Baseline:
+    """The metrics of a finished run by training step, read once.
+
+    Raises RunFolderError if `path` is no run folder, or has no training step yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = RunFolder(path)
+        self.path = folder.path
+        self.config = folder.read_starts()[0].config
+        self._steps = {
+            step: {name: value for name, value in metrics.items() if math.isfinite(value)}
+            for step, metrics in folder.read_train_steps().items()
+            if _ROLLOUT_S in metrics
+        }
+        if not self._steps:
+            raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
+        self._sums_s = [0.0, 0.0]  # rollout time of the baseline and of this run
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps with a rollout."""
+        return list(self._steps)
+
+    def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Settings of `config` (plain, full) that make the baseline's steps others, in words."""
+        for name in COMPARED_SETTINGS:
+            theirs, ours = _value(self.config, name), _value(config, name)
+            if theirs != ours:
+                yield f"{name}: {theirs} in the baseline, {ours} here"
+
+    def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
+        """`compare/*` of one training step, given this run's metrics; empty without a counterpart.
+
+        To be called once a step, in order: one metric sums up the steps so far.
+        """
+        theirs = self._steps.get(step)
+        if theirs is None:
+            return {}
+        values: dict[str, float] = {}
+        for name, copied, ratio in _METRICS:
+            if name not in theirs:
+                continue
+            values[copied] = theirs[name]
+            if ratio is not None and own.get(name):
+                values[ratio] = theirs[name] / own[name]
+        if own.get(_ROLLOUT_S):
+            self._sums_s[0] += theirs[_ROLLOUT_S]
+            self._sums_s[1] += own[_ROLLOUT_S]
+            values[_SO_FAR] = self._sums_s[0] / self._sums_s[1]
+            if own.get(_TOKENS) and theirs.get(_TOKENS):
+                per_token_s = theirs[_ROLLOUT_S] / theirs[_TOKENS]
+                values[_EQUAL_TOKENS] = per_token_s * own[_TOKENS] / own[_ROLLOUT_S] - 1
+        return {declared(name).name: float(value) for name, value in values.items()}
+
+
+def _value(config: Mapping[str, Any], dotted: str) -> Any:
+    """The value below a dotted name; a list stays a list. "absent" where there is none."""
+    value: Any = config
+    for part in dotted.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return "absent"
+        value = value[part]
+    return value

@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Trains without and with SAM, in turn, several times each, and compares: the same seed within a pair,
+# another one in the next.
+#
+#   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
+#   scripts/compare.sh experiment=tiny_cpu repeats=5 trainer.total_training_steps=20
+#   scripts/compare.sh --dry-run experiment=qwen3_32b_910c                  # print what would run
+#
+# Everything after the experiment but repeats= is a Hydra override for all runs. Called again with
+# the same words it goes on where it was interrupted: finished runs are kept, a run with a checkpoint
+# of verl's is resumed from it (trainer.save_freq), another one begins again in a fresh folder.
+#
+# Variables:
+#   OUTPUT_DIR   where runs go: base-1, sam-1, base-2, ...; outputs/compare/<experiment>. wandb's group
+#                has the name of this folder
+#   LAUNCH       what starts a run; overrides are put behind it. For many nodes:
+#                LAUNCH="scripts/launch_multinode.sh --nodes hosts.txt --config". OUTPUT_DIR has to lie
+#                in a file system that this machine and the head share
+#   SEED         of the first pair, of prompts and rollouts; 1
+#   TIMEOUT_S    of one run; none
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+
+usage() { sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+
+PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
+[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+COMPARE="${COMPARE:-$PYTHON -m sam_rollout.cli compare}"
+SEED="${SEED:-1}"
+TIMEOUT_S="${TIMEOUT_S:-0}"
+
+DRY_RUN=""
+EXPERIMENT=""
+REPEATS=3
+OVERRIDES=()
+for word in "$@"; do
+    case "$word" in
+        -h | --help) usage; exit ;;
+        --dry-run) DRY_RUN=1 ;;
+        -*) die "unknown option '$word'; --help tells which there are" ;;
+        experiment=*) EXPERIMENT="${word#*=}" ;;
+        repeats=*) REPEATS="${word#*=}" ;;
+        sam=* | run_dir=* | compare.baseline_run=* | compare.group=* | trainer.resume_mode=*)
+            die "$word: this script sets it" ;;
+        *=* | ~*) OVERRIDES+=("$word") ;;
+        *) die "$word: expected experiment=NAME, repeats=N or a Hydra override (key=value)" ;;
+    esac
+done
+[ -n "$EXPERIMENT" ] || die "which experiment? scripts/compare.sh experiment=tiny_cpu; --help"
+[[ "$REPEATS" =~ ^[1-9][0-9]*$ ]] || die "repeats=$REPEATS: must be a number from 1 on"
+[[ "$SEED" =~ ^[0-9]+$ ]] || die "SEED=$SEED: must be a number"
+[[ "$TIMEOUT_S" =~ ^[0-9]+$ ]] || die "TIMEOUT_S=$TIMEOUT_S: must be a number of seconds; 0: no limit"
+if [ -n "${LAUNCH:-}" ]; then
+    read -ra LAUNCH_WORDS <<< "$LAUNCH"
+else
+    LAUNCH_WORDS=("$PYTHON" -m recipes.dapo_qwen3.main)
+fi
+read -ra COMPARE_WORDS <<< "$COMPARE"
+OUTPUT_DIR="${OUTPUT_DIR:-outputs/compare/$EXPERIMENT}"
+OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
+PLAN="$OUTPUT_DIR/plan.txt"
+cd "$ROOT"
+
+declare -A OPTION=([base]=off [sam]=on) # run folders are named by side, Hydra's group by option
+RUNS=()
+for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
+
+# Sets STATE to what is to be done with a run: keep, resume, again or fresh.
+look_at() {
+    local run_dir="$OUTPUT_DIR/$1"
+    STATE=fresh
+    if [ -e "$run_dir/.finished" ]; then
+        STATE=keep
+    elif [ -e "$run_dir/checkpoints/latest_checkpointed_iteration.txt" ]; then
+        STATE=resume
+    elif [ -e "$run_dir" ]; then
+        STATE=again
+    fi
+}
+
+# Sets COMMAND to what trains a run.
+command_of() {
+    local side="${1%-*}" pair="${1#*-}"
+    local seed=$((SEED + pair - 1))
+    COMMAND=("${LAUNCH_WORDS[@]}" "experiment=$EXPERIMENT" "sam=${OPTION[$side]}"
+        "run_dir=$OUTPUT_DIR/$1" "data.seed=$seed" "actor_rollout_ref.rollout.seed=$seed"
+        "compare.group=$(basename "$OUTPUT_DIR")"
+        trainer.resume_mode=auto) # from the run's own checkpoints; a fresh folder has none
+    # Its figures step by step beside those of the pair's baseline, which is finished by then.
+    [ "$side" = base ] || COMMAND+=("compare.baseline_run=$OUTPUT_DIR/base-$pair")
+    COMMAND+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
+}
+
+show_plan() {
+    local run
+    say "$REPEATS pairs of runs of $EXPERIMENT below $OUTPUT_DIR"
+    for run in "${RUNS[@]}"; do
+        look_at "$run"
+        case "$STATE" in
+            keep) echo "    $run: finished, kept" ;;
+            resume) echo "    $run: goes on from its checkpoint" ;;
+            again) echo "    $run: was interrupted without a checkpoint, begins again" ;;
+            fresh) echo "    $run" ;;
+        esac
+        [ -z "$DRY_RUN" ] || [ "$STATE" = keep ] || { command_of "$run"; echo "        ${COMMAND[*]@Q}"; }
+    done
+    [ -z "$DRY_RUN" ] || { compare_command; echo "    ${COMPARE_COMMAND[*]@Q}"; }
+}
+
+# Words that shape a run, so that a folder never mixes two comparisons. More repeats may be added.
+plan_text() { printf '%s\n' "experiment=$EXPERIMENT" "seed=$SEED" ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }
+
+compare_command() {
+    local pair
+    COMPARE_COMMAND=("${COMPARE_WORDS[@]}")
+    for ((pair = 1; pair <= REPEATS; pair++)); do COMPARE_COMMAND+=("$OUTPUT_DIR/base-$pair"); done
+    for ((pair = 1; pair <= REPEATS; pair++)); do COMPARE_COMMAND+=(--with "$OUTPUT_DIR/sam-$pair"); done
+    COMPARE_COMMAND+=(--html "$OUTPUT_DIR/comparison.html" --json "$OUTPUT_DIR/comparison.json")
+}
+
+set_aside() {
+    local number=1
+    while [ -e "$1.unfinished-$number" ]; do number=$((number + 1)); done
+    mv "$1" "$1.unfinished-$number"
+    echo "    what it left is kept in $1.unfinished-$number"
+}
+
+train() {
+    local run_dir="$OUTPUT_DIR/$1" log="$OUTPUT_DIR/$1/log.txt" status=0 limit=()
+    [ "$STATE" != again ] || set_aside "$run_dir"
+    mkdir -p "$run_dir"
+    command_of "$1"
+    [ "$TIMEOUT_S" = 0 ] || limit=(timeout --kill-after=30 "$TIMEOUT_S")
+    ${limit[@]+"${limit[@]}"} "${COMMAND[@]}" >> "$log" 2>&1 < /dev/null &
+    RUN_PID=$!
+    "$PYTHON" "$ROOT/scripts/lib/follow_run.py" "$run_dir" --pid "$RUN_PID" &
+    FOLLOWER_PID=$!
+    # An interrupted script must not leave the run behind: it would fight the next one for memory.
+    trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    wait "$FOLLOWER_PID" || true # in the background, both: a signal is heeded at once
+    wait "$RUN_PID" || status=$?
+    trap - EXIT INT TERM
+    case "$status" in
+        0) touch "$run_dir/.finished" ;;
+        124 | 137) die "$1 was stopped after $TIMEOUT_S s; its log: $log. The same command goes on from here" ;;
+        *) die "$1 failed with status $status; its log: $log. The same command goes on from here" ;;
+    esac
+}
+
+show_plan
+[ -z "$DRY_RUN" ] || exit 0
+mkdir -p "$OUTPUT_DIR"
+# Two at once would train into the same folders.
+exec 9> "$OUTPUT_DIR/.lock"
+flock -n 9 || die "another comparison is running in $OUTPUT_DIR"
+if [ -e "$PLAN" ] && [ "$(cat "$PLAN")" != "$(plan_text)" ]; then
+    diff "$PLAN" <(plan_text) >&2 || true
+    die "$OUTPUT_DIR holds another comparison (above: < what it has, > what was asked for);" \
+        "name another folder: OUTPUT_DIR=... scripts/compare.sh ..."
+fi
+plan_text > "$PLAN"
+
+number=0
+for run in "${RUNS[@]}"; do
+    number=$((number + 1))
+    look_at "$run"
+    [ "$STATE" != keep ] || continue
+    side="${run%-*}"
+    say "[$number/${#RUNS[@]}] $run: sam=${OPTION[$side]}, seed $((SEED + ${run#*-} - 1))" \
+        "(log: $OUTPUT_DIR/$run/log.txt)"
+    started=$SECONDS
+    train "$run" 9>&-
+    took=$((SECONDS - started))
+    say "[$number/${#RUNS[@]}] $run: done in $took s," \
+        "about $(((${#RUNS[@]} - number) * took)) s to go"
+done
+
+say "comparison"
+compare_command
+"${COMPARE_COMMAND[@]}"
+say "done: $OUTPUT_DIR/comparison.html"

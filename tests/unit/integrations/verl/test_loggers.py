@@ -1,0 +1,209 @@
+"""What our runs bring to verl's loggers; wandb itself is a stand-in here."""
+
+import logging
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import loggers
+from sam_rollout.telemetry.records import EngineSteps, RunInfo
+
+
+class FakeWandb(ModuleType):
+    """Records calls; `fails` names the modes in which a run cannot be made."""
+
+    def __init__(self, *fails: str) -> None:
+        super().__init__("wandb")
+        self.fails = fails
+        self.calls: list[dict] = []
+        self.defined: list[tuple] = []
+        self.Settings = lambda **values: values
+
+    def init(self, mode: str = "online", **arguments):
+        self.calls.append({"mode": mode, **arguments})
+        if mode in self.fails:
+            raise ConnectionError(f"no way {mode}")
+        return SimpleNamespace(
+            define_metric=lambda *names, **options: self.defined.append((*names, options))
+        )
+
+
+@pytest.fixture(autouse=True)
+def shell(monkeypatch):
+    """No variable of wandb's from the shell that runs the tests."""
+    for name in ("WANDB_TAGS", "WANDB_RUN_GROUP", "WANDB_JOB_TYPE", "WANDB_ENTITY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config():
+    return OmegaConf.create(
+        {
+            "run_dir": "/runs/cmp/sam-1",
+            "trainer": {
+                "logger": ["console", "wandb"],
+                "project_name": "sam_rollout",
+                "experiment_name": "tiny_cpu",
+                "device": "cpu",
+            },
+            "rollout_sampler": {"kind": "coupled"},
+            "compare": {"baseline_run": "", "group": "cmp"},
+        }
+    )
+
+
+def info(config) -> RunInfo:
+    plain = OmegaConf.to_container(config)
+    return RunInfo("sam=on", plain, {"verl": "0.9.1"}, {"rollout": 1}, {},
+                   "2026-07-01T00:00:00+00:00")  # fmt: skip
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    def install(*fails: str) -> FakeWandb:
+        module = FakeWandb(*fails)
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        return module
+
+    return install
+
+
+def test_a_run_can_be_found_again(config, wandb, monkeypatch):
+    module = wandb()
+    monkeypatch.setenv("WANDB_TAGS", "mine,paper")
+    loggers.start_wandb(config, info(config))
+    (call,) = module.calls
+    assert call["tags"] == [
+        "sam:on", "sampler:coupled", "device:cpu", "experiment:tiny_cpu", "mine", "paper",
+    ]  # fmt: skip
+    assert (call["group"], call["job_type"]) == ("cmp", "sam=on")
+    assert (call["project"], call["name"]) == ("sam_rollout", "tiny_cpu sam-1")
+    assert call["config"]["trainer"]["experiment_name"] == "tiny_cpu"
+    assert call["config"]["sam_run"]["versions"] == {"verl": "0.9.1"}
+    assert {"commit", "dirty"} <= call["config"]["sam_run"]["git"].keys()
+    assert ("*", {"step_metric": "training/global_step"}) in module.defined
+
+
+def test_the_group_may_come_from_the_shell(config, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_GROUP", "shell")
+    config.compare.group = None
+    config.run_dir = "/runs/tiny_cpu"
+    arguments = loggers.wandb_arguments(config, info(config))
+    assert arguments["group"] == "shell"
+    assert arguments["name"] == "tiny_cpu", "the folder says nothing more"
+
+
+def test_nothing_happens_without_the_logger(config, monkeypatch):
+    config.trainer.logger = ["console", "tensorboard"]
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
+    loggers.start_wandb(config, info(config))
+    assert config.trainer.logger == ["console", "tensorboard"]
+
+
+def test_a_server_out_of_reach_makes_it_offline(config, wandb, caplog):
+    module = wandb("online")
+    loggers.start_wandb(config, info(config))
+    assert [call["mode"] for call in module.calls] == ["online", "offline"]
+    assert "wandb cannot be reached (ConnectionError: no way online)" in caplog.text
+    assert config.trainer.logger == ["console", "wandb"]
+
+
+@pytest.mark.parametrize("backends", [["wandb", "file"], "wandb"])
+def test_without_any_run_the_others_go_on(config, wandb, caplog, backends):
+    wandb("online", "offline")
+    config.trainer.logger = backends
+    loggers.start_wandb(config, info(config))
+    assert config.trainer.logger == (["file"] if "file" in backends else ["console"])
+    assert "wandb failed" in caplog.text
+
+
+def test_wandb_must_be_installed_where_it_is_chosen(monkeypatch):
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    loggers.check_wandb(["console"])
+    for backends in ("wandb", ["console", "wandb"]):
+        with pytest.raises(ConfigError, match=r"trainer\.logger = .*wandb is not installed"):
+            loggers.check_wandb(backends)
+
+
+def test_errors_while_training_are_said_once(caplog):
+    def fail(**keywords):
+        raise BrokenPipeError("service died")
+
+    guarded = loggers.GuardedWandb(SimpleNamespace(log=fail, finish=fail))
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            guarded.log(data={"sam/tail/time_s": 1.0}, step=step)
+        guarded.finish(exit_code=0)
+    assert caplog.text.count("training goes on") == 1
+
+
+def test_the_step_goes_along_with_validation():
+    logged = []
+    wandb = SimpleNamespace(log=lambda data, step: logged.append((data, step)))
+    loggers.GuardedWandb(wandb).log(data={"val-core/x": 1.0}, step=0)
+    loggers.GuardedWandb(wandb).log(data={"training/global_step": 7}, step=7)
+    assert logged == [
+        ({"training/global_step": 0, "val-core/x": 1.0}, 0), ({"training/global_step": 7}, 7),
+    ]  # fmt: skip
+
+
+def engine_steps():
+    steps = EngineSteps()
+    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
+    return [steps.to_table()]
+
+
+def test_a_curve_goes_to_loggers_of_pictures_only():
+    images = []
+    writer = SimpleNamespace(add_image=lambda *a, **k: images.append((a[0], a[1].shape, a[2], k)))
+    others = {"console": None, "file": None}
+    loggers.CurveLogger(others, 8).log(engine_steps(), "title", 3)
+    both = {**others, "tensorboard": SimpleNamespace(writer=writer)}
+    loggers.CurveLogger(both, 8).log(engine_steps(), "title", 3)
+    (image,) = images
+    assert image == (
+        "sam/engine/running_over_time", (270, 576, 3), 3, {"dataformats": "HWC"},
+    )  # fmt: skip
+    loggers.CurveLogger(both, 8).log([], "title", 4)  # a step without records
+    assert len(images) == 1
+
+
+def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
+    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
+    curve_logger.log(engine_steps(), "title", 1)
+    curve_logger.log([object()], "title", 2)
+    assert caplog.text.count("cannot be drawn; training goes on") == 1
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("1\n")
+    git("add", "code.py")
+    git("commit", "-q", "-m", "first")
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_the_checkouts_state_is_recorded(checkout):
+    root, commit = checkout
+    (root / "outputs").mkdir()
+    (root / "outputs" / "new").write_text("untracked files change nothing\n")
+    assert loggers.git_state(root) == {"commit": commit, "dirty": False}
+    (root / "code.py").write_text("2\n")
+    assert loggers.git_state(root) == {"commit": commit, "dirty": True}
+
+
+def test_an_installed_package_has_no_state(tmp_path):
+    state = loggers.git_state(tmp_path)
+    assert state == {"commit": None, "dirty": None, "note": "installed package, no checkout"}
+    (tmp_path / ".git").write_text("gitdir: nowhere\n")
+    assert loggers.git_state(tmp_path)["note"].startswith("git cannot say: ")

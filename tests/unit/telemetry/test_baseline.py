@@ -1,0 +1,82 @@
+"""A finished baseline beside a run that still trains."""
+
+import math
+
+import pytest
+
+from sam_rollout.telemetry.baseline import Baseline
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.schema import METRICS
+
+CONFIG = {"data": {"seed": 1, "train_batch_size": 32}, "sam": {"enabled": False}}
+
+
+def step(rollout_s: float, tokens: float, **others: float) -> dict[str, float]:
+    return {
+        "sam/engine/rollout_s": rollout_s,
+        "sam/engine/generation_tokens": tokens,
+        "sam/tail/time_s": rollout_s / 2,
+        "timing_s/step": rollout_s + 10,
+        "response_length/mean": tokens / 4,
+        "critic/rewards/mean": 0.5,
+        **others,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "base")
+    folder.write_start(RunInfo("sam=off", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
+    folder.append_train_step(0, {"val-core/gsm8k/acc/mean@1": 0.1})  # before training
+    folder.append_train_step(1, step(30.0, 100))
+    folder.append_train_step(2, step(20.0, 100, **{"critic/rewards/mean": math.nan}))
+    return folder
+
+
+def test_a_step_is_laid_beside_the_same_step(folder):
+    baseline = Baseline(folder.path)
+    assert baseline.steps == [1, 2]
+    metrics = baseline.metrics(1, step(20.0, 80))
+    assert metrics == {
+        "compare/rollout_s_baseline": 30.0,
+        "compare/tail_time_baseline": 15.0,
+        "compare/step_s_baseline": 40.0,
+        "compare/response_length_baseline": 25.0,
+        "compare/reward_baseline": 0.5,
+        "compare/speedup_rollout": 1.5,
+        "compare/speedup_tail": 1.5,
+        "compare/speedup_step": pytest.approx(40 / 30),
+        "compare/speedup_rollout_so_far": 1.5,
+        # 0.3 s a token against 0.25 s: the texts were shorter, which is not the drafts' doing.
+        "compare/gain_at_equal_tokens": pytest.approx(0.2),
+    }
+    assert metrics.keys() == {m.name for m in METRICS if m.group == "compare"}
+    later = baseline.metrics(2, step(5.0, 100))
+    assert later["compare/speedup_rollout_so_far"] == 2.0  # 50 s against 25 s
+    assert "compare/reward_baseline" not in later, "the baseline does not know it"
+
+
+def test_without_a_counterpart_there_is_nothing(folder):
+    baseline = Baseline(folder.path)
+    assert baseline.metrics(0, step(1.0, 1)) == {}
+    assert baseline.metrics(3, step(1.0, 1)) == {}
+    only_theirs = baseline.metrics(1, {})
+    assert "compare/rollout_s_baseline" in only_theirs
+    assert not any("speedup" in name or "gain" in name for name in only_theirs)
+    no_tail = baseline.metrics(1, step(20.0, 80) | {"sam/tail/time_s": 0.0})
+    assert "compare/speedup_tail" not in no_tail
+
+
+def test_what_differs_is_said_in_words(folder):
+    baseline = Baseline(folder.path)
+    assert list(baseline.differences(CONFIG | {"sam": {"enabled": True}})) == []
+    other = {"data": {"seed": 2, "train_batch_size": 32}}
+    assert list(baseline.differences(other)) == ["data.seed: 1 in the baseline, 2 here"]
+
+
+def test_what_is_no_run_is_refused(tmp_path, folder):
+    with pytest.raises(RunFolderError):
+        Baseline(tmp_path)
+    folder.train_steps_path.write_text('{"step": 0, "metrics": {"val-core/x/acc/mean@1": 0.1}}\n')
+    with pytest.raises(RunFolderError, match="no training step with sam/engine/rollout_s"):
+        Baseline(folder.path)
