@@ -28,6 +28,7 @@ TOTAL = "since the start of the run, sum over replicas"
 STEP = "one value a training step"
 
 POSITION = "<k>"  # stands for a draft position 1, 2, ... in a metric's name
+BUDGET = "<budget>"  # stands for a number of draft tokens 0, 1, 2, ... in a metric's name
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,38 @@ METRICS: tuple[Metric, ...] = (
         "Changes between open and closed from one engine step to the next.",
         SUM,
     ),
+    Metric("sam/gate/failures", "failures", "Gate errors survived by closing the gate.", TOTAL),
+    Metric(
+        f"sam/gate/steps_with_k_{BUDGET}",
+        "steps",
+        "sam.gate.kind=auto, as all below: engine steps for which it allowed k draft tokens.",
+        TOTAL,
+    ),
+    Metric("sam/gate/trials", "steps", "Steps with a budget that was tried, not chosen.", TOTAL),
+    Metric("sam/gate/measured_steps", "steps", "Steps whose time was learned from.", TOTAL),
+    Metric(
+        "sam/gate/left_out_steps",
+        "steps",
+        "Other steps: prompts, requests that joined or left, outliers.",
+        TOTAL,
+    ),
+    Metric("sam/gate/measured_s", "s", "Time of the measured steps.", TOTAL),
+    Metric("sam/gate/predicted_s", "s", "The same, as expected before each.", TOTAL),
+    Metric("sam/gate/measured_tokens", "tokens", "Tokens of the measured steps.", TOTAL),
+    Metric(
+        "sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL
+    ),
+    Metric(
+        "sam/gate/regret_s",
+        "s",
+        "Time lost against the best fixed threshold and k, by the latest estimates.",
+        TOTAL,
+    ),
+    Metric("sam/gate/compared_s", "s", "All time that regret_s is part of.", TOTAL),
+    Metric("sam/gate/measured_ms_per_token", "ms", "measured_s / measured_tokens.", MEAN),
+    Metric("sam/gate/predicted_ms_per_token", "ms", "predicted_s / measured_tokens.", MEAN),
+    Metric("sam/gate/trial_loss_share", "1", "trial_loss_s / measured_s.", MEAN),
+    Metric("sam/gate/regret_share", "1", "regret_s / compared_s.", MEAN),
     Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
     Metric(
         "sam/rounds/time_mean_s",
@@ -354,6 +387,7 @@ def declared(name: str) -> Metric:
     """
     canonical = re.sub(r"^sam_val/", "sam/", name)
     canonical = re.sub(r"(?<=/accepted_position_)[1-9]\d*$", POSITION, canonical)
+    canonical = re.sub(r"(?<=/steps_with_k_)\d+$", BUDGET, canonical)
     if canonical not in _BY_NAME:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
     return _BY_NAME[canonical]

@@ -21,7 +21,9 @@ FULL = {
     "draft_policy": "confidence",
     "min_confidence": 0.25,
     "pad_drafts": "auto",
-    "gate": {"kind": "threshold", "threshold": 12},
+    "gate": {
+        "kind": "threshold", "threshold": 12, "schedule": {"4": 2}, "exploration": 0.01,
+    },
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
         "siblings": {"enabled": True, "max_bytes": 1 << 29},

@@ -68,6 +68,10 @@ class RequestLedger:
         self._ids = list(request_ids)
         return ended
 
+    def in_flight(self, rows: int) -> np.ndarray:
+        """What the last step was given, int [2, batch]: drafts and what filled them up."""
+        return self._in_flight[:, :rows]
+
     def observe(self, sampled: np.ndarray) -> VerifiedPadding:
         """Book the step's outcome: ``sampled`` int32 [batch] tokens per row, bonus included."""
         rows = len(sampled)

@@ -22,7 +22,7 @@ import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.drafting import SamDrafter, make_static_sources
-from sam_rollout.gating import make_gate
+from sam_rollout.gating import EngineStep, make_gate
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
@@ -37,6 +37,17 @@ def is_output_rank() -> bool:
     from vllm.distributed import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+
+
+def steps_in_lockstep(vllm_config: Any) -> bool:
+    """Whether other engines wait for each step of this one: experts spread over data parallelism.
+
+    Engines of a dense model share nothing; vLLM runs them apart.
+    """
+    parallel = getattr(vllm_config, "parallel_config", None)
+    if parallel is None or parallel.data_parallel_size == 1:
+        return False
+    return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
 
 
 class SamProposer:
@@ -62,7 +73,12 @@ class SamProposer:
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
         self.max_batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.gate = make_gate(self.config.gate)
+        self.gate = make_gate(
+            self.config.gate,
+            max_rows=self.max_rows,
+            max_draft_tokens=self.config.max_draft_tokens,
+            in_lockstep=steps_in_lockstep(vllm_config),
+        )
         check_corpus_fits(self.config, vllm_config.model_config)
         self.drafter: SamDrafter | None = SamDrafter(
             self.config,
@@ -134,17 +150,25 @@ class SamProposer:
         started_ns = time.perf_counter_ns()
         rows = len(sampled_token_ids)
         request_ids = self._runner.input_batch.req_ids
-        if request_ids != self._request_ids:
+        same_batch = request_ids == self._request_ids
+        if not same_batch:
             self._follow_batch(request_ids)
         # A row without sampled tokens is a prompt chunk: its text is not complete yet.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         verified_padding = self.ledger.observe(sampled)
-        gate_open = self.gate.open(rows)
+        k = self.gate.next_budget(
+            EngineStep(
+                started_ns, sampled, *self.ledger.in_flight(rows), num_tokens, same_batch=same_batch
+            ),
+            whole=self.padding.in_use,
+        )
+        gate_open = k > 0
         batch = self.drafter.step(
             request_ids,
             token_ids_cpu,
             num_tokens,
             sampled > 0,
+            k,
             gate_open=gate_open,
         )
         filling = 0
@@ -265,7 +289,7 @@ class SamProposer:
             "clock_s": time.monotonic(),
             "host": platform.node(),
             "requests": self.ledger.drain(),
-            "counters": {**counters, "failures": self.failures},
+            "counters": {**counters, **self.gate.counters(), "failures": self.failures},
         }
 
 
