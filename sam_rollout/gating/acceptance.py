@@ -11,7 +11,8 @@ import numpy as np
 
 _ROWS = 512  # requests that are remembered, one counted in every step it drafts in
 _STEPS = 64  # or so many steps, if these have more requests
-_IDLE_STEPS = 512  # what was learned fades so fast while nothing is drafted
+_IDLE_STEPS = 64  # what was learned fades so fast while nothing is drafted,
+_KEPT_ROWS = 8.0  # but not below this: forgetting must not bring hope back
 # Where little was counted: a draft token is as good as lost, and later ones follow their first.
 _ASSUMED = 2.0
 _ASSUMED_FIRST, _ASSUMED_NEXT = 0.2, 0.8
@@ -62,8 +63,11 @@ class Acceptance:
     def fade(self, steps: int) -> None:
         """Trust what was learned less, after so many steps without drafts."""
         keep = max(0.0, 1 - steps / _IDLE_STEPS)
-        self._reached = [keep * count for count in self._reached]
-        self._kept = [keep * count for count in self._kept]
+        for j, reached in enumerate(self._reached):
+            if reached > _KEPT_ROWS:
+                share = max(keep, _KEPT_ROWS / reached)
+                self._reached[j] *= share
+                self._kept[j] *= share
 
     def _update(self) -> None:
         chance, gain = 1.0, 0.0

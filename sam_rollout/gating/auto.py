@@ -7,7 +7,8 @@ Steps that did anything but decode the same requests as the step before are left
 requests that joined or left, steps in which the engine did not call.
 
 Rate of a budget k: requests * (1 + expected accepted tokens) / expected step time. The budget with
-the highest rate is taken; a lead of less than `_LEAD` changes nothing. Now and then another one is
+the highest rate is taken. A lead of less than `_LEAD` changes nothing, and drafts have to promise
+as much before they are made at all. Now and then another one is
 tried, where its time or its acceptance is not known (any more). The time this loses against the
 best one is kept below `exploration` of all step time; a few steps are given in advance.
 
@@ -20,6 +21,8 @@ import numpy as np
 from sam_rollout.gating.acceptance import Acceptance
 from sam_rollout.gating.gate import EngineStep
 from sam_rollout.gating.step_times import StepTimes
+
+_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
 
 _LEAD = 1.01
 _ADVANCE = 8  # steps that may be lost before any exploration was earned
@@ -60,24 +63,28 @@ class AutoGate:
         self._time_s = self._predicted_s = self._lost_s = 0.0
         self._tokens = 0
         # Tokens by number of requests and budget, and the steps' requests and context: for regret.
-        self._tokens_of = np.zeros((self._times.bins, max_draft_tokens + 1))
-        self._batch_of = np.zeros((self._times.bins, 3))  # steps, requests, context
+        self._tokens_of = [[0] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
+        self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
         rows = len(step.sampled)
         seconds = (step.now_ns - self._last_ns) * 1e-9
-        tokens = int(step.sampled.sum())
-        context = int(step.num_tokens.sum())
+        tokens = int(_sum(step.sampled))
+        context = int(_sum(step.num_tokens))
         before, self._context, self._last_ns = self._context, context, step.now_ns
         budget = self._budget
         if budget and rows:
             self._acceptance.observe(budget, step.drafts, step.sampled)
-        if not rows or not step.same_batch or before + tokens != context or not step.sampled.all():
+        if not rows or not step.same_batch or before + tokens != context or not _all(step.sampled):
             self._left_out += 1
             return
-        draft_tokens = int(step.drafts.sum()) + int(step.filling.sum())
+        draft_tokens = int(_sum(step.drafts)) + int(_sum(step.filling))
         expected = self._expected[budget]
+        if budget != self._best:
+            # What the best budget would have made of a pause is not the trial's fault.
+            fair_s = tokens * self._fair_s_per_token
+            self._lost_s += min(max(0.0, seconds - fair_s), self._k * self._expected[self._best])
         if not self._times.observe(rows, budget, draft_tokens, before, seconds, expected):
             self._left_out += 1
             return
@@ -87,10 +94,11 @@ class AutoGate:
         self._time_s += seconds
         self._predicted_s += expected
         self._tokens += tokens
-        self._tokens_of[number, budget] += tokens
-        self._batch_of[number] += 1, rows, before
-        if budget != self._best:
-            self._lost_s += max(0.0, seconds - tokens * self._fair_s_per_token)
+        self._tokens_of[number][budget] += tokens
+        batch = self._batch_of[number]
+        batch[0] += 1
+        batch[1] += rows
+        batch[2] += before
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """The budget with the highest expected rate, or one that has to be tried."""
@@ -113,12 +121,14 @@ class AutoGate:
         best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
         for k in choices:
             rate = (1 + gains[k]) / expected[k]
+            if k and rate > drafting_rate:
+                drafting, drafting_rate = k, rate
+            if k == 0:
+                rate *= _LEAD
             if k == self._best:
                 rate *= _LEAD
             if rate > best_rate:
                 best, best_rate = k, rate
-            if k and rate > drafting_rate:
-                drafting, drafting_rate = k, rate
         self._best = best
         self._fair_s_per_token = expected[best] / (rows * (1 + gains[best]))
         return self._trial(rows, drafting, choices)
@@ -131,8 +141,8 @@ class AutoGate:
             return best
         seen = self._seen[self._times.bin_of[rows]]
         rival = 0 if best else drafting
-        for k in (rival, self._k, best + 1, best - 1):
-            if k == best or k not in choices:
+        for k in (rival, best + 1, best - 1):
+            if k not in choices:
                 continue
             known = self._times.weight(rows, k) >= _ENOUGH and self._steps - seen[k] < _STALE
             asleep = not best and self._steps - self._drafted_at >= _ASK_AGAIN
@@ -179,8 +189,8 @@ class AutoGate:
             mean = round(rows / steps)
             self._times.expect(mean, context / steps, mean * self._acceptance.fill, expected)
             s_per_token = np.array(expected) / (mean * gains)
-            would_s.append(tokens.sum() * s_per_token)
-            did_s += float(tokens @ s_per_token)
+            would_s.append(sum(tokens) * s_per_token)
+            did_s += float(np.dot(tokens, s_per_token))
         would = np.array(would_s)
         closed_above = would[::-1, :1].cumsum(axis=0)[::-1] - would[:, :1]
         best_s = min(float((would.cumsum(axis=0) + closed_above).min()), float(would[:, 0].sum()))

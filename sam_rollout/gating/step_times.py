@@ -22,6 +22,9 @@ _CELL_MEMORY = 64
 _SOLVE_EVERY = 16
 _WARM_UP = 8  # steps before which nothing is called an outlier
 _OUTLIER = 2.0
+# Nobody knows what to expect of a cell with fewer steps; but scoring k more tokens for each request
+# takes no longer than k more steps.
+_KNOWN = 4
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
 # A cell borrows so many steps from its number of requests, and that from the line.
@@ -106,21 +109,24 @@ class StepTimes:
             seconds: what it took.
             expected: what `expect` said it would; ignored until `ready`.
         """
-        ratio = 1.0
+        bin_ = self.bin_of[rows]
+        cells = self._cells[bin_][budget], self._of_bin[bin_]
+        usual = seconds / self._speed
         if self.ready:
             ratio = seconds / expected
-            if not 1 / _OUTLIER < ratio < _OUTLIER:
+            known = cells[0][0] >= _KNOWN
+            most = _OUTLIER if known else _OUTLIER * (1 + budget)
+            if not 1 / most < ratio < most:
                 self._strays += 1
                 if self._strays < _PATIENCE:
                     return False
                 self._speed *= ratio
-                ratio = 1.0
+                usual = seconds / self._speed
+            elif known:
+                self._speed *= 1 + _SPEED_RATE * (ratio - 1)
         self._strays = 0
-        usual = seconds / self._speed
-        self._speed *= 1 + _SPEED_RATE * (ratio - 1)
         scored = rows + draft_tokens
-        bin_ = self.bin_of[rows]
-        for cell in (self._cells[bin_][budget], self._of_bin[bin_]):
+        for cell in cells:
             if cell[0] >= _CELL_MEMORY:
                 for i, value in enumerate(cell):
                     cell[i] = value / 2
