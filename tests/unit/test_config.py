@@ -22,7 +22,10 @@ FULL = {
     "min_confidence": 0.25,
     "pad_drafts": "auto",
     "gate": {
-        "kind": "threshold", "threshold": 12, "schedule": {"4": 2}, "exploration": 0.01,
+        "kind": "threshold",
+        "threshold": 12,
+        "schedule": {"4": 2},
+        "exploration": 0.01,
     },
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
