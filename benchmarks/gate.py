@@ -3,11 +3,11 @@
     python -m benchmarks.gate --text easy|mixed|hopeless [--seconds 120]
 
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
-turns, round after round, and keep what they have learned. With the coupled sampler all of them make the
-same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed`` at
-T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft allowed,
-all of it wrong. A call measures one text with a new engine and adds its rounds to the record; the
-first round warms up, and is all that ``auto`` gets to learn before it counts.
+turns, round after round, and keep what they have learned. With the coupled sampler all of them make
+the same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed``
+at T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft
+allowed, all of it wrong. A call measures one text with a new engine and adds its rounds to the
+record; the first round warms up, and is all that ``auto`` gets to learn before it counts.
 """
 
 from __future__ import annotations
