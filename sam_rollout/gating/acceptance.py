@@ -4,15 +4,22 @@ Counted by position: of the requests that were allowed j tokens and had j - 1 ac
 the j-th accepted, too. A request without a draft, or with one too short, counts as one that did
 not. The product of these shares is the chance of the j-th token (the product-limit estimate of
 Kaplan and Meier, 1958); steps with a small budget tell about its first positions only, and bias
-none.
+none. Requests that are left in the long tail are no fair sample of all: every octave of running
+requests has counts of its own.
 """
+
+from __future__ import annotations
+
+import copy
 
 import numpy as np
 
 _ROWS = 512  # requests that are remembered, one counted in every step it drafts in
 _STEPS = 64  # or so many steps, if these have more requests
-_IDLE_STEPS = 64  # what was learned fades so fast while nothing is drafted,
+_IDLE_STEPS = 64  # what is known about a position fades so fast while nothing is drafted there,
 _KEPT_ROWS = 8.0  # but not below this: forgetting must not bring hope back
+_VAGUE = 2.0
+_INHERITED_ROWS = 64.0
 # Where little was counted: a draft token is as good as lost, and later ones follow their first.
 _ASSUMED = 2.0
 _ASSUMED_FIRST, _ASSUMED_NEXT = 0.2, 0.8
@@ -58,14 +65,28 @@ class Acceptance:
             reached, kept = kept, kept - counts[j + 1]
             self._reached[j] = keep * self._reached[j] + reached
             self._kept[j] = keep * self._kept[j] + kept
+        self._fade(1 - 1 / _IDLE_STEPS, budget)
         self._update()
 
     def fade(self, steps: int) -> None:
         """Trust what was learned less, after so many steps without drafts."""
-        keep = max(0.0, 1 - steps / _IDLE_STEPS)
-        for j, reached in enumerate(self._reached):
-            if reached > _KEPT_ROWS:
-                share = max(keep, _KEPT_ROWS / reached)
+        self._fade(max(0.0, 1 - steps / _IDLE_STEPS), 0)
+
+    def heir(self) -> Acceptance:
+        """Another one that begins with what is known here, and is quicker to change its mind."""
+        heir = copy.deepcopy(self)
+        heir._fade(0.0, 0, _INHERITED_ROWS)
+        return heir
+
+    def is_vague(self, budget: int) -> bool:
+        """Whether little is known (any more) about the last token of a budget."""
+        return self._reached[budget - 1] <= _VAGUE * _KEPT_ROWS
+
+    def _fade(self, keep: float, first: int, least: float = _KEPT_ROWS) -> None:
+        for j in range(first, len(self._reached)):
+            reached = self._reached[j]
+            if reached > least:
+                share = max(keep, least / reached)
                 self._reached[j] *= share
                 self._kept[j] *= share
 

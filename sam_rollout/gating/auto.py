@@ -28,7 +28,7 @@ _LEAD = 1.01
 _ADVANCE = 8  # steps that may be lost before any exploration was earned
 _ENOUGH = 4  # steps after which a budget is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
-_ASK_AGAIN = 32  # steps without drafts after which one is tried, to see what is accepted today
+_ASK_AGAIN = 32  # steps after which a longer draft is tried, to see whether it is accepted today
 
 
 class AutoGate:
@@ -44,13 +44,15 @@ class AutoGate:
         self._k = max_draft_tokens
         self._exploration = exploration
         self._times = StepTimes(max_rows, max_draft_tokens)
-        self._acceptance = Acceptance(max_draft_tokens)
+        self._octaves: list[Acceptance | None] = [None] * (max_rows.bit_length() + 1)
+        self._octave = max_rows.bit_length()
+        self._acceptance = self._octaves[self._octave] = Acceptance(max_draft_tokens)
         self._all = range(max_draft_tokens + 1)
         self._ends = (0, max_draft_tokens)
         self._expected = [0.0] * (max_draft_tokens + 1)  # seconds, of the last decision
         self._seen = [[-_STALE] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
         self._steps = 0
-        self._drafted_at = 0
+        self._asked_at = 0  # when a longer draft than the best was tried
         self._faded_at = 0
         self._last_ns = 0
         self._context = 0
@@ -74,7 +76,7 @@ class AutoGate:
         context = int(_sum(step.num_tokens))
         before, self._context, self._last_ns = self._context, context, step.now_ns
         budget = self._budget
-        if budget and rows:
+        if budget and step.same_batch:  # those who join were allowed nothing
             self._acceptance.observe(budget, step.drafts, step.sampled)
         if not rows or not step.same_batch or before + tokens != context or not _all(step.sampled):
             self._left_out += 1
@@ -106,13 +108,15 @@ class AutoGate:
         self._budget = self._decide(rows, self._ends if whole else self._all) if rows else 0
         self._chosen[self._budget] += 1
         if self._budget:
-            self._drafted_at = self._faded_at = self._steps
+            self._faded_at = self._steps
         elif self._steps - self._faded_at >= _ASK_AGAIN:
             self._acceptance.fade(self._steps - self._faded_at)
             self._faded_at = self._steps
         return self._budget
 
     def _decide(self, rows: int, choices: range | tuple[int, ...]) -> int:
+        if rows.bit_length() != self._octave:
+            self._enter(rows.bit_length())
         if not self._times.ready:
             return 0
         acceptance, expected = self._acceptance, self._expected
@@ -133,6 +137,13 @@ class AutoGate:
         self._fair_s_per_token = expected[best] / (rows * (1 + gains[best]))
         return self._trial(rows, drafting, choices)
 
+    def _enter(self, octave: int) -> None:
+        """Change to what is accepted with about so many requests."""
+        known = self._octaves[octave]
+        if known is None:
+            known = self._octaves[octave] = self._acceptance.heir()
+        self._acceptance, self._octave = known, octave
+
     def _trial(self, rows: int, drafting: int, choices: range | tuple[int, ...]) -> int:
         """A budget about which too little is known, if its trial is affordable; or the best."""
         best = self._best
@@ -141,17 +152,20 @@ class AutoGate:
             return best
         seen = self._seen[self._times.bin_of[rows]]
         rival = 0 if best else drafting
+        ask = self._steps - self._asked_at >= _ASK_AGAIN
         for k in (rival, best + 1, best - 1):
             if k not in choices:
                 continue
             known = self._times.weight(rows, k) >= _ENOUGH and self._steps - seen[k] < _STALE
-            asleep = not best and self._steps - self._drafted_at >= _ASK_AGAIN
-            if known and not (asleep and k == rival):
+            asked = k > best and ask and (k == rival or self._acceptance.is_vague(k))
+            if known and not asked:
                 continue
             loss = self._expected[k] - rows * (1 + self._acceptance.gains[k]) * (
                 self._fair_s_per_token
             )
             if loss <= room:
+                if k > best:
+                    self._asked_at = self._steps
                 self._trials += 1
                 return k
         return best
@@ -179,7 +193,6 @@ class AutoGate:
         """
         if not self._measured:
             return 0.0, 0.0
-        gains = 1 + np.array(self._acceptance.gains)
         expected = [0.0] * (self._k + 1)
         # [requests, budget]: seconds that the tokens of a number of requests would take.
         would_s, did_s = [], 0.0
@@ -187,7 +200,9 @@ class AutoGate:
             if not steps:
                 continue
             mean = round(rows / steps)
-            self._times.expect(mean, context / steps, mean * self._acceptance.fill, expected)
+            acceptance = self._octaves[mean.bit_length()] or self._acceptance
+            gains = 1 + np.array(acceptance.gains)
+            self._times.expect(mean, context / steps, mean * acceptance.fill, expected)
             s_per_token = np.array(expected) / (mean * gains)
             would_s.append(sum(tokens) * s_per_token)
             did_s += float(np.dot(tokens, s_per_token))

@@ -17,10 +17,12 @@ unless so many follow each other that the expectation must be wrong.
 import numpy as np
 
 _FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
+_RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64
-_SOLVE_EVERY = 16
-_WARM_UP = 8  # steps before which nothing is called an outlier
+_FIT_EVERY = 64
+_FIRST_FITS = (8, 16, 32)  # after so many steps
+_WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
 _OUTLIER = 2.0
 # Nobody knows what to expect of a cell with fewer steps; but scoring k more tokens for each request
 # takes no longer than k more steps.
@@ -52,7 +54,7 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent = np.zeros((_SOLVE_EVERY, _FEATURES + 1))  # features, seconds
+        self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
@@ -135,31 +137,31 @@ class StepTimes:
             cell[2] += scored
             cell[3] += draft_tokens
             cell[4] += context
-        self._recent[self._steps % _SOLVE_EVERY] = 1, scored, draft_tokens, context, usual
+        self._recent[self._steps % _FIT_EVERY] = 1, scored, draft_tokens, context, usual
         self._steps += 1
-        if self._steps == _WARM_UP or self._steps % _SOLVE_EVERY == 0:
-            self._solve()
+        if self._steps % _FIT_EVERY == 0 or self._steps in _FIRST_FITS:
+            self._fit()
         return True
 
-    def _solve(self) -> None:
-        """Fit the line to what was measured since the last time, and less to what was before."""
-        fresh = self._recent[: (self._steps - 1) % _SOLVE_EVERY + 1]
+    def _fit(self) -> None:
+        """Fit the line to the latest steps and, less and less, to those before."""
+        fresh = self._recent[: (self._steps - 1) % _FIT_EVERY + 1]
         relative = fresh / fresh[:, -1:]
         features = relative[:, :-1]
-        # The first steps are fitted twice; they fade like all others.
         keep = (1 - 1 / _MEMORY) ** len(fresh)
-        self._gram = keep * self._gram + features.T @ features
-        self._moment = keep * self._moment + features.sum(axis=0)
+        gram = keep * self._gram + features.T @ features
+        moment = keep * self._moment + features.sum(axis=0)
+        if len(fresh) == _FIT_EVERY:
+            self._gram, self._moment = gram, moment
         # Where data do not tell features apart, the ridge shares their time out. That of draft
         # tokens is what one costs more than any other scored token: nothing, until it is measured.
-        scale = np.sqrt(np.maximum(np.diag(self._gram), 1e-30))
-        gram = self._gram / np.outer(scale, scale) + np.diag([1e-6, 1e-6, 1e-3, 1e-6])
-        a, b, c, d = np.linalg.solve(gram, self._moment / scale) / scale
+        scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
+        ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
+        a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
         b, d = max(b, 0.0), max(d, 0.0)
         c = max(c, -b)
         # With a slope refused, the level has to follow.
-        gram = self._gram
-        a = (self._moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
+        a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
         self._line = [float(a), float(b), float(c), float(d)]
 
 
