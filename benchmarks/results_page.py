@@ -200,6 +200,63 @@ def _drafter_calls(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def gate_section() -> str:
+    """Closed, thresholds and the measuring gate."""
+    record = _load("gate")
+    texts = record["texts"]
+    sides = list(next(iter(texts.values()))["tokens_per_s"])
+    rows = [
+        [
+            text,
+            str(len(result["rounds"])),
+            *(_spread(result["tokens_per_s"][side], "q1", "q3") for side in sides),
+        ]
+        for text, result in texts.items()
+    ]
+    against = [
+        [
+            text,
+            result["best_fixed"],
+            _spread(result["auto/best_fixed"], "low", "high"),
+            _spread(result["auto/closed"], "low", "high"),
+            f"{result['decision_us']['closed']:.1f}, {result['decision_us']['auto']:.1f}",
+            f"{_share(result['counters'], 'trial_loss_s', 'measured_s'):.2%}",
+            f"{_share(result['counters'], 'regret_s', 'compared_s'):.2%}",
+        ]
+        for text, result in texts.items()
+    ]
+    setting = record["setting"]
+    explained = (
+        f"{setting['prompts']} prompts with {setting['siblings']} responses each, at most "
+        f"{setting['max_tokens']} tokens, coupled sampler; one engine, whose gates take turns. "
+        f"Thresholds draft {setting['fixed_k']} tokens, `auto` 0 to {setting['k']}. `easy` is "
+        f"sampled at T = {setting['temperatures']['easy']:g}, the others at T = 1; in `hopeless` "
+        "every request gets the longest draft allowed, and all of it is wrong. Tokens per second, "
+        "median and quartiles over rounds:"
+    )
+    paired = (
+        "`auto` against the best of the others and against the closed gate, round by round: "
+        "median and its 95 % interval; above 1 is faster. Time of a decision, median, closed gate "
+        "and `auto`; then what `auto` says of itself (of its last engine): time that trials lost, "
+        "and regret."
+    )
+    head = ["text", "best fixed", "auto / best fixed", "auto / closed", "us a decision",
+            "lost in trials", "regret"]  # fmt: skip
+    return _section(
+        "Gates",
+        "python -m benchmarks.gate --text ...",
+        record,
+        explained,
+        _table(["text", "rounds", *sides], rows),
+        paired,
+        _table(head, against),
+    )
+
+
+def _share(counters: dict[str, float], part: str, whole: str) -> float:
+    return counters[f"gate/{part}"] / counters[f"gate/{whole}"]
+
+
 SHOWN_SIZES = ((8, 3), (32, 3), (128, 4))  # of the sampler benchmark; the record has them all
 
 
@@ -475,6 +532,7 @@ SECTIONS = {
     "drafter": drafter_section,
     "telemetry_overhead": telemetry_section,
     "routing_tiny_cpu": routing_section,
+    "gate": gate_section,
 }
 
 

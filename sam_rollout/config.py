@@ -109,6 +109,7 @@ def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
 
 _KIND_NAMES = {
     bool: "true or false",
+    dict: "a mapping",
     int: "an integer",
     float: "a number",
     str: "a string",
@@ -117,17 +118,64 @@ _KIND_NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class GateConfig(Section):
-    """When to draft at all.
+    """When to draft, and how many tokens at most.
 
     `threshold`: at most so many running requests (the article's long-tail condition, section 3.2:
     8 of 128 for Qwen3-32B). 0 never drafts. `closed`: never, whatever the threshold; what is left
-    is the cost of the path itself (the matched baseline).
+    is the cost of the path itself (the matched baseline). `schedule`: most running requests ->
+    draft tokens; above the largest number nothing. Its keys are kept as text, as in JSON. `auto`:
+    what the engine's own step times and acceptance make fastest; trying budgets out may lose the
+    share `exploration` of step time.
     """
 
     PATH: ClassVar[str] = "sam.gate"
 
-    kind: str = setting("threshold", choices=("threshold", "closed"))
+    kind: str = setting("threshold", choices=("threshold", "closed", "schedule", "auto"))
     threshold: int = setting(8, minimum=0)
+    schedule: dict = dataclasses.field(default_factory=dict, hash=False)
+    exploration: float = setting(0.005, minimum=0, maximum=0.1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        budgets = {}
+        for rows, budget in self.schedule.items():
+            if not str(rows).isdecimal() or int(rows) < 1:
+                allowed = "keys must be numbers of running requests, at least 1"
+                raise ConfigError(f"{self.PATH}.schedule", self.schedule, allowed)
+            if type(budget) is not int or not 0 <= budget <= MAX_DRAFT_TOKENS:
+                allowed = f"must be an integer, 0..{MAX_DRAFT_TOKENS}"
+                raise ConfigError(f"{self.PATH}.schedule.{rows}", budget, allowed)
+            budgets[int(rows)] = budget
+        if self.kind == "schedule" and not budgets:
+            allowed = "must map running requests to draft tokens, such as {4: 8, 16: 3}"
+            raise ConfigError(f"{self.PATH}.schedule", self.schedule, allowed)
+        schedule = {str(rows): budgets[rows] for rows in sorted(budgets)}
+        object.__setattr__(self, "schedule", schedule)
+
+    def schedule_by_rows(self) -> dict[int, int]:
+        """`schedule` with numbers for keys."""
+        return {int(rows): budget for rows, budget in self.schedule.items()}
+
+    def most_drafting(self, max_num_seqs: int) -> int:
+        """Most requests that may draft at once in an engine of so many; 0 if none ever does."""
+        if self.kind == "closed":
+            return 0
+        if self.kind == "auto":
+            return max_num_seqs
+        allowed = self.threshold
+        if self.kind == "schedule":
+            drafting = (rows for rows, budget in self.schedule_by_rows().items() if budget)
+            allowed = max(drafting, default=0)
+        return min(allowed, max_num_seqs)
+
+    def __str__(self) -> str:
+        """The kind with what belongs to it, for people."""
+        if self.kind == "threshold":
+            return f"threshold {self.threshold}"
+        if self.kind == "schedule":
+            steps = (f"{budget} up to {rows}" for rows, budget in self.schedule.items())
+            return f"schedule {', '.join(steps)}"
+        return self.kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +292,13 @@ class SamConfig(Section):
                 self.sources.to_mapping(),
                 "with sam.enabled = true at least one source must be enabled",
             )
+        for rows, budget in self.gate.schedule.items():
+            if budget > self.max_draft_tokens:
+                raise ConfigError(
+                    f"{self.PATH}.gate.schedule.{rows}",
+                    budget,
+                    f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,7 +428,7 @@ def check_engine_limits(
             k,
             f"must be less than max_num_batched_tokens = {max_num_batched_tokens}",
         )
-    drafting = min(max_num_seqs, config.gate.threshold)
+    drafting = config.gate.most_drafting(max_num_seqs)
     if drafting * (k + 1) > max_num_batched_tokens:
         return [
             f"{drafting} requests may draft at once, {k} draft tokens and one more each; beyond "

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from sam_rollout.config import ConfigError
+from sam_rollout.config import ConfigError, GateConfig
 from sam_rollout.integrations.verl import cluster
 from sam_rollout.integrations.verl.launch import check, environment, translate, validate
 from sam_rollout.sizing import (
@@ -100,15 +100,10 @@ def memory_plan(config: DictConfig) -> MemoryPlan:
 
 
 def _drafting_requests(config: DictConfig) -> int:
-    gate = config.sam.gate
-    if not config.sam.enabled or gate.kind == "closed":
+    if not config.sam.enabled:
         return 0
-    # Only a threshold promises a limit.
-    return (
-        gate.threshold
-        if gate.kind == "threshold"
-        else config.actor_rollout_ref.rollout.max_num_seqs
-    )
+    gate = GateConfig.from_mapping(OmegaConf.to_container(config.sam.gate, resolve=True))
+    return gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
 
 
 def sections(config: DictConfig, memory: MemoryPlan) -> list[tuple[str, list[Row]]]:

@@ -1,5 +1,14 @@
-"""Whether to draft at this step."""
+"""Whether to draft at this step, and how much."""
 
-from sam_rollout.gating.gate import ClosedGate, Gate, ThresholdGate, make_gate
+from sam_rollout.gating.gate import ClosedGate, EngineStep, Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating.guard import GuardedGate, make_gate
 
-__all__ = ["ClosedGate", "Gate", "ThresholdGate", "make_gate"]
+__all__ = [
+    "ClosedGate",
+    "EngineStep",
+    "Gate",
+    "GuardedGate",
+    "ScheduleGate",
+    "ThresholdGate",
+    "make_gate",
+]

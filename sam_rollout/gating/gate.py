@@ -1,47 +1,100 @@
-"""Gates: the decision to draft at all, taken once per engine step for the whole batch.
+"""Gates: how many tokens each request may draft in this engine step, decided for the whole batch.
 
 With many requests running the engine is bound by compute, and scoring draft tokens costs more
 than the accepted ones save; in the long tail it is bound by memory traffic, and they are nearly
 free. A gate sees the state of the engine only: where drafts come from is no concern of it.
 """
 
+import bisect
 import dataclasses
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sam_rollout.config import GateConfig
+import numpy as np
+
+
+class EngineStep(NamedTuple):
+    """What an engine step did, as seen when it asks for the next drafts; B rows."""
+
+    now_ns: int  # time.perf_counter_ns() when it asked
+    sampled: np.ndarray  # int32[B], tokens of each row, 0 for a prompt still being computed
+    drafts: np.ndarray  # int[B], draft tokens that were to be verified
+    filling: np.ndarray  # int[B], tokens that filled them up
+    num_tokens: np.ndarray  # int32[B], known tokens of each row
+    same_batch: bool  # the rows are those of the step before
 
 
 class Gate(Protocol):
-    """Decides whether this engine step drafts."""
+    """Sets the budget of draft tokens of every engine step."""
 
-    def open(self, num_running: int) -> bool:
-        """Whether to draft, given the number of requests running in this engine."""
+    def observe(self, step: EngineStep) -> None:
+        """See what the step before did; called once per step, before `budget`."""
+        ...
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """Most tokens that each request may draft now; 0 for none.
+
+        Args:
+            rows: requests running in this engine.
+            whole: graphs admit steps without drafts and with the full k only.
+        """
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """What the gate did since it was made, by metric (`gate/...`); empty if it keeps none."""
         ...
 
 
+class _Unmoved:
+    """What gates share that only look at the number of requests."""
+
+    def observe(self, step: EngineStep) -> None:
+        """Nothing to learn."""
+
+    def counters(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class ThresholdGate:
-    """Open while 0 < running requests <= threshold: the long tail as the article defines it."""
+class ThresholdGate(_Unmoved):
+    """k tokens while 0 < running requests <= threshold: the long tail as the article defines it."""
 
     threshold: int
+    max_draft_tokens: int
 
     def __post_init__(self) -> None:
         if self.threshold < 0:
             raise ValueError(f"threshold must be at least 0, got {self.threshold}")
 
-    def open(self, num_running: int) -> bool:
-        """Whether to draft, given the number of requests running in this engine."""
-        return 0 < num_running <= self.threshold
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """All or nothing."""
+        return self.max_draft_tokens if 0 < rows <= self.threshold else 0
 
 
-class ClosedGate:
+class ScheduleGate(_Unmoved):
+    """A budget by the number of requests: of the smallest bound that is not exceeded.
+
+    Args:
+        schedule: most requests -> draft tokens; above the largest bound nothing is drafted.
+        max_draft_tokens: what the engine was started with.
+    """
+
+    def __init__(self, schedule: dict[int, int], max_draft_tokens: int) -> None:
+        self._bounds = sorted(schedule)
+        self._budgets = [schedule[bound] for bound in self._bounds] + [0]
+        self._max = max_draft_tokens
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """The budget of the smallest bound >= rows; the full k instead of any part of it."""
+        if rows < 1:
+            return 0
+        budget = self._budgets[bisect.bisect_left(self._bounds, rows)]
+        return self._max if whole and budget else budget
+
+
+class ClosedGate(_Unmoved):
     """Never open: the path without its drafts, to measure what it costs by itself."""
 
-    def open(self, num_running: int) -> bool:
-        """False."""
-        return False
-
-
-def make_gate(config: GateConfig) -> Gate:
-    """The gate that a configuration names; `GateConfig` admits only kinds that exist."""
-    return ClosedGate() if config.kind == "closed" else ThresholdGate(config.threshold)
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """0."""
+        return 0

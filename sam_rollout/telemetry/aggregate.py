@@ -247,13 +247,26 @@ def _counters(drafter_counters: Mapping[int, Mapping[str, float]]) -> dict[str, 
     totals: dict[str, float] = {}
     for replica, counters in drafter_counters.items():
         for counter, value in counters.items():
-            if counter not in DRAFTER_COUNTERS:
+            if counter not in DRAFTER_COUNTERS and not counter.startswith("gate/"):
                 raise ValueError(
                     f"replica {replica} reports the drafter counter {counter!r}; declared are "
                     f"{', '.join(DRAFTER_COUNTERS)}"
                 )
-            name = DRAFTER_COUNTERS[counter]
+            name = DRAFTER_COUNTERS.get(counter, counter)  # a gate names its metrics itself
             before = totals.get(name, 0.0)
             shared = declared(f"sam/{name}").aggregation == MAX
             totals[name] = max(before, value) if shared else before + value
-    return totals
+    return totals | _gate_ratios(totals)
+
+
+def _gate_ratios(totals: Mapping[str, float]) -> dict[str, float]:
+    """What a measuring gate's sums say; nothing for other gates."""
+    if "gate/measured_s" not in totals:
+        return {}
+    measured_s, tokens = totals["gate/measured_s"], totals["gate/measured_tokens"]
+    return {
+        "gate/measured_ms_per_token": ratio(1e3 * measured_s, tokens),
+        "gate/predicted_ms_per_token": ratio(1e3 * totals["gate/predicted_s"], tokens),
+        "gate/trial_loss_share": ratio(totals["gate/trial_loss_s"], measured_s),
+        "gate/regret_share": ratio(totals["gate/regret_s"], totals["gate/compared_s"]),
+    }

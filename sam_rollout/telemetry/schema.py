@@ -46,6 +46,7 @@ CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
     f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
 )
+BUDGET = "<budget>"  # stands for a number of draft tokens 0, 1, 2, ... in a metric's name
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,36 @@ METRICS: tuple[Metric, ...] = (
         "Changes between open and closed from one engine step to the next.",
         SUM,
     ),
+    Metric("sam/gate/failures", "failures", "Gate errors survived by closing the gate.", TOTAL),
+    Metric(
+        f"sam/gate/steps_with_k_{BUDGET}",
+        "steps",
+        "sam.gate.kind=auto, as all below: engine steps for which it allowed k draft tokens.",
+        TOTAL,
+    ),
+    Metric("sam/gate/trials", "steps", "Steps with a budget that was tried, not chosen.", TOTAL),
+    Metric("sam/gate/measured_steps", "steps", "Steps whose time was learned from.", TOTAL),
+    Metric(
+        "sam/gate/left_out_steps",
+        "steps",
+        "Other steps: prompts, requests that joined or left, outliers.",
+        TOTAL,
+    ),
+    Metric("sam/gate/measured_s", "s", "Time of the measured steps.", TOTAL),
+    Metric("sam/gate/predicted_s", "s", "The same, as expected before each.", TOTAL),
+    Metric("sam/gate/measured_tokens", "tokens", "Tokens of the measured steps.", TOTAL),
+    Metric("sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL),
+    Metric(
+        "sam/gate/regret_s",
+        "s",
+        "Time lost against the best fixed threshold and k, by the latest estimates.",
+        TOTAL,
+    ),
+    Metric("sam/gate/compared_s", "s", "All time that regret_s is part of.", TOTAL),
+    Metric("sam/gate/measured_ms_per_token", "ms", "measured_s / measured_tokens.", MEAN),
+    Metric("sam/gate/predicted_ms_per_token", "ms", "predicted_s / measured_tokens.", MEAN),
+    Metric("sam/gate/trial_loss_share", "1", "trial_loss_s / measured_s.", MEAN),
+    Metric("sam/gate/regret_share", "1", "regret_s / compared_s.", MEAN),
     Metric(
         "sam/sampler/time_us_per_step",
         "us",
@@ -532,6 +563,7 @@ def declared(name: str) -> Metric:
     canonical = re.sub(r"(?<=/accepted_position_)[1-9]\d*$", POSITION, canonical)
     if canonical.removeprefix("sam/draft/") in CONTEXT_COUNTERS:
         canonical = f"{canonical.rpartition('_')[0]}_{CONTEXT}"
+    canonical = re.sub(r"(?<=/steps_with_k_)\d+$", BUDGET, canonical)
     if canonical not in _BY_NAME:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
     return _BY_NAME[canonical]

@@ -21,7 +21,12 @@ FULL = {
     "draft_policy": "confidence",
     "min_confidence": 0.25,
     "pad_drafts": "auto",
-    "gate": {"kind": "threshold", "threshold": 12},
+    "gate": {
+        "kind": "threshold",
+        "threshold": 12,
+        "schedule": {"4": 2},
+        "exploration": 0.01,
+    },
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
         "siblings": {
@@ -45,7 +50,7 @@ FULL = {
 
 def test_round_trip_through_json():
     config = SamConfig.from_mapping(FULL)
-    assert config.gate == GateConfig(threshold=12)
+    assert config.gate == GateConfig(threshold=12, schedule={4: 2}, exploration=0.01)
     assert config.to_mapping() == FULL
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
     telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True)
@@ -87,6 +92,14 @@ def test_absent_keys_take_the_defaults():
             "enabled, max_draft_tokens, draft_policy, min_confidence, pad_drafts, gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
+        ({"gate": {"schedule": 3}}, "sam.gate.schedule = 3: must be a mapping, not int"),
+        ({"gate": {"schedule": {"few": 3}}}, "sam.gate.schedule = {'few': 3}: keys must be"),
+        ({"gate": {"schedule": {0: 3}}}, "sam.gate.schedule = {0: 3}: keys must be"),
+        ({"gate": {"schedule": {4: 33}}}, "sam.gate.schedule.4 = 33: must be an integer, 0..32"),
+        ({"gate": {"schedule": {4: True}}}, "sam.gate.schedule.4 = True: must be an integer"),
+        ({"gate": {"schedule": {4: 8}}}, "sam.gate.schedule.4 = 8: must be at most sam.max_draft"),
+        ({"gate": {"kind": "schedule"}}, "sam.gate.schedule = {}: must map running requests"),
+        ({"gate": {"exploration": 0.2}}, "sam.gate.exploration = 0.2: must be 0..0.1"),
         ({7: 3}, "sam.7 = 3: unknown key"),
         (
             {"sources": {"siblings": {"routing": "grouped", "max_imbalance": 0}}},

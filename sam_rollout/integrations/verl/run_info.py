@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from sam_rollout.config import GateConfig
 from sam_rollout.telemetry.records import RunInfo
 
 _PACKAGES = (
@@ -45,7 +46,8 @@ def _host() -> dict[str, Any]:
 def _label(sam: DictConfig) -> str:
     if not sam.enabled:
         return "sam=off"
-    never_opens = sam.gate.kind == "closed" or sam.gate.threshold == 0
+    gate = GateConfig.from_mapping(OmegaConf.to_container(sam.gate, resolve=True))
+    never_opens = gate.most_drafting(max_num_seqs=1) == 0
     return "sam=matched" if never_opens else "sam=on"
 
 

@@ -95,6 +95,10 @@ class RequestLedger:
         self._ids = list(request_ids)
         return ended
 
+    def in_flight(self, rows: int) -> np.ndarray:
+        """What the last step was given, int32 [2, batch]: drafts and what filled them up."""
+        return self._in_flight[: FILLING + 1, :rows]
+
     def observe(self, sampled: np.ndarray, num_tokens: np.ndarray) -> VerifiedPadding:
         """Book the step's outcome.
 

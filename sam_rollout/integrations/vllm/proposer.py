@@ -22,7 +22,7 @@ import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.drafting import SamDrafter, make_static_sources
-from sam_rollout.gating import make_gate
+from sam_rollout.gating import EngineStep, make_gate
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.ledger import RequestLedger
@@ -40,6 +40,17 @@ def is_output_rank() -> bool:
     from vllm.distributed import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+
+
+def steps_in_lockstep(vllm_config: Any) -> bool:
+    """Whether other engines wait for each step of this one: experts spread over data parallelism.
+
+    Engines of a dense model share nothing; vLLM runs them apart.
+    """
+    parallel = getattr(vllm_config, "parallel_config", None)
+    if parallel is None or parallel.data_parallel_size == 1:
+        return False
+    return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
 
 
 class SamProposer:
@@ -65,7 +76,12 @@ class SamProposer:
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
         self.max_batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.gate = make_gate(self.config.gate)
+        self.gate = make_gate(
+            self.config.gate,
+            max_rows=self.max_rows,
+            max_draft_tokens=self.config.max_draft_tokens,
+            in_lockstep=steps_in_lockstep(vllm_config),
+        )
         check_corpus_fits(self.config, vllm_config.model_config)
         self.drafter: SamDrafter | None = SamDrafter(
             self.config,
@@ -81,8 +97,8 @@ class SamProposer:
         self._record = False
         self._request_ids: list[str] = []
         self._control: set[str] = set()  # requests of the batch that get no drafts
-        # Most tokens to draft: of every row, or int32 [batch] while control requests are in it.
-        self._max_tokens: int | np.ndarray = self.config.max_draft_tokens
+        # Rows that may draft: 1 for all, or int32 [batch], 0 for control requests.
+        self._may_draft: int | np.ndarray = 1
         self._sampler_clock: SamplerClock | None = None
         self._booking_ns = 0  # spent on the ledger in the step under way
         self._steps = StepLog(self.drafter.source_names)
@@ -145,7 +161,8 @@ class SamProposer:
         started_ns = time.perf_counter_ns()
         rows = len(sampled_token_ids)
         request_ids = self._runner.input_batch.req_ids
-        if request_ids != self._request_ids:
+        same_batch = request_ids == self._request_ids
+        if not same_batch:
             self._follow_batch(request_ids)
         # A row without sampled tokens is a prompt chunk: its text is not complete yet.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
@@ -153,13 +170,19 @@ class SamProposer:
         booking_ns = time.perf_counter_ns()
         verified_padding = self.ledger.observe(sampled, num_tokens)
         self._booking_ns += time.perf_counter_ns() - booking_ns
-        gate_open = self.gate.open(rows)
+        k = self.gate.next_budget(
+            EngineStep(
+                started_ns, sampled, *self.ledger.in_flight(rows), num_tokens, same_batch=same_batch
+            ),
+            whole=self.padding.in_use,
+        )
+        gate_open = k > 0
         batch = self.drafter.step(
             request_ids,
             token_ids_cpu,
             num_tokens,
             decoding,
-            self._max_tokens,
+            k * self._may_draft,
             gate_open=gate_open,
         )
         filling: np.ndarray | int = 0
@@ -180,7 +203,7 @@ class SamProposer:
                 started_ns,
                 logging_ns - self._booking_ns,
                 gate_open,
-                self.config.max_draft_tokens if gate_open else 0,
+                k,
                 verified_padding,
                 self.drafter.verified_by_source,
                 self._sampler_clock.take_us(),
@@ -234,7 +257,7 @@ class SamProposer:
             *self._control.intersection(request_ids),
             *filter(self._is_control, joined),
         }
-        self._max_tokens = self._budgets(request_ids)
+        self._may_draft = self._mask(request_ids)
         if not self._record:
             self.ledger.drain()  # nobody will: keep the books of ended requests from piling up
             if set(self._request_ids).isdisjoint(request_ids):
@@ -255,12 +278,11 @@ class SamProposer:
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         return bool(sampling and (sampling.extra_args or {}).get(CONTROL_KEY))
 
-    def _budgets(self, request_ids: list[str]) -> int | np.ndarray:
-        """Most tokens to draft for each row of a changed batch; one number where all are alike."""
-        k = self.config.max_draft_tokens
+    def _mask(self, request_ids: list[str]) -> int | np.ndarray:
+        """Which rows of a changed batch may draft; one number where all are alike."""
         if not self._control:
-            return k
-        return np.array([0 if rid in self._control else k for rid in request_ids], np.int32)
+            return 1
+        return np.array([rid not in self._control for rid in request_ids], np.int32)
 
     def _end_step(self) -> None:
         """A training step has ended, its last requests too: an empty batch asks for no drafts."""
@@ -315,7 +337,7 @@ class SamProposer:
             "host": platform.node(),
             "requests": {request_id: tuple(one[:3]) for request_id, one in totals.items()},
             "open": {request_id: tuple(one[3:]) for request_id, one in totals.items()},
-            "counters": {**counters, "failures": self.failures},
+            "counters": {**counters, **self.gate.counters(), "failures": self.failures},
         }
 
 

@@ -47,8 +47,7 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         )
     line = (
         f"sam_rollout: drafter {PROPOSER_CLASS} on {len(ours)} worker(s), "
-        f"k={config.max_draft_tokens}, gate={config.gate.kind}"
-        f" (threshold {config.gate.threshold})"
+        f"k={config.max_draft_tokens}, gate: {config.gate}"
     )
     # Left out where there is nothing to tell: an engine without graphs, or one that knows the
     # method custom_class by itself.

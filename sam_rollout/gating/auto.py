@@ -1,0 +1,212 @@
+"""The gate that measures: the budget with the most tokens per second, on this engine, now.
+
+The time of a step is the time between two calls of the proposer: with synchronous scheduling
+(drafters of others leave vLLM no other) a call is made after every step, once its tokens are on the
+host, so that nothing has to be waited for. It contains everything a budget costs, drafting too.
+Steps that did anything but decode the same requests as the step before are left out: prompts,
+requests that joined or left, steps in which the engine did not call.
+
+Rate of a budget k: requests * (1 + expected accepted tokens) / expected step time. The budget with
+the highest rate is taken. A lead of less than `_LEAD` changes nothing, and drafts have to promise
+as much before they are made at all. Now and then another one is
+tried, where its time or its acceptance is not known (any more). The time this loses against the
+best one is kept below `exploration` of all step time; a few steps are given in advance.
+
+Nothing here is random and nothing depends on a seed: decisions follow from times alone. They are
+not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
+"""
+
+import numpy as np
+
+from sam_rollout.gating.acceptance import Acceptance
+from sam_rollout.gating.gate import EngineStep
+from sam_rollout.gating.step_times import StepTimes
+
+_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
+
+_LEAD = 1.01
+_ADVANCE = 8  # steps that may be lost before any exploration was earned
+_ENOUGH = 4  # steps after which a budget is known for a number of requests
+_STALE = 512  # steps after which it has to be measured again
+_ASK_AGAIN = 32  # steps after which a longer draft is tried, to see whether it is accepted today
+
+
+class AutoGate:
+    """Chooses budgets by measured rates; see the module.
+
+    Args:
+        max_rows: most requests in one batch.
+        max_draft_tokens: largest budget.
+        exploration: share of step time that trying out may lose.
+    """
+
+    def __init__(self, max_rows: int, max_draft_tokens: int, exploration: float) -> None:
+        self._k = max_draft_tokens
+        self._exploration = exploration
+        self._times = StepTimes(max_rows, max_draft_tokens)
+        self._octaves: list[Acceptance | None] = [None] * (max_rows.bit_length() + 1)
+        self._octave = max_rows.bit_length()
+        self._acceptance = self._octaves[self._octave] = Acceptance(max_draft_tokens)
+        self._all = range(max_draft_tokens + 1)
+        self._ends = (0, max_draft_tokens)
+        self._expected = [0.0] * (max_draft_tokens + 1)  # seconds, of the last decision
+        self._seen = [[-_STALE] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
+        self._steps = 0
+        self._asked_at = 0  # when a longer draft than the best was tried
+        self._faded_at = 0
+        self._last_ns = 0
+        self._context = 0
+        self._best = 0  # the budget chosen
+        self._budget = 0  # the one given, which may be a trial
+        self._fair_s_per_token = 0.0  # of the budget chosen
+        # Since the gate was made.
+        self._chosen = [0] * (max_draft_tokens + 1)
+        self._trials = self._left_out = self._measured = 0
+        self._time_s = self._predicted_s = self._lost_s = 0.0
+        self._tokens = 0
+        # Tokens by number of requests and budget, and the steps' requests and context: for regret.
+        self._tokens_of = [[0] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
+        self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context
+
+    def observe(self, step: EngineStep) -> None:
+        """Learn what the step before cost and what it brought."""
+        rows = len(step.sampled)
+        seconds = (step.now_ns - self._last_ns) * 1e-9
+        tokens = int(_sum(step.sampled))
+        context = int(_sum(step.num_tokens))
+        before, self._context, self._last_ns = self._context, context, step.now_ns
+        budget = self._budget
+        if budget and step.same_batch:  # those who join were allowed nothing
+            self._acceptance.observe(budget, step.drafts, step.sampled)
+        if not rows or not step.same_batch or before + tokens != context or not _all(step.sampled):
+            self._left_out += 1
+            return
+        draft_tokens = int(_sum(step.drafts)) + int(_sum(step.filling))
+        expected = self._expected[budget]
+        if budget != self._best:
+            # What the best budget would have made of a pause is not the trial's fault.
+            fair_s = tokens * self._fair_s_per_token
+            self._lost_s += min(max(0.0, seconds - fair_s), self._k * self._expected[self._best])
+        if not self._times.observe(rows, budget, draft_tokens, before, seconds, expected):
+            self._left_out += 1
+            return
+        number = self._times.bin_of[rows]
+        self._seen[number][budget] = self._steps
+        self._measured += 1
+        self._time_s += seconds
+        self._predicted_s += expected
+        self._tokens += tokens
+        self._tokens_of[number][budget] += tokens
+        batch = self._batch_of[number]
+        batch[0] += 1
+        batch[1] += rows
+        batch[2] += before
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """The budget with the highest expected rate, or one that has to be tried."""
+        self._steps += 1
+        self._budget = self._decide(rows, self._ends if whole else self._all) if rows else 0
+        self._chosen[self._budget] += 1
+        if self._budget:
+            self._faded_at = self._steps
+        elif self._steps - self._faded_at >= _ASK_AGAIN:
+            self._acceptance.fade(self._steps - self._faded_at)
+            self._faded_at = self._steps
+        return self._budget
+
+    def _decide(self, rows: int, choices: range | tuple[int, ...]) -> int:
+        if rows.bit_length() != self._octave:
+            self._enter(rows.bit_length())
+        if not self._times.ready:
+            return 0
+        acceptance, expected = self._acceptance, self._expected
+        self._times.expect(rows, self._context, rows * acceptance.fill, expected)
+        gains = acceptance.gains
+        best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
+        for k in choices:
+            rate = (1 + gains[k]) / expected[k]
+            if k and rate > drafting_rate:
+                drafting, drafting_rate = k, rate
+            if k == 0:
+                rate *= _LEAD
+            if k == self._best:
+                rate *= _LEAD
+            if rate > best_rate:
+                best, best_rate = k, rate
+        self._best = best
+        self._fair_s_per_token = expected[best] / (rows * (1 + gains[best]))
+        return self._trial(rows, drafting, choices)
+
+    def _enter(self, octave: int) -> None:
+        """Change to what is accepted with about so many requests."""
+        known = self._octaves[octave]
+        if known is None:
+            known = self._octaves[octave] = self._acceptance.heir()
+        self._acceptance, self._octave = known, octave
+
+    def _trial(self, rows: int, drafting: int, choices: range | tuple[int, ...]) -> int:
+        """A budget about which too little is known, if its trial is affordable; or the best."""
+        best = self._best
+        room = self._exploration * self._time_s + _ADVANCE * self._expected[best] - self._lost_s
+        if room <= 0:
+            return best
+        seen = self._seen[self._times.bin_of[rows]]
+        rival = 0 if best else drafting
+        ask = self._steps - self._asked_at >= _ASK_AGAIN
+        for k in (rival, best + 1, best - 1):
+            if k not in choices:
+                continue
+            known = self._times.weight(rows, k) >= _ENOUGH and self._steps - seen[k] < _STALE
+            asked = k > best and ask and (k == rival or self._acceptance.is_vague(k))
+            if known and not asked:
+                continue
+            loss = self._expected[k] - rows * (1 + self._acceptance.gains[k]) * (
+                self._fair_s_per_token
+            )
+            if loss <= room:
+                if k > best:
+                    self._asked_at = self._steps
+                self._trials += 1
+                return k
+        return best
+
+    def counters(self) -> dict[str, float]:
+        """What was decided, and how good that was by what is known now."""
+        chosen = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._chosen)}
+        regret_s, compared_s = self._regret()
+        return chosen | {
+            "gate/trials": self._trials,
+            "gate/measured_steps": self._measured,
+            "gate/left_out_steps": self._left_out,
+            "gate/measured_s": self._time_s,
+            "gate/predicted_s": self._predicted_s,
+            "gate/measured_tokens": self._tokens,
+            "gate/trial_loss_s": self._lost_s,
+            "gate/regret_s": regret_s,
+            "gate/compared_s": compared_s,
+        }
+
+    def _regret(self) -> tuple[float, float]:
+        """Time lost against the best fixed threshold and budget, and all time, by the final model.
+
+        Both sides are expectations for the tokens that were made, by number of requests.
+        """
+        if not self._measured:
+            return 0.0, 0.0
+        expected = [0.0] * (self._k + 1)
+        # [requests, budget]: seconds that the tokens of a number of requests would take.
+        would_s, did_s = [], 0.0
+        for tokens, (steps, rows, context) in zip(self._tokens_of, self._batch_of, strict=True):
+            if not steps:
+                continue
+            mean = round(rows / steps)
+            acceptance = self._octaves[mean.bit_length()] or self._acceptance
+            gains = 1 + np.array(acceptance.gains)
+            self._times.expect(mean, context / steps, mean * acceptance.fill, expected)
+            s_per_token = np.array(expected) / (mean * gains)
+            would_s.append(sum(tokens) * s_per_token)
+            did_s += float(np.dot(tokens, s_per_token))
+        would = np.array(would_s)
+        closed_above = would[::-1, :1].cumsum(axis=0)[::-1] - would[:, :1]
+        best_s = min(float((would.cumsum(axis=0) + closed_above).min()), float(would[:, 0].sum()))
+        return max(0.0, did_s - best_s), did_s

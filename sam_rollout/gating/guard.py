@@ -1,0 +1,78 @@
+"""From a configuration to a gate that cannot end a rollout."""
+
+import logging
+
+from sam_rollout.config import GateConfig
+from sam_rollout.gating.auto import AutoGate
+from sam_rollout.gating.gate import ClosedGate, EngineStep, Gate, ScheduleGate, ThresholdGate
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedGate:
+    """Another gate, closed for good if that fails: no failure in here ends a rollout.
+
+    Attributes:
+        failures: 1 once the gate has failed.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._kept: dict[str, float] = {}
+        self.failures = 0
+
+    def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
+        """Let the gate see a step and decide about the next one."""
+        try:
+            self._gate.observe(step)
+            return self._gate.budget(len(step.sampled), whole=whole)
+        except Exception:
+            self._close()
+            return 0
+
+    def counters(self) -> dict[str, float]:
+        """The gate's counters, the last ones known if it has failed, and `gate/failures`."""
+        try:
+            self._kept.update(self._gate.counters())
+        except Exception:
+            self._close()
+        return self._kept | {"gate/failures": self.failures}
+
+    def _close(self) -> None:
+        self.failures += 1
+        self._gate = ClosedGate()
+        logger.warning(
+            "The gate failed and is closed; the rollout continues without drafts.", exc_info=True
+        )
+
+
+def make_gate(
+    config: GateConfig, *, max_rows: int, max_draft_tokens: int, in_lockstep: bool = False
+) -> GuardedGate:
+    """The gate that a configuration names; `GateConfig` admits only kinds that exist.
+
+    Args:
+        config: validated.
+        max_rows: most requests in one batch (the engine's max_num_seqs).
+        max_draft_tokens: k.
+        in_lockstep: other engines wait for every step of this one. What one engine measures is
+            then not its own, and engines that measure apart would decide apart: `auto` becomes
+            `threshold`.
+    """
+    return GuardedGate(_make(config, max_rows, max_draft_tokens, in_lockstep))
+
+
+def _make(config: GateConfig, max_rows: int, max_draft_tokens: int, in_lockstep: bool) -> Gate:
+    if config.kind == "closed":
+        return ClosedGate()
+    if config.kind == "schedule":
+        return ScheduleGate(config.schedule_by_rows(), max_draft_tokens)
+    if config.kind == "auto":
+        if not in_lockstep:
+            return AutoGate(max_rows, max_draft_tokens, config.exploration)
+        logger.warning(
+            "sam.gate.kind = 'auto' does not work with engines that share experts (data parallel); "
+            "this engine drafts up to sam.gate.threshold = %d running requests instead.",
+            config.threshold,
+        )
+    return ThresholdGate(config.threshold, max_draft_tokens)

@@ -1,0 +1,176 @@
+"""How long an engine step takes, learned from the steps of the engine itself.
+
+The time of a step is `speed * base * correction`:
+
+* `base` is linear in requests, scored tokens and context, fitted by least squares with forgetting:
+  it carries what was measured over to batches that were not. Residuals count relative to the time
+  of their step, or large batches would drown the long tail.
+* `correction` is what a cell (number of requests, budget of draft tokens) was measured to be above
+  or below that line. It converges to 1 where a cell is empty.
+* `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that a
+  budget is not blamed for the hour at which it was tried.
+
+A step that lies outside all expectation (garbage collection, a pause for weights) is left out,
+unless so many follow each other that the expectation must be wrong.
+"""
+
+import numpy as np
+
+_FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
+_RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
+_MEMORY = 2000  # steps that the line remembers
+_CELL_MEMORY = 64
+_FIT_EVERY = 64
+_FIRST_FITS = (8, 16, 32)  # after so many steps
+_WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
+_OUTLIER = 2.0
+# Nobody knows what to expect of a cell with fewer steps; but scoring k more tokens for each request
+# takes no longer than k more steps.
+_KNOWN = 4
+_PATIENCE = 16
+_SPEED_RATE = 1 / 32
+# A cell borrows so many steps from its number of requests, and that from the line.
+_BORROWED = 2.0
+_ROWS_APART = 9 / 8  # of large batches that share cells
+
+
+class StepTimes:
+    """Step times by requests, budget, draft tokens and context, in seconds.
+
+    Args:
+        max_rows: most requests in one batch.
+        max_draft_tokens: largest budget.
+    """
+
+    def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
+        self.bin_of = _bins(max_rows)
+        self.bins = self.bin_of[-1] + 1
+        self._budgets = max_draft_tokens + 1
+        # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
+        self._cells = [
+            [[0.0] * (1 + _FEATURES) for _ in range(self._budgets)] for _ in range(self.bins)
+        ]
+        self._of_bin = [[0.0] * (1 + _FEATURES) for _ in range(self.bins)]
+        self._line = [0.0] * _FEATURES
+        self._gram = np.zeros((_FEATURES, _FEATURES))
+        self._moment = np.zeros(_FEATURES)
+        self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
+        self._steps = 0
+        self._strays = 0
+        self._speed = 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything was measured that an expectation can be built on."""
+        return self._steps >= _WARM_UP
+
+    def weight(self, rows: int, budget: int) -> float:
+        """Steps measured in a cell, the latest ones."""
+        return self._cells[self.bin_of[rows]][budget][0]
+
+    def expect(
+        self, rows: int, context: float, draft_tokens_per_budget: float, out: list[float]
+    ) -> None:
+        """Fill `out` with the expected time of every budget.
+
+        Args:
+            rows: requests.
+            context: tokens of all requests together.
+            draft_tokens_per_budget: tokens that a budget of 1 adds to the step.
+            out: one number a budget, seconds.
+        """
+        a, b, c, d = self._line
+        bin_ = self.bin_of[rows]
+        plain = max(a + b * rows + d * context, 1e-9)
+        slope = (b + c) * draft_tokens_per_budget
+        n, seconds, scored, drafted, read = self._of_bin[bin_]
+        line = a * n + b * scored + c * drafted + d * read
+        of_bin = (seconds / line * n + _BORROWED) / (n + _BORROWED) if line > 0 else 1.0
+        speed = self._speed
+        for budget, (n, seconds, scored, drafted, read) in enumerate(self._cells[bin_]):
+            correction = of_bin
+            if n:
+                line = a * n + b * scored + c * drafted + d * read
+                if line > 0:
+                    correction = (seconds / line * n + _BORROWED * of_bin) / (n + _BORROWED)
+            out[budget] = speed * correction * (plain + slope * budget)
+
+    def observe(
+        self,
+        rows: int,
+        budget: int,
+        draft_tokens: int,
+        context: int,
+        seconds: float,
+        expected: float,
+    ) -> bool:
+        """Learn from a step; False if it was left out.
+
+        Args:
+            rows, budget, draft_tokens, context: of the step.
+            seconds: what it took.
+            expected: what `expect` said it would; ignored until `ready`.
+        """
+        bin_ = self.bin_of[rows]
+        cells = self._cells[bin_][budget], self._of_bin[bin_]
+        usual = seconds / self._speed
+        if self.ready:
+            ratio = seconds / expected
+            known = cells[0][0] >= _KNOWN
+            most = _OUTLIER if known else _OUTLIER * (1 + budget)
+            if not 1 / most < ratio < most:
+                self._strays += 1
+                if self._strays < _PATIENCE:
+                    return False
+                self._speed *= ratio
+                usual = seconds / self._speed
+            elif known:
+                self._speed *= 1 + _SPEED_RATE * (ratio - 1)
+        self._strays = 0
+        scored = rows + draft_tokens
+        for cell in cells:
+            if cell[0] >= _CELL_MEMORY:
+                for i, value in enumerate(cell):
+                    cell[i] = value / 2
+            cell[0] += 1
+            cell[1] += usual
+            cell[2] += scored
+            cell[3] += draft_tokens
+            cell[4] += context
+        self._recent[self._steps % _FIT_EVERY] = 1, scored, draft_tokens, context, usual
+        self._steps += 1
+        if self._steps % _FIT_EVERY == 0 or self._steps in _FIRST_FITS:
+            self._fit()
+        return True
+
+    def _fit(self) -> None:
+        """Fit the line to the latest steps and, less and less, to those before."""
+        fresh = self._recent[: (self._steps - 1) % _FIT_EVERY + 1]
+        relative = fresh / fresh[:, -1:]
+        features = relative[:, :-1]
+        keep = (1 - 1 / _MEMORY) ** len(fresh)
+        gram = keep * self._gram + features.T @ features
+        moment = keep * self._moment + features.sum(axis=0)
+        if len(fresh) == _FIT_EVERY:
+            self._gram, self._moment = gram, moment
+        # Where data do not tell features apart, the ridge shares their time out. That of draft
+        # tokens is what one costs more than any other scored token: nothing, until it is measured.
+        scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
+        ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
+        a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
+        b, d = max(b, 0.0), max(d, 0.0)
+        c = max(c, -b)
+        # With a slope refused, the level has to follow.
+        a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
+        self._line = [float(a), float(b), float(c), float(d)]
+
+
+def _bins(max_rows: int) -> list[int]:
+    """Number of requests -> cell: each its own up to 8, then ever more together."""
+    bins, bound, number = [0], 1.0, 0
+    for rows in range(1, max_rows + 1):
+        if rows > bound:
+            number += 1
+            bound = max(float(rows), bound * _ROWS_APART)
+        bins.append(number)
+    return bins

@@ -1,0 +1,162 @@
+"""The measuring gate on engines whose costs and acceptance are known."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.gating import ClosedGate, EngineStep, ThresholdGate
+from sam_rollout.gating.auto import AutoGate
+from tests.unit.gating.synthetic import SyntheticEngine
+
+REQUESTS, K = 32, 8
+EXPLORATION = 0.005
+
+
+def linear(rows, tokens, context):
+    return 1e-3 + 4e-5 * tokens + 2e-9 * context
+
+
+def memory_bound(rows, tokens, context):
+    """Draft tokens are free up to some 50 scored tokens."""
+    return max(5e-3 + 1e-5 * rows, 1e-4 * tokens) + 5e-9 * context
+
+
+def compute_bound(rows, tokens, context):
+    return 1e-3 + 4e-4 * tokens
+
+
+REGIMES = {
+    "drafts pay always": SyntheticEngine(memory_bound, lambda rows, now: 0.7),
+    "drafts pay in the tail only": SyntheticEngine(linear, lambda rows, now: 0.3),
+    "better drafts in the tail": SyntheticEngine(memory_bound, lambda r, now: 0.5 if r < 16 else 0),
+    "drafts never pay": SyntheticEngine(compute_bound, lambda rows, now: 0.3),
+    "drafts are always wrong": SyntheticEngine(linear, lambda rows, now: 0.0),
+    "wrong but nearly free": SyntheticEngine(memory_bound, lambda rows, now: 0.0),
+    "noise and pauses": SyntheticEngine(linear, lambda r, now: 0.5, noise=0.15, pauses=0.02),
+    "acceptance comes and goes": SyntheticEngine(linear, lambda r, now: 0.8 * (now % 10 < 5)),
+}
+
+
+def auto(k: int = K) -> AutoGate:
+    return AutoGate(REQUESTS, k, EXPLORATION)
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_as_fast_as_the_best_fixed_choice(name):
+    engine = REGIMES[name]
+    fixed = [ClosedGate()] + [ThresholdGate(t, k) for t in (4, 16, REQUESTS) for k in (1, 2, 4, 8)]
+    best = min(engine.run(gate, rounds=2) for gate in fixed)
+    gate = auto()
+    engine.run(gate, rounds=1, seed=1)
+    assert engine.run(gate, rounds=2) < 1.03 * best
+
+
+@pytest.mark.parametrize(
+    "name", ["drafts never pay", "drafts are always wrong", "wrong but nearly free"]
+)
+def test_hardly_slower_than_a_closed_gate_where_nothing_pays(name):
+    engine = REGIMES[name]
+    gate = auto()
+    engine.run(gate, rounds=1, seed=1)
+    assert engine.run(gate, rounds=2) < (1.01 + EXPLORATION) * engine.run(ClosedGate(), rounds=2)
+
+
+def test_a_cold_start_costs_no_more_than_its_advance():
+    """Eight steps given in advance, of the 500 and more that a round has."""
+    engine = REGIMES["drafts are always wrong"]
+    assert engine.run(auto(), rounds=1) < 1.02 * engine.run(ClosedGate(), rounds=1)
+
+
+@pytest.mark.parametrize("name", ["drafts are always wrong", "drafts pay in the tail only"])
+def test_trials_stay_within_their_budget(name):
+    gate = auto()
+    REGIMES[name].run(gate, rounds=3)
+    counters = gate.counters()
+    advance = 10 * linear(REQUESTS, REQUESTS * (1 + K), 100_000)
+    assert counters["gate/trials"] > 0
+    assert counters["gate/trial_loss_s"] <= EXPLORATION * counters["gate/measured_s"] + advance
+
+
+class Recorder(AutoGate):
+    """Keeps the budgets it gave."""
+
+    def __init__(self) -> None:
+        super().__init__(REQUESTS, K, EXPLORATION)
+        self.given: list[int] = []
+
+    def budget(self, rows, *, whole=False):
+        self.given.append(super().budget(rows, whole=whole))
+        return self.given[-1]
+
+
+def test_no_flapping_between_budgets_that_are_as_good():
+    """A constant batch with noise: what is chosen changes far more rarely than what is measured."""
+    engine = SyntheticEngine(linear, lambda rows, now: 0.5, requests=4, length=4000, noise=0.1)
+    gate = Recorder()
+    engine.run(gate, rounds=1)
+    given = np.array(gate.given[200:])
+    assert (np.diff(given) != 0).mean() < 0.1
+
+
+def test_graphs_leave_it_all_or_nothing():
+    class Whole(Recorder):
+        def budget(self, rows, *, whole=False):
+            return super().budget(rows, whole=True)
+
+    gate = Whole()
+    REGIMES["drafts pay always"].run(gate, rounds=1)
+    assert set(gate.given) == {0, K}
+
+
+def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -> None:
+    """Steps of `seconds` in which nothing is accepted; `changes` are made to what the gate sees."""
+    ones = np.ones(rows, np.int32)
+    for _ in range(steps):
+        feed.now += seconds
+        feed.texts += 1
+        step = EngineStep(
+            int(feed.now * 1e9), ones, 0 * ones, 0 * ones, feed.texts * ones, same_batch=True
+        )
+        gate.observe(step._replace(**changes))
+        gate.budget(rows)
+
+
+feed.now, feed.texts = 0.0, 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"same_batch": False},
+        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
+        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps without a call between them
+        {"now_ns": 1 << 60},  # a pause
+    ],
+    ids=["other requests", "prompt", "steps not seen", "pause"],
+)
+def test_steps_that_do_more_than_decode_are_left_out(changes):
+    gate = auto()
+    feed(gate, 50, seconds=1e-3)
+    measured = gate.counters()["gate/measured_steps"]
+    feed(gate, 1, seconds=1e-3, **changes)
+    assert gate.counters()["gate/measured_steps"] == measured
+
+
+def test_a_lasting_change_of_speed_is_believed():
+    gate = auto()
+    feed(gate, 100, seconds=1e-3)
+    feed(gate, 100, seconds=5e-3)
+    before = gate.counters()
+    feed(gate, 20, seconds=5e-3)
+    after = gate.counters()
+    predicted = after["gate/predicted_s"] - before["gate/predicted_s"]
+    assert predicted == pytest.approx(20 * 5e-3, rel=0.1)
+
+
+def test_counters_tell_decisions_and_regret():
+    gate = Recorder()
+    REGIMES["drafts pay always"].run(gate, rounds=2)
+    counters = gate.counters()
+    chosen = [counters[f"gate/steps_with_k_{k}"] for k in range(K + 1)]
+    assert chosen == np.bincount(gate.given, minlength=K + 1).tolist()
+    assert counters["gate/predicted_s"] == pytest.approx(counters["gate/measured_s"], rel=0.05)
+    assert 0 <= counters["gate/regret_s"] < 0.05 * counters["gate/compared_s"]
