@@ -82,6 +82,26 @@ def alone(rows: int) -> dict[str, float]:
     }
 
 
+def hooks_us() -> float:
+    """Median microseconds that timing adds to a call of a sampler: an empty module's, hooked."""
+    import torch
+
+    from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
+
+    def median_us() -> float:
+        times = []
+        for _ in range(ALONE_STEPS):
+            started_ns = time.perf_counter_ns()
+            module(None)
+            times.append(time.perf_counter_ns() - started_ns)
+        return statistics.median(times) / 1000
+
+    module = torch.nn.Identity()
+    without = median_us()
+    SamplerClock(SimpleNamespace(sampler=module))
+    return median_us() - without
+
+
 def _statistics(rows: int) -> tuple[Any, Any]:
     """What vLLM hands to the recorder."""
     spec = SimpleNamespace(
@@ -113,9 +133,10 @@ def main() -> None:
         "machine": machine("numpy", "numba"),
         "setting": {"draft_tokens": DRAFT_TOKENS, "alone_steps": ALONE_STEPS, "goal": GOAL},
         "alone": {str(rows): alone(rows) for rows in ROWS},
+        "hooks_us": hooks_us(),
         "run": {"label": start.label, "versions": dict(start.versions), **in_run(arguments.run)},
     }
-    print(json.dumps({name: result[name] for name in ("alone", "run")}, indent=1))
+    print(json.dumps({name: result[name] for name in ("alone", "hooks_us", "run")}, indent=1))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
