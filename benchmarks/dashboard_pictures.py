@@ -1,8 +1,7 @@
 """The pictures of docs/dashboards.md, from a comparison that scripts/compare.sh made.
 
     OUTPUT_DIR=outputs/compare/pictures scripts/compare.sh experiment=tiny_cpu repeats=1 \\
-        trainer.total_training_steps=5 trainer.val_before_train=true trainer.test_freq=5 \\
-        'trainer.logger=[console,tensorboard,file,wandb]'
+        trainer.total_training_steps=4
     python -m benchmarks.dashboard_pictures outputs/compare/pictures
 
 Draws every section of the dashboard, and writes down the metrics of both runs with the machine they
