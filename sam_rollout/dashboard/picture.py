@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sam_rollout.dashboard.layout import SECTIONS, Panel, Section
+from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.curve import plot, running_curve
 from sam_rollout.telemetry.records import RunFolder
 
@@ -22,6 +23,7 @@ LINES = ("-", "--", ":", "-.")
 STYLE = {"font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "legend.fontsize": 7,
          "axes.titlelocation": "left", "axes.grid": True, "grid.color": "#E4E4E4",
          "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}  # fmt: skip
+WIDTHS = (3.5, 1.3)  # the first run stays visible below others that are equal to it
 COLUMNS, DPI = 3, 100
 
 
@@ -42,14 +44,31 @@ class Run:
         steps = pd.DataFrame.from_dict(folder.read_train_steps(), orient="index", dtype=float)
         return cls(folder, start.label, start.config["rollout_telemetry"]["tail_threshold"], steps)
 
+    def beside(self, baseline: "Run") -> "Run":
+        """The run with the figures that a baseline adds, if it has none."""
+        if any(name.startswith("compare/") for name in self.steps.columns):
+            return self
+        compared = Baseline(baseline.folder.path)
+        added = {
+            step: compared.metrics(step, row.dropna().to_dict())
+            for step, row in self.steps.iterrows()
+        }
+        steps = self.steps.join(pd.DataFrame.from_dict(added, orient="index", dtype=float))
+        return replace(self, steps=steps)
+
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
     """Write a PNG for each section: a colour a run, a kind of line a metric.
 
+    The first run is the baseline of those that were trained without one in sight
+    (`compare.baseline_run`).
+
     Raises:
         RunFolderError: a folder is not that of a run.
     """
-    runs = {run.folder.path.name: run for run in map(Run.read, folders)}
+    baseline, *others = map(Run.read, folders)
+    others = [run.beside(baseline) for run in others]
+    runs = {run.folder.path.name: run for run in (baseline, *others)}
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for section in SECTIONS:
@@ -92,7 +111,7 @@ def _lines(axis: Axes, panel: Panel, runs: Mapping[str, Run]) -> None:
             short = name.removeprefix("sam/").removeprefix("val-core/")
             axis.plot(
                 series.index, series, LINES[metric % len(LINES)], color=colour, marker="o",
-                markersize=2.5, linewidth=1.3, label=f"{label}: {short}",
+                markersize=2.5, linewidth=WIDTHS[number > 0], label=f"{label}: {short}",
             )  # fmt: skip
             empty = empty and series.empty
     if empty:

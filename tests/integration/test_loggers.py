@@ -4,18 +4,22 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from verl.utils.tracking import Tracking
 
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.integrations.verl.launch import translate
 from sam_rollout.integrations.verl.loggers import (
     MEAN_IN_SUMMARY,
     CurveLogger,
     GuardedWandb,
     start_wandb,
 )
+from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME
-from sam_rollout.telemetry.records import EngineSteps, RunInfo
+from sam_rollout.telemetry.records import EngineSteps
 from tests.integration.wandb_file import read_wandb
 
 STEPS = {
@@ -29,21 +33,19 @@ STEPS = {
 def logged(tmp_path_factory):
     """A run of two steps and validation before them, through all three loggers."""
     folder = tmp_path_factory.mktemp("run")
-    config = OmegaConf.create(
-        {
-            "run_dir": str(folder),
-            "trainer": {
-                "logger": ["tensorboard", "file", "wandb"],
-                "project_name": "sam_rollout",
-                "experiment_name": "tiny_cpu",
-                "device": "cpu",
-            },
-            "rollout_sampler": {"kind": "coupled"},
-            "compare": {"baseline_run": "", "group": "cmp"},
-        }
-    )
+    with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
+        config = compose(
+            "dapo_qwen3",
+            overrides=[
+                "experiment=tiny_cpu",
+                f"run_dir={folder}",
+                "compare.group=cmp",
+                "trainer.logger=[tensorboard,file,wandb]",
+            ],
+        )
+    translate(config)
     plain = OmegaConf.to_container(config)
-    info = RunInfo("sam=on", plain, {}, {}, {}, "2026-07-01T00:00:00+00:00")
+    info = collect_run_info(config)
     steps = EngineSteps()
     steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
     with pytest.MonkeyPatch.context() as patch:
@@ -100,6 +102,7 @@ def test_the_wandb_run_can_be_found_and_grouped(logged):
     ]  # fmt: skip
     assert logged.wandb.config["sam_run"]["label"] == "sam=on"
     assert "git" in logged.wandb.config["sam_run"]
+    assert logged.wandb.config["sam"]["gate"] == {"kind": "threshold", "threshold": 16}
 
 
 def test_the_training_step_is_the_axis_and_times_are_summed_up_by_their_mean(logged):

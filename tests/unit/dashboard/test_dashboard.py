@@ -17,16 +17,18 @@ from sam_rollout.telemetry.records import EngineSteps, RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 ROOT = Path(__file__).parents[3]
-RECORD = ROOT / "benchmarks" / "results" / "dashboard_tiny_cpu.json"
+RESULTS = ROOT / "benchmarks" / "results"
 PANELS = [panel for section in layout.SECTIONS for panel in section.panels]
 CONFIG = {"rollout_telemetry": {"tail_threshold": 8}}
 
 
 @pytest.fixture(scope="module")
 def recorded() -> set[str]:
-    """Every metric of a real pair of runs."""
-    steps = json.loads(RECORD.read_text())["steps"]
-    return {name for run in steps.values() for metrics in run.values() for name in metrics}
+    """Every metric of a real pair of runs, and of one that validated."""
+    steps = json.loads((RESULTS / "dashboard_tiny_cpu.json").read_text())["steps"]
+    names = {name for run in steps.values() for metrics in run.values() for name in metrics}
+    validated = json.loads((RESULTS / "learning_tiny_cpu.json").read_text())["steps"]
+    return names | {name for metrics in validated.values() for name in metrics}
 
 
 @pytest.mark.parametrize("name", layout.names())
