@@ -43,7 +43,7 @@ STOP_POLL_S = 0.1  # how late the wish to end may be noticed
 REPORT_S = 10.0  # between two lines about the same state
 PROBE_S = 3.0  # for a connection to a node that may be down
 # How long a job may go on after a node was lost: its own error says more than ours, if it comes.
-LOSS_GRACE_S = 30.0
+LOSS_GRACE_S = 30
 HEAD_GONE_PROBES = 3  # of a worker, before it takes the cluster for ended
 RAY_STOP_S = 30.0
 JOB_STOP_S = 15.0
@@ -430,6 +430,7 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
     Returns:
         Exit status, and names of lost nodes.
     """
+    grace_s = part.options.loss_grace
     lost_since: float | None = None
     gone: list[str] = []  # when the loss was seen; by its end they may be back, the job is not
     while job.status is None and not stop.wait(POLL_S):
@@ -438,8 +439,8 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
             lost = [part.identity.name]
         if lost and lost_since is None:
             lost_since, gone = time.monotonic(), lost
-            say(f"lost {', '.join(lost)}; the job gets {LOSS_GRACE_S:.0f} s to end by itself")
-        if lost_since is not None and time.monotonic() - lost_since > LOSS_GRACE_S:
+            say(f"lost {', '.join(lost)}; the job gets {grace_s} s to end by itself")
+        if lost_since is not None and time.monotonic() - lost_since > grace_s:
             say("the job still waits for what is lost; ending it")
             job.end()
             return EXIT_NODE_LOST, lost or gone
@@ -631,6 +632,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
+    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--interface", required=True, help="network of training (default: of the default route)")
     add("--ray-options", default="", help="more options for ray start")
     add("--print", action="store_true", help="print what would be started, start nothing")

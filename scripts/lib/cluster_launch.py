@@ -25,6 +25,7 @@ from cluster import (
     DASHBOARD_PORT,
     EXIT_NO_CLUSTER,
     JOINED,
+    LOSS_GRACE_S,
     POLL_S,
     PORT,
     REPOSITORY,
@@ -166,7 +167,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
     part += [f"--node-rank={rank}", f"--num-nodes={len(targets)}"]
     part += [f"--names={','.join(target.name for target in targets)}"]
     part += [f"--head-address={targets[0].address}", f"--port={options.port}"]
-    part += [f"--timeout={options.timeout}"]
+    part += [f"--timeout={options.timeout}", f"--loss-grace={options.loss_grace}"]
     for name in ("device", "devices_per_node", "interface", "ray_options"):
         if (value := getattr(options, name)) is not None:
             part.append(f"--{name.replace('_', '-')}={value}")
@@ -252,6 +253,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
+    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="on every node; repeat")
     add("--ray-options", help="more options for ray start")
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
