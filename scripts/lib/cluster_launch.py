@@ -24,6 +24,7 @@ from pathlib import Path
 from cluster import (
     DASHBOARD_PORT,
     EXIT_NO_CLUSTER,
+    EXIT_REFUSED,
     JOINED,
     LOSS_GRACE_S,
     POLL_S,
@@ -32,9 +33,11 @@ from cluster import (
     TAIL_LINES,
     TIMEOUT_S,
     Stop,
+    check_ports,
     say,
     shell_status,
     show,
+    split_words,
     tell_error,
 )
 from cluster_identity import ClusterError
@@ -158,7 +161,7 @@ class Remote:
 
 def ssh_command() -> list[str]:
     """What reaches a node: ssh with our options, or what SSH says."""
-    return shlex.split(os.environ.get("SSH") or SSH)
+    return split_words("SSH", os.environ.get("SSH") or SSH)
 
 
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
@@ -221,7 +224,7 @@ class Launch:
         head.wait(END_S)
         if head.status:
             for part in workers:
-                if not part.joined:
+                if not part.joined and head.status != EXIT_REFUSED:
                     last = f"its last lines ({part.log}):\n{part.tail()}"
                     tell_error(f"{part.name} did not join; {last}")
             show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
@@ -269,6 +272,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Launch, or print what would be; returns the exit status."""
+    check_ports(options)
     targets = read_nodes(options.nodes)
     if options.print:
         for rank in range(len(targets)):
