@@ -27,7 +27,10 @@ os.environ.update(
 
 @pytest.fixture(scope="module")
 def make_engine() -> Iterator[Callable[..., Any]]:
-    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``."""
+    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``.
+
+    With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
+    """
     from vllm import LLM
 
     from sam_rollout.integrations.vllm.settings import engine_arguments
@@ -35,7 +38,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
 
     engines: list[LLM] = []
 
-    def make(config: Any, **overrides: Any) -> LLM:
+    def make(config: Any, own_process: bool = False, **overrides: Any) -> LLM:
         arguments = {
             "model": MODEL,
             "dtype": "float32",
@@ -49,7 +52,9 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             **engine_arguments(config),
             **overrides,
         }
-        engine = LLM(**arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(own_process)))
+            engine = LLM(**arguments)
         engine.collective_rpc("sam_bind")
         engines.append(engine)
         return engine

@@ -30,6 +30,7 @@ def responses(make_engine, prompts) -> tuple[list[int], list[list[int]]]:
     config = SamConfig(max_draft_tokens=k, gate=GateConfig(threshold=10_000))
     engine = make_engine(
         config,
+        own_process=True,
         max_num_seqs=256,
         speculative_config={
             "method": "custom_class",
