@@ -33,6 +33,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
     """
     from vllm import LLM
 
+    from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, unmix
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.engines import EXTENSION
 
@@ -49,11 +50,12 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": EXTENSION,
+            "distributed_executor_backend": "uni",
             **engine_arguments(config),
             **overrides,
         }
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(own_process)))
+            patch.setenv(MULTIPROCESSING_ENV, str(int(own_process)))
             engine = LLM(**arguments)
         engine.collective_rpc("sam_bind")
         engines.append(engine)
@@ -62,6 +64,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
     yield make
     for engine in engines:
         engine.llm_engine.engine_core.shutdown()
+        unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
     engines.clear()
     gc.collect()
 

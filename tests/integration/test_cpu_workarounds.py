@@ -15,12 +15,16 @@ import torch
 
 @pytest.fixture
 def cpu_triton_utils():
-    """vLLM's module as it was shipped, whatever the plugin did to this process."""
+    """vLLM's module as it was shipped, whatever the plugin did to this process; after the test, as
+    the plugin leaves it: other tests run engines in this process."""
     from vllm.platforms import current_platform
+
+    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
 
     current_platform.import_kernels()  # what the module calls
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
-    return importlib.reload(module)
+    yield importlib.reload(module)
+    apply_cpu_workarounds()
 
 
 @pytest.fixture
