@@ -31,7 +31,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
 
     With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
     """
-    from vllm import LLM
+    from vllm import LLM, envs
 
     from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, unmix
     from sam_rollout.integrations.vllm.settings import engine_arguments
@@ -54,6 +54,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             **engine_arguments(config),
             **overrides,
         }
+        envs.disable_envs_cache()  # an engine in this process freezes the variables
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, str(int(own_process)))
             engine = LLM(**arguments)
@@ -66,6 +67,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
         engine.llm_engine.engine_core.shutdown()
         unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
     engines.clear()
+    envs.disable_envs_cache()
     gc.collect()
 
 
