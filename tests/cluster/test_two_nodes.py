@@ -101,7 +101,9 @@ def test_a_node_that_never_joins_is_named(lan, folder):
         encoding="utf-8",
     )
     mute.chmod(0o755)
-    with Launch(lan, folder, "--timeout", "20", "--config", *SMALL, ssh=mute) as launch:
+    # Data files have to be there before Ray is started, and are read after it.
+    overrides = [*SMALL, *(f"data.{name}_files={mute}" for name in ("train", "val"))]
+    with Launch(lan, folder, "--timeout", "20", "--config", *overrides, ssh=mute) as launch:
         assert launch.wait(180) == 3, launch.output
         assert re.search(
             r"\d/2 nodes, \d/2 GPU, waiting \d+ s of 20 s: missing node-", launch.output
