@@ -3,11 +3,16 @@
 #   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
 #   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
 #                                          cluster
-# Exits with 0 only if every part passed. The last line sums up pytest's results over the parts.
+# Parts that leave a core idle run side by side, their output comes when they are done, and lies
+# below .test-results. Exits with 0 only if every part passed. The last line sums up pytest's results
+# over the parts.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit contracts integration ascend e2e cluster"
+# Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
+# other. Runs on Ray need both cores and many processes: each has the machine for itself.
+GROUPS_OF_LANES=("lint" "integration|unit contracts ascend" "e2e" "cluster")
 RESULTS="$ROOT/.test-results"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
@@ -31,6 +36,28 @@ folders() {
     esac
 }
 
+part_exists() {
+    local folder
+    [ "$1" = lint ] && return 0
+    for folder in $(folders "$1"); do
+        [ -d "$folder" ] && return 0
+    done
+    return 1
+}
+
+# Runs a command within its part's limit; its process is noted for end_parts.
+limited() {
+    local part="$1" status=0
+    shift
+    set -m # without, what runs in the background ignores SIGINT, and tests send it
+    timeout --kill-after="$KILL_AFTER_S" "$(limit_s "$part")" "$@" < /dev/null &
+    set +m
+    echo $! > "$RESULTS/$part.pid"
+    wait $! || status=$?
+    rm -f "$RESULTS/$part.pid"
+    return "$status"
+}
+
 run_lint() {
     local script
     local scripts=(scripts/*.sh scripts/lib/*.sh scripts/env/*.sh .ci/run)
@@ -39,7 +66,7 @@ run_lint() {
     done
     # Not on Arm, where there is no package of it.
     [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
-    timeout --kill-after="$KILL_AFTER_S" "$(limit_s lint)" "$VENV_PYTHON" -m ruff check .
+    limited lint "$VENV_PYTHON" -m ruff check .
 }
 
 # Status of pytest, or of timeout (124, 137). Status 5, "no tests collected", stays a failure.
@@ -51,17 +78,86 @@ run_pytest() {
         [ -d "$folder" ] && existing+=("$folder")
     done
     [ "$part" = ascend ] && python="$ASCEND_PYTHON"
-    timeout --kill-after="$KILL_AFTER_S" "$(limit_s "$part")" \
-        "$python" -m pytest "${existing[@]}" --junit-xml="$RESULTS/$part.xml" "$@"
+    limited "$part" "$python" -m pytest "${existing[@]}" --junit-xml="$RESULTS/$part.xml" "$@"
 }
 
-part_exists() {
-    local folder
-    [ "$1" = lint ] && return 0
-    for folder in $(folders "$1"); do
-        [ -d "$folder" ] && return 0
+# Runs one part and notes "STATUS SECONDS" for the summary.
+run_part() {
+    local part="$1" started=$SECONDS status=0
+    shift
+    if [ "$part" = lint ]; then
+        run_lint || status=$?
+    elif [ "$part" = ascend ] && ! scripts/lib/ascend_tests_environment.sh; then
+        status=1
+    else
+        run_pytest "$part" "$@" || status=$?
+    fi
+    echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
+}
+
+# Runs parts one after the other, without mixing their output with another lane's.
+run_lane() {
+    local part
+    for part in "$@"; do
+        part_exists "$part" || continue
+        say "$part has started; its output: ${RESULTS#"$ROOT"/}/$part.log"
+        run_part "$part" > "$RESULTS/$part.log" 2>&1
+        # One writer at a time, also where the output is longer than a pipe's buffer.
+        {
+            flock 9
+            say "$part"
+            cat "$RESULTS/$part.log"
+        } 9> "$RESULTS/printing.lock"
     done
-    return 1
+}
+
+# Runs a group's lanes; one that dies leaves no status, which counts as failed.
+run_group() {
+    local lanes lane part pid pids=()
+    IFS='|' read -ra lanes <<< "$1"
+    if [ ${#lanes[@]} -eq 1 ]; then
+        for part in ${lanes[0]}; do
+            part_exists "$part" || continue
+            say "$part"
+            run_part "$part"
+        done
+        return
+    fi
+    for lane in "${lanes[@]}"; do
+        # shellcheck disable=SC2086  # a lane is a list of parts
+        run_lane $lane &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || true; done
+}
+
+# Ends what still runs when this script is ended: the lanes, and what they run; timeout passes the
+# signal on.
+end_parts() {
+    local file
+    # shellcheck disable=SC2046  # one process each
+    kill $(jobs -p) 2> /dev/null || true
+    for file in "$RESULTS"/*.pid; do
+        [ ! -f "$file" ] || kill "$(cat "$file")" 2> /dev/null || true
+    done
+}
+
+# Adds a part's line to SUMMARY, and the part to FAILED if it did.
+sum_up() {
+    local part="$1" status="" seconds="" verdict=passed
+    if ! part_exists "$part"; then
+        SUMMARY+=("$part: skipped, there is no $(folders "$part")")
+        return
+    fi
+    [ ! -f "$RESULTS/$part.status" ] || read -r status seconds < "$RESULTS/$part.status"
+    case "$status" in
+        0) ;;
+        "") verdict="FAILED (it came to no end)" ;;
+        124 | 137) verdict="FAILED (stopped after $(limit_s "$part") s)" ;;
+        *) verdict="FAILED (exit status $status)" ;;
+    esac
+    [ "$verdict" = passed ] || FAILED+=("$part")
+    SUMMARY+=("$part: $verdict${seconds:+ in $seconds s}")
 }
 
 cd "$ROOT"
@@ -77,35 +173,26 @@ fi
 scripts/install.sh cpu
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
+trap end_parts EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+STARTED=$SECONDS
+if [ "$PARTS" = "$ALL_PARTS" ]; then
+    # Before the lanes: it installs the checkout, whose metadata the other parts read.
+    scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
+    for group in "${GROUPS_OF_LANES[@]}"; do run_group "$group"; done
+elif part_exists "$PARTS"; then
+    say "$PARTS"
+    run_part "$PARTS" "$@"
+fi
 
 SUMMARY=()
 FAILED=()
-for part in $PARTS; do
-    if ! part_exists "$part"; then
-        SUMMARY+=("$part: skipped, there is no $(folders "$part")")
-        continue
-    fi
-    say "$part"
-    started=$SECONDS
-    status=0
-    if [ "$part" = lint ]; then
-        run_lint || status=$?
-    elif [ "$part" = ascend ] && ! scripts/lib/ascend_tests_environment.sh; then
-        status=1
-    else
-        run_pytest "$part" "$@" || status=$?
-    fi
-    verdict=passed
-    if [ "$status" -ne 0 ]; then
-        FAILED+=("$part")
-        verdict="FAILED (exit status $status)"
-        case "$status" in 124 | 137) verdict="FAILED (stopped after $(limit_s "$part") s)" ;; esac
-    fi
-    SUMMARY+=("$part: $verdict in $((SECONDS - started)) s")
-done
-
+for part in $PARTS; do sum_up "$part"; done
 echo
 for line in "${SUMMARY[@]}"; do say "$line"; done
 [ ${#FAILED[@]} -eq 0 ] || say "failed parts: ${FAILED[*]}"
-[ "$PARTS" = lint ] || "$VENV_PYTHON" scripts/lib/sum_junit.py "$RESULTS"
+[ "$PARTS" = lint ] \
+    || "$VENV_PYTHON" scripts/lib/sum_junit.py "$RESULTS" "$((SECONDS - STARTED))"
 [ ${#FAILED[@]} -eq 0 ]

@@ -2,7 +2,8 @@
 
 Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
 verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
-neither data nor weights nor a device have to be there.
+neither data nor weights nor a device have to be there. With ``--check-only`` it ends, in silence,
+after its own checks; scripts/node.sh asks for that before it starts a cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DRY_RUN = "--dry-run"
+DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 
@@ -58,21 +59,23 @@ def _check_data(config: DictConfig) -> None:
                 )
 
 
-@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
-def main(config: DictConfig) -> None:
-    """Run the composed experiment."""
-    from sam_rollout.integrations.verl.launch import (
-        VerlRefusal,
-        check,
-        export_environment,
-        launch,
-    )
+def _check(config: DictConfig) -> None:
+    """End with one line if a setting or a data file cannot be right."""
+    from sam_rollout.integrations.verl.launch import check
 
     try:
         check(config)
         _check_data(config)
     except ConfigError as error:
         sys.exit(f"Configuration error: {error}")
+
+
+@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+def main(config: DictConfig) -> None:
+    """Run the composed experiment."""
+    from sam_rollout.integrations.verl.launch import VerlRefusal, export_environment, launch
+
+    _check(config)
     export_environment(config)
     try:
         launch(config)
@@ -94,12 +97,20 @@ def dry_run(config: DictConfig) -> None:
         sys.exit(f"Configuration error: verl refuses it: {error}")
 
 
+@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+def check_only(config: DictConfig) -> None:
+    """Check the composed experiment."""
+    _check(config)
+
+
 if __name__ == "__main__":
-    if DRY_RUN in sys.argv:
-        given = [part for part in sys.argv[1:] if part != DRY_RUN]
-        # Beside the first override: Hydra takes none behind its own flags once there were some.
-        place = next((i for i, part in enumerate(given) if "=" in part), len(given))
-        sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
-        dry_run()
+    for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
+        if flag in sys.argv:
+            given = [part for part in sys.argv[1:] if part != flag]
+            # Beside the first override: Hydra takes none behind its own flags once there were some.
+            place = next((i for i, part in enumerate(given) if "=" in part), len(given))
+            sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
+            function()
+            break
     else:
         main()

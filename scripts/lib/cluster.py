@@ -6,7 +6,7 @@
 The head starts Ray, waits until every node is there, runs the recipe, and watches the nodes while
 it runs. A worker starts Ray, joins, and stays until the head is gone. Both end what they started,
 and nothing else. Exit status: the job's own; 3 if there was no cluster to run it on, 4 if a node
-was lost, 128 + n after signal n.
+was lost, 5 if the configuration is refused, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from cluster_processes import MARK, Claim, end, holder, listener, of_cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
+# Of Ray's client server and its workers, where --ray-options does not move them.
+RAYS_OWN_PORTS, RAYS_PORT_OPTIONS = range(10001, 20000), ("client-server-port", "worker-port")
 TIMEOUT_S = 600
-EXIT_NO_CLUSTER, EXIT_NODE_LOST = 3, 4
+EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
 JOINED = "joined the cluster"  # the launcher looks for these words
 RANK_LABEL = "sam-rollout/rank"
 POLL_S = 1.0
@@ -43,7 +45,7 @@ STOP_POLL_S = 0.1  # how late the wish to end may be noticed
 REPORT_S = 10.0  # between two lines about the same state
 PROBE_S = 3.0  # for a connection to a node that may be down
 # How long a job may go on after a node was lost: its own error says more than ours, if it comes.
-LOSS_GRACE_S = 30.0
+LOSS_GRACE_S = 30
 HEAD_GONE_PROBES = 3  # of a worker, before it takes the cluster for ended
 RAY_STOP_S = 30.0
 JOB_STOP_S = 15.0
@@ -309,7 +311,7 @@ class Part:
         if o.device == "cpu":
             command += [f"--num-cpus={CPU_DEVICE_CPUS}"]
             command += [f"--object-store-memory={CPU_DEVICE_STORE_BYTES}"]
-        return [*command, *shlex.split(o.ray_options)]
+        return [*command, *split_words("--ray-options", o.ray_options)]
 
     def job_command(self) -> list[str]:
         """The training run; the cluster's size goes in front, so that it can be overridden."""
@@ -394,10 +396,13 @@ def shell_status(status: int | None) -> int | None:
 class Job:
     """The training run, a process group of its own."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], output: int | None = None
+    ) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
+            stdout=output,
             env=environment,
             cwd=REPOSITORY,
             start_new_session=True,
@@ -430,6 +435,7 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
     Returns:
         Exit status, and names of lost nodes.
     """
+    grace_s = part.options.loss_grace
     lost_since: float | None = None
     gone: list[str] = []  # when the loss was seen; by its end they may be back, the job is not
     while job.status is None and not stop.wait(POLL_S):
@@ -438,8 +444,8 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
             lost = [part.identity.name]
         if lost and lost_since is None:
             lost_since, gone = time.monotonic(), lost
-            say(f"lost {', '.join(lost)}; the job gets {LOSS_GRACE_S:.0f} s to end by itself")
-        if lost_since is not None and time.monotonic() - lost_since > LOSS_GRACE_S:
+            say(f"lost {', '.join(lost)}; the job gets {grace_s} s to end by itself")
+        if lost_since is not None and time.monotonic() - lost_since > grace_s:
             say("the job still waits for what is lost; ending it")
             job.end()
             return EXIT_NODE_LOST, lost or gone
@@ -490,14 +496,32 @@ def start_ray(part: Part, stop: Stop) -> Ray | None:
     raise ClusterError(f"Ray does not come up on {part.identity.name}:\n{ray.tail()}")
 
 
+def check_configuration(part: Part, stop: Stop) -> int:
+    """Let the recipe check its settings, which takes seconds; returns an exit status."""
+    job = Job([*part.job_command(), "--check-only"], part.environment(), subprocess.DEVNULL)
+    try:
+        while job.status is None and not stop.wait(STOP_POLL_S):
+            pass
+    finally:
+        job.end()
+    if stop.reason:
+        return stop.status
+    if job.status:
+        tell_error("the job would end at once, see above: nothing was started")
+        return EXIT_REFUSED
+    return 0
+
+
 def run_head(part: Part, stop: Stop) -> int:
-    """Start Ray, wait for the nodes, run the job; returns the exit status."""
+    """Check, start Ray, wait for the nodes, run the job; returns the exit status."""
     port = part.options.port
     if is_open(part.head, port):
         raise ClusterError(
             f"port {port} of {part.identity.name} ({part.head}) is taken by {listener(port)}, "
             "no run of ours: choose another --port"
         )
+    if status := check_configuration(part, stop):
+        return status
     say(f"starting Ray on {part.identity.name} ({part.head}:{port})")
     ray = start_ray(part, stop)
     if ray is None:
@@ -578,6 +602,36 @@ def stop_cluster(port: int) -> int:
     return 0
 
 
+def split_words(name: str, text: str) -> list[str]:
+    """Words of a command line that was given as ``name``.
+
+    Raises:
+        ClusterError: A quote is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ClusterError(f"{name}: {text}: {str(error).lower()}") from None
+
+
+def check_ports(options: argparse.Namespace) -> None:
+    """Refuse ports that Ray gives to its own processes.
+
+    Raises:
+        ClusterError: Names the option and the ports.
+    """
+    words = split_words("--ray-options", options.ray_options or "")
+    if any(moved in word for word in words for moved in RAYS_PORT_OPTIONS):
+        return  # Ray itself compares them
+    for name in ("port", "dashboard_port"):
+        if (port := getattr(options, name)) in RAYS_OWN_PORTS:
+            first, last = RAYS_OWN_PORTS[0], RAYS_OWN_PORTS[-1]
+            raise ClusterError(
+                f"--{name.replace('_', '-')} {port}: must not be in {first}..{last}, which Ray "
+                "gives to its workers"
+            )
+
+
 def this_host() -> Host:
     """The machine this runs on."""
 
@@ -602,6 +656,7 @@ def settle(options: argparse.Namespace) -> Part:
     Raises:
         ClusterError: Something is missing or contradictory.
     """
+    check_ports(options)
     names = tuple(options.names.split(",")) if options.names else None
     rank = 0 if options.role == "head" and options.node_rank is None else options.node_rank
     given = Given(rank, options.num_nodes, options.head_address, names)
@@ -631,6 +686,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
+    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--interface", required=True, help="network of training (default: of the default route)")
     add("--ray-options", default="", help="more options for ray start")
     add("--print", action="store_true", help="print what would be started, start nothing")

@@ -24,16 +24,20 @@ from pathlib import Path
 from cluster import (
     DASHBOARD_PORT,
     EXIT_NO_CLUSTER,
+    EXIT_REFUSED,
     JOINED,
+    LOSS_GRACE_S,
     POLL_S,
     PORT,
     REPOSITORY,
     TAIL_LINES,
     TIMEOUT_S,
     Stop,
+    check_ports,
     say,
     shell_status,
     show,
+    split_words,
     tell_error,
 )
 from cluster_identity import ClusterError
@@ -157,7 +161,7 @@ class Remote:
 
 def ssh_command() -> list[str]:
     """What reaches a node: ssh with our options, or what SSH says."""
-    return shlex.split(os.environ.get("SSH") or SSH)
+    return split_words("SSH", os.environ.get("SSH") or SSH)
 
 
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
@@ -166,7 +170,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
     part += [f"--node-rank={rank}", f"--num-nodes={len(targets)}"]
     part += [f"--names={','.join(target.name for target in targets)}"]
     part += [f"--head-address={targets[0].address}", f"--port={options.port}"]
-    part += [f"--timeout={options.timeout}"]
+    part += [f"--timeout={options.timeout}", f"--loss-grace={options.loss_grace}"]
     for name in ("device", "devices_per_node", "interface", "ray_options"):
         if (value := getattr(options, name)) is not None:
             part.append(f"--{name.replace('_', '-')}={value}")
@@ -220,7 +224,7 @@ class Launch:
         head.wait(END_S)
         if head.status:
             for part in workers:
-                if not part.joined:
+                if not part.joined and head.status != EXIT_REFUSED:
                     last = f"its last lines ({part.log}):\n{part.tail()}"
                     tell_error(f"{part.name} did not join; {last}")
             show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
@@ -252,6 +256,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
+    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="on every node; repeat")
     add("--ray-options", help="more options for ray start")
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
@@ -267,6 +272,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Launch, or print what would be; returns the exit status."""
+    check_ports(options)
     targets = read_nodes(options.nodes)
     if options.print:
         for rank in range(len(targets)):

@@ -17,9 +17,22 @@ from tests.cluster.runs import (
 )
 
 START_S = 900  # until two steps are trained: minutes of imports on two cores
-# Until the launch has ended after a machine died: Ray declares a silent node dead after about a
-# minute, the job has half a minute to end by itself, and everything is stopped.
-LOSS_S = 300
+LOSS_S = 300  # until the launch has ended after a machine died
+# Ray takes a silent node for dead after about 20 s, by default after a minute; the job gets 5 s to
+# end by itself. Not less: on a busy machine a node may be silent for seconds.
+HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
+SOONER = [
+    *(f"--env=RAY_health_check_{name}_ms={ms}" for name, ms in HEALTH_CHECK_MS.items()),
+    "--env=RAY_health_check_failure_threshold=4",
+    "--loss-grace=5",
+]
+# Shorter than the runs of the benchmark: a step's size does not matter here.
+SHORT = [
+    "data.max_response_length=96",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.max_model_len=240",
+    "reward.reward_kwargs.overlong_buffer_cfg.len=32",
+]
 REPLICAS = {0, 1}
 GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
 
@@ -52,9 +65,10 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*small_run(folder), "sam=on", *GROUPED, f"run_dir={run_dir}"]
+    overrides = [*small_run(folder), *SHORT, "sam=on", *GROUPED, f"run_dir={run_dir}"]
 
-    with Launch(lan, folder, "--config", *overrides, "trainer.total_training_steps=99") as launch:
+    endless = [*overrides, "trainer.total_training_steps=99"]
+    with Launch(lan, folder, *SOONER, "--config", *endless) as launch:
         launch.wait_for(lambda: has_trained(run_dir, 2), START_S)
         assert "==> 2/2 nodes, 2/2 GPU, waiting" in launch.output
         for step in (1, 2):
@@ -93,7 +107,9 @@ def test_a_node_that_never_joins_is_named(lan, folder):
         encoding="utf-8",
     )
     mute.chmod(0o755)
-    with Launch(lan, folder, "--timeout", "20", "--config", *SMALL, ssh=mute) as launch:
+    # Data files have to be there before Ray is started, and are read after it.
+    overrides = [*SMALL, *(f"data.{name}_files={mute}" for name in ("train", "val"))]
+    with Launch(lan, folder, "--timeout", "20", "--config", *overrides, ssh=mute) as launch:
         assert launch.wait(180) == 3, launch.output
         assert re.search(
             r"\d/2 nodes, \d/2 GPU, waiting \d+ s of 20 s: missing node-", launch.output

@@ -27,15 +27,19 @@ os.environ.update(
 
 @pytest.fixture(scope="module")
 def make_engine() -> Iterator[Callable[..., Any]]:
-    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``."""
-    from vllm import LLM
+    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``.
 
+    With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
+    """
+    from vllm import LLM, envs
+
+    from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, unmix
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.engines import EXTENSION
 
     engines: list[LLM] = []
 
-    def make(config: Any, **overrides: Any) -> LLM:
+    def make(config: Any, own_process: bool = False, **overrides: Any) -> LLM:
         arguments = {
             "model": MODEL,
             "dtype": "float32",
@@ -46,10 +50,14 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": EXTENSION,
+            "distributed_executor_backend": "uni",
             **engine_arguments(config),
             **overrides,
         }
-        engine = LLM(**arguments)
+        envs.disable_envs_cache()  # an engine in this process freezes the variables
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(MULTIPROCESSING_ENV, str(int(own_process)))
+            engine = LLM(**arguments)
         engine.collective_rpc("sam_bind")
         engines.append(engine)
         return engine
@@ -57,7 +65,9 @@ def make_engine() -> Iterator[Callable[..., Any]]:
     yield make
     for engine in engines:
         engine.llm_engine.engine_core.shutdown()
+        unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
     engines.clear()
+    envs.disable_envs_cache()
     gc.collect()
 
 

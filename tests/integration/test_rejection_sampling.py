@@ -67,3 +67,25 @@ def test_every_position_follows_the_target(rejection_sample, kept, draft_rank):
     assert (output[~accepted][:, 1] == -1).all()
     both = accepted & (output[:, 1] == drafts[1])
     assert torch.equal(output[both][:, 2].long(), bonus[both][:, 0])
+
+
+def test_a_padded_draft_is_rejected_and_a_token_of_the_target_takes_its_place(rejection_sample):
+    torch.manual_seed(0)
+    logits = torch.randn(2, VOCABULARY) * 1.5
+    logits[0, -1] = 4.0  # right in front of the second row: likely to accept what is read there
+    output = rejection_sample(
+        torch.tensor([VOCABULARY - 1, -1], dtype=torch.int32).repeat(DRAWS),
+        [2] * DRAWS,
+        2,
+        torch.arange(2, 2 * DRAWS + 1, 2, dtype=torch.int32),
+        None,
+        logits.repeat(DRAWS, 1),
+        torch.zeros(DRAWS, 1, dtype=torch.int64),
+        SimpleNamespace(
+            all_greedy=False, all_random=True, temperature=torch.ones(DRAWS), generators={}
+        ),
+    )
+    accepted = output[:, 0] == VOCABULARY - 1
+    assert accepted.sum() > DRAWS // 2
+    _assert_follows(output[accepted][:, 1], logits[1].softmax(-1))
+    assert (output[:, 2] == -1).all()

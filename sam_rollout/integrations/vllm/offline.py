@@ -107,15 +107,15 @@ def offline_engine(
     finally:
         if engine is not None:
             engine.llm_engine.engine_core.shutdown()
-            _unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, worker_extension)
+            unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, worker_extension)
         if multiprocessing is None:
             os.environ.pop(MULTIPROCESSING_ENV, None)
         del engine
         gc.collect()
 
 
-def _unmix(worker: str, extension: str) -> None:
-    """Take the extension out of vLLM's worker class again.
+def unmix(worker: str, extension: str) -> None:
+    """Take the extension out of vLLM's worker class again, after the last engine with it.
 
     vLLM adds it for the life of the process it runs workers in, and then refuses any other. Here
     that may be this process, and the next engine's extension another one.

@@ -14,6 +14,7 @@ from sam_rollout.automaton import kernels
 
 SOURCE = Path(sam_rollout.__file__).parent
 LIMIT_S = 300
+TOGETHER = 3  # processes
 pytestmark = pytest.mark.timeout(900)  # each worker compiles for seconds, on what cores there are
 
 # Warms up, drafts for a text that repeats itself, prints what was found.
@@ -35,15 +36,32 @@ DRAFT = [3, 4, 1]
 KERNELS = len(kernels._SIGNATURES)
 
 
-@pytest.fixture
-def package(tmp_path):
+def copy_package(folder: Path) -> Path:
     """A copy of the automaton, as far as it can be imported, without compiled files."""
-    package = tmp_path / "site" / "sam_rollout"
+    package = folder / "site" / "sam_rollout"
     shutil.copytree(
         SOURCE / "automaton", package / "automaton", ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copy(SOURCE / "__init__.py", package)
     return package
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of one's own."""
+    return copy_package(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A copy and its cache, filled by processes that started together, and what they reported.
+
+    Compiling takes many seconds of a core: the tests below share it.
+    """
+    folder = tmp_path_factory.mktemp("compiled")
+    package, cache = copy_package(folder), folder / "cache"
+    workers = [start(package, cache) for _ in range(TOGETHER)]
+    return package, cache, [finish(worker) for worker in workers]
 
 
 def start(package: Path, cache: Path | None, prelude: str = "") -> subprocess.Popen:
@@ -92,34 +110,40 @@ def test_a_full_disk_is_survived(package, tmp_path):
     assert stderr.count("numba's disk cache cannot be used") == 1
 
 
-def test_the_second_process_loads_and_damaged_entries_are_survived(package, tmp_path):
-    cache = tmp_path / "cache"
-    assert finish(start(package, cache))[0]["compiled"] == KERNELS
+def test_processes_that_start_together_on_an_empty_cache(compiled):
+    _, cache, reports = compiled
+    assert len(reports) == TOGETHER
+    for warm_up, stderr in reports:
+        assert warm_up["problem"] == "" and stderr == ""
+        assert warm_up["loaded"] + warm_up["compiled"] == KERNELS
+    assert sum(warm_up["compiled"] for warm_up, _ in reports) >= KERNELS
+    assert len(list(cache.rglob("*.nbc"))) == KERNELS
+
+
+def test_the_next_process_loads(compiled):
+    package, cache, _ = compiled
     warm_up, stderr = finish(start(package, cache))
     assert (warm_up["loaded"], warm_up["compiled"], warm_up["problem"]) == (KERNELS, 0, "")
     assert warm_up["cache_path"].startswith(str(cache)) and stderr == ""
-    for index in cache.rglob("*.nbi"):
+
+
+def test_damaged_entries_are_survived(compiled, tmp_path):
+    package, cache, _ = compiled
+    damaged = shutil.copytree(cache, tmp_path / "cache")
+    for index in damaged.rglob("*.nbi"):
         index.write_bytes(b"")
-    warm_up, _ = finish(start(package, cache))
+    warm_up, _ = finish(start(package, damaged))
     assert (warm_up["loaded"], warm_up["compiled"]) == (0, KERNELS)
     assert warm_up["problem"].startswith("EOFError")
 
 
-def test_processes_that_start_together_on_an_empty_cache(package, tmp_path):
-    cache = tmp_path / "cache"
-    workers = [start(package, cache) for _ in range(4)]
-    for worker in workers:
-        warm_up, stderr = finish(worker)
-        assert warm_up["problem"] == "" and stderr == ""
-        assert warm_up["loaded"] + warm_up["compiled"] == KERNELS
-    assert finish(start(package, cache))[0]["loaded"] == KERNELS
-    assert len(list(cache.rglob("*.nbc"))) == KERNELS
+def test_code_of_another_version_is_never_loaded(compiled):
+    """numba alone would: it compares time stamp and size of the one file that defines a kernel.
 
-
-def test_code_of_another_version_is_never_loaded(package, tmp_path):
-    """numba alone would: it compares time stamp and size of the one file that defines a kernel."""
-    cache, source = tmp_path / "cache", package / "automaton" / "memory.py"
-    assert finish(start(package, cache))[0]["compiled"] == KERNELS
+    Last: it changes the copy that is shared.
+    """
+    package, cache, _ = compiled
+    source = package / "automaton" / "memory.py"
     before = source.stat()
     text = source.read_text()
     assert text.count("_FIRST_SLAB_BLOCKS = 32") == 1
