@@ -251,7 +251,7 @@ def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
         return
     differ = [step for step, share in shared.items() if share < 1]
     text = (
-        f"other prompts: in {len(differ)} of {len(steps)} steps, first in step {differ[0]}; "
+        f"they differ in {len(differ)} of {len(steps)} steps, first in step {differ[0]}; "
         f"{mean:.0%} of a step's prompts are on both sides"
     )
     figures = {"shared": mean, "steps": differ}
@@ -260,7 +260,7 @@ def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
 
 def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     """Response lengths: request by request where recorded, else the trainer's mean of a step."""
-    sides = [_response_lengths(runs, steps) for runs in (base, sam)]
+    sides = [response_lengths(runs, steps) for runs in (base, sam)]
     if all(map(len, sides)):
         test = stats.ks_2samp(*sides)
         distance, p_value = float(test.statistic), float(test.pvalue)
@@ -269,7 +269,7 @@ def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
         if distance >= KS_UNFAIR and p_value < KS_P:
             shown = ["/".join(f"{q:.0f}" for q in side) for side in quantiles]
             text = (
-                f"other response lengths: largest distance of the distributions {distance:.2f} "
+                f"largest distance of the distributions {distance:.2f} "
                 f"(Kolmogorov-Smirnov, p = {p_value:.1g}); 10/50/90 % quantiles {shown[0]} tokens "
                 f"in BASE, {shown[1]} in SAM"
             )
@@ -284,7 +284,7 @@ def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
     ratio = means[1] / means[0] - 1
     if abs(ratio) >= TOKENS_WARNING:
         text = (
-            f"mean response length: {means[0]:.0f} tokens in BASE, {means[1]:.0f} in SAM "
+            f"responses have {means[0]:.0f} tokens in BASE, {means[1]:.0f} in SAM "
             f"({ratio:+.1%}); raw gains contain that difference, gains at equal tokens do not"
         )
         severity = UNFAIR if abs(ratio) >= TOKENS_UNFAIR else WARNING
@@ -292,7 +292,7 @@ def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
         yield Finding("mean_length", severity, text, figures)
 
 
-def _response_lengths(runs: list[Run], steps: list[int]) -> np.ndarray:
+def response_lengths(runs: list[Run], steps: list[int]) -> np.ndarray:
     """Of all runs, tokens [responses]."""
     tables = [run.requests for run in runs]
     rows = [table[table["step"].isin(steps)] for table in tables]
@@ -309,7 +309,7 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
     named = [(side, run.training_steps) for side, run in _named(base, sam)]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {_ranges(own)}" for side, own in named)
-        text = f"other training steps: {told}; only the {len(steps)} common ones are compared"
+        text = f"{told}; only the {len(steps)} common ones are compared"
         yield Finding("step_counts", WARNING, text, {side: len(own) for side, own in named})
     for side, run in _named(base, sam):
         own = run.training_steps
@@ -340,8 +340,8 @@ def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
     if abs(ratio) < CONTROL_WARNING:
         return
     text = (
-        f"other load: the actor's update, which drafts do not touch, took {ratio:+.0%} time a "
-        "token in SAM"
+        "the actor's update, which drafts do not touch, took "
+        f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
     )
     severity = UNFAIR if abs(ratio) >= CONTROL_UNFAIR else WARNING
     yield Finding("other_load", severity, text, {"relative": ratio})
