@@ -27,13 +27,13 @@ class Source:
 
     @property
     def rate(self) -> float:
-        """accepted / drafted."""
+        """Accepted of the drafted ones."""
         return self.accepted / self.drafted
 
 
 @dataclass(frozen=True)
 class Context:
-    """Verified drafts of requests whose context has at least `tokens` tokens (up to the next bin)."""
+    """Verified drafts of requests whose context has `tokens` tokens or more, up to the next bin."""
 
     tokens: int
     verified: float

@@ -164,7 +164,8 @@ class Comparison:
     @property
     def noise(self) -> str:
         """What the intervals hold."""
-        return "between and within runs" if min(len(self.base), len(self.sam)) > 1 else "within runs"
+        several = min(len(self.base), len(self.sam)) > 1
+        return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
         """The row of `TIMES` with this key, None if a run lacks it."""

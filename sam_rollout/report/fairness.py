@@ -392,16 +392,17 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
 
 def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     for side, run in _named(base, sam):
+        no_engine_steps = run.engine_steps.empty  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield Finding("broken_log", WARNING, f"{side}: {problem}")
         for name in ("critic/rewards/mean", "critic/score/mean", "timing_s/gen", "timing_s/step"):
             if name in run.steps and (lost := int(run.steps[name].reindex(steps).isna().sum())):
                 text = (
-                    f"{side}: {name} is not a number in {lost} of {len(steps)} steps; they are left "
-                    "out of its row"
+                    f"{side}: {name} is not a number in {lost} of {len(steps)} steps, left out of "
+                    "its row"
                 )
                 yield Finding("not_a_number", WARNING, text, {"metric": name, "steps": lost})
-        if run.source == "run folder" and run.engine_steps.empty:
+        if run.source == "run folder" and no_engine_steps:
             text = f"{side}: no records of engine steps; acceptance and tail are the metrics' alone"
             yield Finding("no_engine_steps", NOTE, text)
         elif run.source != "run folder":

@@ -60,9 +60,7 @@ def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessn
     named = [(f"BASE {n}", run) for n, run in enumerate(base, 1)]
     named_sam = [(f"SAM {n}", run) for n, run in enumerate(sam, 1)]
     pairs = [_pair(one, other, steps) for one, other in zip(named, named_sam, strict=False)]
-    controls = [
-        _pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]
-    ]
+    controls = [_pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]]
     return Losslessness(
         _coupled([*base, *sam]),
         [gap for gap in gaps if gap is not None],

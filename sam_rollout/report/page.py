@@ -136,13 +136,14 @@ def _tail(comparison: Comparison) -> list[Chart]:
 def _profile(comparison: Comparison) -> Chart | None:
     """Requests running over one step's rollout, in the first run of each side."""
     frame = comparison.series.get("rollout")
-    if frame is None or comparison.base[0].engine_steps.empty or comparison.sam[0].engine_steps.empty:
+    firsts = (comparison.base[0], comparison.sam[0])
+    if frame is None or any(run.engine_steps.empty for run in firsts):
         return None
     known = frame["base"].dropna().sort_values()
     step = int(known.index[len(known) // 2])
     lines = [
         svg.Line(name, name.lower(), _running(run, step), stepped=True)
-        for name, run in (("BASE", comparison.base[0]), ("SAM", comparison.sam[0]))
+        for name, run in zip(("BASE", "SAM"), firsts, strict=True)
     ]
     reading = (
         f"Step {step}, the middle one by time, slowest engine of each side. The low part on the "
@@ -157,7 +158,7 @@ def _running(run: Run, step: int) -> list[tuple[float, float]]:
     if rows.empty:
         return []
     slowest = rows.groupby("replica")["duration_s"].sum().idxmax()
-    rows = rows[rows["replica"] == slowest].sort_values("time_s")
+    rows = rows[rows["replica"] == slowest].sort_values("time_s", kind="stable")
     time_s = rows["duration_s"].cumsum().to_numpy()
     picked = np.unique(np.linspace(0, len(rows) - 1, _CURVE_POINTS).round().astype(int))
     points = zip(time_s[picked], rows["scheduled"].to_numpy()[picked], strict=True)
@@ -200,9 +201,7 @@ def _side_lines(comparison: Comparison, key: str) -> list[svg.Line]:
         if every[side].shape[1] > 1
     ]
     means = comparison.series[key]
-    return lines + [
-        svg.Line(side.upper(), side, _points(means[side])) for side in ("base", "sam")
-    ]
+    return lines + [svg.Line(side.upper(), side, _points(means[side])) for side in ("base", "sam")]
 
 
 def _points(series: Any) -> list[tuple[float, float]]:

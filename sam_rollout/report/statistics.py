@@ -1,9 +1,9 @@
 """Gains and differences with bootstrap intervals over repeats and steps.
 
-Runs hold steps, and the same step has the same prompts in every run. So a draw takes repeats of each
-side with replacement, then steps with replacement, the same steps for all runs (a bootstrap of two
-crossed factors: Owen, The pigeonhole bootstrap, 2007). Where a side has one run only, its repeats
-cannot be drawn, and the interval holds the noise within the run alone.
+Runs hold steps, and the same step has the same prompts in every run. So a draw takes repeats of
+each side with replacement, then steps with replacement, the same steps for all runs (a bootstrap of
+two crossed factors: Owen, The pigeonhole bootstrap, 2007). Where a side has one run only, its
+repeats cannot be drawn, and the interval holds the noise within the run alone.
 """
 
 import math
@@ -91,11 +91,12 @@ def difference(values: Sides) -> Estimate:
     return _estimate((sam - base) / count, np.concatenate(draws), values.shape)
 
 
-_Weights = tuple[np.ndarray, np.ndarray, np.ndarray]  # [draws, BASE runs], [.., SAM runs], [.., steps]
+# [draws, runs of BASE], [draws, runs of SAM], [draws, steps]
+_Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weights(*shape: int) -> Iterator[_Weights]:
-    """How often each run and each step is drawn, `_AT_ONCE` draws at a time, the same every time."""
+    """How often each run and step is drawn, `_AT_ONCE` draws at a time, the same every time."""
     for block in range(RESAMPLES // _AT_ONCE):
         yield tuple(  # type: ignore[misc]
             _drawn(count, seed, block) for seed, count in enumerate(shape, start=SEED)

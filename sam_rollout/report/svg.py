@@ -87,9 +87,9 @@ def lines(
     return _svg(height, body)
 
 
-def stacked(rows: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[str], unit: str) -> (
-    Markup
-):
+def stacked(
+    rows: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[str], unit: str
+) -> Markup:
     """Horizontal bars (name, style, parts), the first part in full colour, the second light."""
     each, tall = 74, 54
     height = 24 + each * len(rows)
@@ -100,17 +100,19 @@ def stacked(rows: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[st
     body = []
     for place, (name, style, parts) in enumerate(rows):
         top, start = 12 + each * place, 0.0
-        body.append(f'<text x="{_LEFT - 6}" y="{top + tall / 2 + 4}" class="end">{escape(name)}</text>')
+        label = top + tall / 2 + 4
+        body.append(f'<text x="{_LEFT - 6}" y="{label}" class="end">{escape(name)}</text>')
         for part, tone, part_name in zip(parts, ("full", "light"), names, strict=True):
             left, right = x(start), x(start + part)
+            wide, middle = max(right - left - 1.5, 0), (left + right) / 2
             tip = f"{name}, {part_name}: {number(part)} {unit} ({part / sum(parts):.0%})"
             body.append(
-                f'<rect x="{left}" y="{top}" width="{max(right - left - 1.5, 0):.1f}" height="{tall}" '
+                f'<rect x="{left}" y="{top}" width="{wide:.1f}" height="{tall}" '
                 f'rx="3" class="{style} {tone}" data-tip="{escape(tip)}"/>'
             )
             if right - left > 44:
                 body.append(
-                    f'<text x="{(left + right) / 2:.1f}" y="{top + tall / 2 + 4}" class="mid on {tone}">'
+                    f'<text x="{middle:.1f}" y="{label}" class="mid on {tone}">'
                     f"{number(part)} {unit}</text>"
                 )
             start += part
@@ -136,13 +138,14 @@ def intervals(rows: Sequence[tuple[str, Sequence[Interval]]]) -> Markup:
     x = _Scale(ticks[0], ticks[-1], left, WIDTH - 26)
     bottom = height - _BOTTOM
     body = [
-        f'<line x1="{x(t)}" x2="{x(t)}" y1="4" y2="{bottom}" class="{"zero" if t == 0 else "rule"}"/>'
+        f'<line x1="{x(t)}" x2="{x(t)}" y1="4" y2="{bottom}" class="{"rule" if t else "zero"}"/>'
         f'<text x="{x(t)}" y="{bottom + 15}" class="mid">{f"{t:+g}" if t else 0} %</text>'
         for t in ticks
     ]
     top = 4
     for (name, row), tall in zip(rows, heights, strict=True):
-        body.append(f'<text x="{left - 8}" y="{top + tall / 2 + 4:.1f}" class="end">{escape(name)}</text>')
+        label = top + tall / 2 + 4
+        body.append(f'<text x="{left - 8}" y="{label:.1f}" class="end">{escape(name)}</text>')
         for place, interval in enumerate(row):
             middle = top + head / 2 + each * (place + 0.5)
             body.append(_interval(interval, name, x, middle))
@@ -201,9 +204,7 @@ def _y_axis(ticks: Sequence[float], y: _Scale, unit: str = "") -> str:
 def _x_axis(ticks: Sequence[float], x: _Scale, height: int) -> str:
     base = height - _BOTTOM
     return f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}" class="axis"/>' + (
-        "".join(
-            f'<text x="{x(t)}" y="{base + 15}" class="mid">{number(t)}</text>' for t in ticks
-        )
+        "".join(f'<text x="{x(t)}" y="{base + 15}" class="mid">{number(t)}</text>' for t in ticks)
     )
 
 
