@@ -3,6 +3,8 @@
 #   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
 #   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
 #                                          cluster
+# The comparison page is tried in a Chromium where there is one (apt-get install chromium, or a path
+# in CHROMIUM); otherwise that test is shown as skipped.
 # Exits with 0 only if every part passed. The last line sums up pytest's results over the parts.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"

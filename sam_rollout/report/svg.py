@@ -133,7 +133,7 @@ def intervals(rows: Sequence[tuple[str, Sequence[Interval]]]) -> Markup:
     ]
     if not found:
         return _empty(height)
-    ticks = _ticks([0.0, *found], 5)
+    ticks = _ticks([0.0, *found], 3)
     left = _NAMES
     x = _Scale(ticks[0], ticks[-1], left, WIDTH - 26)
     bottom = height - _BOTTOM
