@@ -1,6 +1,7 @@
 """The published comparison is held against the stored runs."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -45,6 +46,17 @@ def test_what_follows_passes(root):
     assert {path.name for path in (root / recorded.RESULTS).iterdir()} >= {
         RECORD, "compare_tiny_cpu.html", "compare_tiny_cpu_unfair.html", "dapo_ab_tiny_cpu.png",
     }  # fmt: skip
+
+
+@pytest.mark.skipif(
+    not (REPOSITORY / recorded.RESULTS / RECORD).exists(), reason="nothing recorded yet"
+)
+def test_what_is_published_follows_and_is_small():
+    assert check_recorded(REPOSITORY) == []
+    files = [f for f in (REPOSITORY / recorded.RESULTS / RUNS).rglob("*") if f.is_file()]
+    assert sum(file.stat().st_size for file in files) < 1_000_000
+    for info in (f for f in files if f.name.startswith("run")):
+        assert not re.search(r'"(/|~)', info.read_text()), info
 
 
 def test_a_figure_changed_by_hand_is_found(root):
