@@ -1,6 +1,6 @@
 """Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
 
-    python -m benchmarks.dapo_ab [--repeats 3] [--steps 6] [--work-dir outputs/dapo_ab]
+    python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
 
 Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
 same random numbers: both sides then train on the same responses. The first step of a run is left
@@ -89,7 +89,7 @@ def main() -> None:
     """Run what is missing, store, compare, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--unfair-steps", type=int, default=3)
     parser.add_argument("--timeout-s", type=float, default=1800, help="per run")
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))

@@ -134,16 +134,17 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
 def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
     for side, runs in (("BASE", base), ("SAM", sam)):
         for (number, one), (_, other) in pairwise(enumerate(runs, start=1)):
-            for finding in _two_starts(one.start, other.start):
+            for finding in _two_starts(one, other):
                 if finding.severity in (UNFAIR, WARNING):
                     text = f"repeats {number} and {number + 1} of {side} differ: {finding.text}"
                     yield Finding("repeats", finding.severity, text, finding.figures)
-    yield from _two_starts(base[0].start, sam[0].start)
+    yield from _two_starts(base[0], sam[0])
     yield from _seeds(base, sam)
     yield from _resumes(base, sam)
 
 
-def _two_starts(base: Start, sam: Start) -> Iterator[Finding]:
+def _two_starts(base_run: Run, sam_run: Run) -> Iterator[Finding]:
+    base, sam = base_run.start, sam_run.start
     if base.config is None or sam.config is None:
         yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
     else:
@@ -163,6 +164,9 @@ def _two_starts(base: Start, sam: Start) -> Iterator[Finding]:
             yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
             continue
         for key, left, right in differences(flat(one), flat(other)):
+            if ABSENT in (left, right) and base_run.source != sam_run.source:
+                yield Finding(name, UNKNOWN, f"{name} {key}: known of one side only", {"key": key})
+                continue
             text = f"{name} {key}: {left} in BASE, {right} in SAM"
             yield Finding(name, UNFAIR, text, {"key": key, "base": left, "sam": right})
 

@@ -117,6 +117,14 @@ def test_wandb_tells_configuration_and_seeds_and_survives_damage(tmp_path):
         load_run(path)
 
 
+def test_what_another_source_does_not_name_is_unknown_and_no_difference(synthetic, tmp_path):
+    """wandb names fewer versions and less of the host than a run folder does."""
+    by_wandb(tmp_path / "wandb")
+    comparison = compare_folders(synthetic("off"), tmp_path / "wandb")
+    told = {(f.name, f.severity) for f in comparison.findings if f.name in ("versions", "host")}
+    assert ("versions", "unknown") in told and ("versions", "unfair") not in told
+
+
 def test_a_file_of_its_own_is_read_as_well(tmp_path):
     by_file_logger(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "baseline.jsonl")
