@@ -126,7 +126,6 @@ def compare(
 
     with _one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
-        print_comparison(comparison, _console())
         if picture is not None:
             from sam_rollout.report.plots import plot_comparison
 
@@ -138,6 +137,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
+        print_comparison(comparison, _console())  # last: its reader may go before the end
 
 
 def _check_recorded(folders_given: bool) -> None:

@@ -28,6 +28,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(_steps_line(comparison), highlight=False, soft_wrap=True)
     _print_findings(comparison, console)
     console.print(_times(comparison))
+    names = ", ".join(f"{row.title} = {row.metric}" for row in comparison.times)
+    console.print(f"Metrics: {names}.", style="dim", highlight=False)
     console.print(_gains(comparison))
     console.print(f"{_GAINS} {_interval_line(comparison)}", style="dim")
     for table in (_tail(comparison), _positions(comparison), _sources(comparison)):
@@ -90,11 +92,10 @@ def _times(comparison: Comparison) -> Table:
         "SAM mean",
         "BASE median [IQR]",
         "SAM median [IQR]",
-        "metric",
     )
     for row in comparison.times:
         means = (number(row.base.per_step), number(row.sam.per_step))
-        table.add_row(row.title, *means, _spread(row.base), _spread(row.sam), row.metric)
+        table.add_row(row.title, *means, _spread(row.base), _spread(row.sam))
     return table
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from sam_rollout.report.runs import Run
-from sam_rollout.report.sources.metrics import steps_frame
+from sam_rollout.report.sources.metrics import label_of, steps_frame
 from sam_rollout.telemetry.records import RunFolderError
 
 NAME = "verl's file logger"
@@ -34,5 +34,4 @@ def read(path: Path) -> Run:
             problems.append(f"{file.name}, line {number}: unreadable, left out")
     if not steps:
         raise RunFolderError(f'{file}: expected lines {{"step": int, "data": {{metric: value}}}}')
-    label = path.name if path.is_dir() else path.stem
-    return Run(path, NAME, label, [], steps_frame(steps), problems)
+    return Run(path, NAME, label_of(path, LOOKS_LIKE), [], steps_frame(steps), problems)

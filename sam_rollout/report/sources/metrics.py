@@ -1,6 +1,7 @@
 """What logs of metrics have in common."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 
@@ -12,6 +13,11 @@ def steps_frame(steps: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
         for step, metrics in sorted(steps.items())
     }
     return pd.DataFrame.from_dict(numbers, orient="index", dtype=float).sort_index()
+
+
+def label_of(path: Path, usual: str) -> str:
+    """What a run without a description is called: its path's name, unless all logs have that one."""
+    return path.absolute().parent.name if path.name == usual else path.stem
 
 
 def _is_number(value: object) -> bool:

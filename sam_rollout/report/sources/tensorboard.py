@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sam_rollout.report.runs import Run
-from sam_rollout.report.sources.metrics import steps_frame
+from sam_rollout.report.sources.metrics import label_of, steps_frame
 from sam_rollout.telemetry.records import RunFolderError
 
 NAME = "TensorBoard"
@@ -38,4 +38,4 @@ def read(path: Path) -> Run:
             steps.setdefault(event.step, {})[name] = event.value
     if not steps:
         raise RunFolderError(f"{folder}: expected scalars in the event files")
-    return Run(path, NAME, path.name, [], steps_frame(steps))
+    return Run(path, NAME, label_of(path, "tensorboard"), [], steps_frame(steps))

@@ -127,6 +127,7 @@ def test_what_another_source_does_not_name_is_unknown_and_no_difference(syntheti
 
 def test_a_file_of_its_own_is_read_as_well(tmp_path):
     by_file_logger(tmp_path / "run")
+    assert load_run(tmp_path / "run" / "metrics.jsonl").label == "run"
     (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "baseline.jsonl")
     assert load_run(tmp_path / "baseline.jsonl").label == "baseline"
 
