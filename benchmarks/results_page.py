@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dapo_ab, rollout, routing
+from benchmarks import rollout, routing
+from sam_rollout.report.recorded import FAIR, load_recorded
+from sam_rollout.report.recorded import tables as tables_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -84,29 +86,37 @@ def rollout_section() -> str:
 
 
 def dapo_section() -> str:
-    """Whole DAPO runs, off and on."""
-    record = _load("dapo_ab_tiny_cpu")
-    columns = (*dapo_ab.SIDES, "off/on")
-    same, total = dapo_ab.totals(record["identical_responses"])
-    rows = [
-        [f"{title}, {unit}".rstrip(", ")]
-        + [_spread(record["summary"][metric].get(column), "low", "high") for column in columns]
-        for metric, title, unit in dapo_ab.FIGURES
-    ]
-    setting = record["setting"]
+    """Whole DAPO runs, off and on, and a pair that is not fair."""
+    recorded = load_recorded(RESULTS)
+    record, comparison = recorded.content, recorded.comparisons[FAIR]
+    setting, tables = record["setting"], tables_of(recorded.comparisons)
     text = (
-        f"{setting['repeats']} runs of each side, alternating, {setting['steps']} training steps "
-        "each, the first left out of the times. Median over runs of each run's median step, with "
-        "the lowest and highest run. Both sides sample with the coupled sampler: "
-        f"{same} of {total} responses are identical token for token."
+        f"{setting['repeats']} run(s) of each side, alternating, {setting['steps']} training steps "
+        "each, the first left out. Means over steps and runs; a gain is BASE / SAM - 1, time saved "
+        "1 - SAM / BASE; in brackets 95 % bootstrap intervals of the noise "
+        f"{comparison.noise}. Equal tokens: time per generated token. `sam-rollout compare "
+        "--check` makes these tables again from the runs in `benchmarks/results/runs`. As a page: "
+        "[compare_tiny_cpu.html](../benchmarks/results/compare_tiny_cpu.html)."
     )
-    picture = "![the first pair of runs](../benchmarks/results/dapo_ab_tiny_cpu.png)"
+    unfair = (
+        "A pair that is not fair, on purpose: the other side has another seed and shorter "
+        f"responses ({setting['unfair_steps']} steps). The raw gain is mostly the shorter work, "
+        "and the comparison says so:"
+    )
     return _section(
         "Whole DAPO runs",
         "python -m benchmarks.dapo_ab",
         record,
         text,
-        _table(["figure", *columns], rows) + f"\n\n{picture}",
+        tables["times and gains"],
+        tables["samples"],
+        tables["figures beside the times"],
+        "What the comparison finds to object:",
+        tables["findings"],
+        "![both sides](../benchmarks/results/dapo_ab_tiny_cpu.png)",
+        unfair,
+        tables["times and gains of the unfair pair"],
+        tables["findings of the unfair pair"],
     )
 
 
@@ -523,7 +533,7 @@ def routing_section() -> str:
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
-    "dapo_ab_tiny_cpu": dapo_section,
+    "compare_tiny_cpu": dapo_section,
     "learning_tiny_cpu": learning_section,
     "cluster_tiny_cpu": cluster_section,
     "trajectories_tiny_cpu": trajectories_section,

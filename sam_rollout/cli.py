@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from sam_rollout import __version__
 
 if TYPE_CHECKING:
+    import click
     from rich.console import Console
 
     from sam_rollout.automaton.static_file import FileInfo
@@ -69,25 +71,61 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-@app.command()
+class _CompareCommand(TyperCommand):
+    """Lets --with take every folder up to the next option, as well as being repeated."""
+
+    def parse_args(self, ctx: "click.Context", args: list[str]) -> list[str]:
+        spread, after_with = [], False
+        for argument in args:
+            if argument.startswith("-") and argument != "-":
+                after_with = argument == "--with"
+                if after_with:
+                    continue
+            spread += ["--with", argument] if after_with else [argument]
+        if args and args[-1] == "--with":
+            spread.append("--with")  # click says that its value is missing
+        return super().parse_args(ctx, spread)
+
+
+@app.command(cls=_CompareCommand)
 def compare(
-    base: RunArgument,
-    sam: Annotated[Path, typer.Option("--with", help="Run folder of the run with drafts.")],
+    base: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Runs without drafts: run folders, or what a logger of verl left."),
+    ] = None,
+    sam: Annotated[
+        list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")
+    ] = None,
     picture: PictureOption = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one page for the browser there.")
+    ] = None,
     skip_first: Annotated[
         int, typer.Option(min=0, help="Leave out this many steps at the start (warm-up).")
     ] = 0,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare the runs recorded in this repository again; exit 1 if what is published "
+            "of them does not follow.",
+        ),
+    ] = False,
 ) -> None:
-    """Compare a run without drafts (BASE) with one with drafts."""
+    """Compare runs without drafts (BASE) with runs with drafts (SAM)."""
+    if check:
+        _check_recorded(bool(base or sam))
+        return
+    if not base or not sam:
+        raise typer.BadParameter("name runs on both sides: BASE... --with SAM...")
     from sam_rollout.report.compare import compare_folders
     from sam_rollout.report.tables import print_comparison
 
     with _one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
-        print_comparison(comparison, _console())
         if picture is not None:
             from sam_rollout.report.plots import plot_comparison
 
@@ -95,6 +133,25 @@ def compare(
         if json_path is not None:
             text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
             json_path.write_text(text + "\n", encoding="utf-8")
+        if html is not None:
+            from sam_rollout.report.page import write_page
+
+            write_page(comparison, html)
+        print_comparison(comparison, _console())  # last: its reader may go before the end
+
+
+def _check_recorded(folders_given: bool) -> None:
+    from sam_rollout.report.recorded import check_recorded
+
+    if folders_given:
+        raise typer.BadParameter("compares the recorded runs, name no others", param_hint="--check")
+    with _one_line_errors():
+        wrong = check_recorded(Path())
+    for line in wrong:
+        typer.echo(f"sam-rollout: {line}", err=True)
+    if wrong:
+        raise typer.Exit(1)
+    typer.echo("What is published follows from the recorded runs.")
 
 
 @app.command()

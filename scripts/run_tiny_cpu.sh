@@ -5,7 +5,7 @@
 #   bash scripts/run_tiny_cpu.sh                                    # about 10 minutes on two cores
 #   bash scripts/run_tiny_cpu.sh trainer.total_training_steps=10    # any Hydra override, for both runs
 #
-# Results: outputs/tiny_cpu/<time>/{off,on} (run folders), comparison.png, comparison.json.
+# Results: outputs/tiny_cpu/<time>/{off,on} (run folders), comparison.html, .png and .json.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -47,4 +47,5 @@ train on "$@"
 
 echo "==> comparison"
 .venv/bin/sam-rollout compare "$OUTPUT_DIR/off" --with "$OUTPUT_DIR/on" \
-    --picture "$OUTPUT_DIR/comparison.png" --json "$OUTPUT_DIR/comparison.json"
+    --html "$OUTPUT_DIR/comparison.html" --picture "$OUTPUT_DIR/comparison.png" \
+    --json "$OUTPUT_DIR/comparison.json"

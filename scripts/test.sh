@@ -4,8 +4,9 @@
 #   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
 #                                          cluster
 # Parts that leave a core idle run side by side, their output comes when they are done, and lies
-# below .test-results. Exits with 0 only if every part passed. The last line sums up pytest's results
-# over the parts.
+# below .test-results. The comparison page is tried in a Chromium where there is one (apt-get install
+# chromium, or a path in CHROMIUM); otherwise that test is shown as skipped. Exits with 0 only if every
+# part passed. The last line sums up pytest's results over the parts.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 

@@ -1,47 +1,44 @@
-"""Compares a run without drafts (BASE) with one with drafts (SAM).
+"""Compares runs without drafts (BASE) with runs with drafts (SAM).
 
-The two sides sample different texts, so a time alone mixes speed with luck in response lengths:
-every gain is given raw and per token, with an interval over steps. A gain has two forms, both named
-wherever they are printed: speed-up minus one (BASE / SAM - 1), the form of published results, and
-time saved (1 - SAM / BASE), which is smaller.
+The two sides may have sampled different texts, so a time alone mixes speed with luck in response
+lengths: every gain is given raw and at equal tokens, with an interval. A gain has two forms, both
+named wherever they are printed: speed-up minus one (BASE / SAM - 1), the form of published results,
+and time saved (1 - SAM / BASE), which is smaller. What speaks against reading a difference as the
+drafts' doing is found in `fairness`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sam_rollout.report.runs import Run, held_out_names, load_run
+from sam_rollout.report import fairness
+from sam_rollout.report.acceptance import Acceptance, acceptance
+from sam_rollout.report.fairness import Finding
+from sam_rollout.report.lossless import Losslessness, losslessness
+from sam_rollout.report.runs import Run, held_out_names
+from sam_rollout.report.sources import load_run
+from sam_rollout.report.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
-
-RESAMPLES = 10_000
-SEED = 0  # of the bootstrap: the same folders give the same intervals
-CONFIDENCE = 0.95
-
-# Configuration that may differ between two fair runs: the sam group, wherever it travels, and
-# where results go. A speculative_config is the sam group's doing only where that is enabled.
-SAM_PARTS = {"sam", "sam_rollout"}
-SPECULATION = "speculative_config"
-PLACES = {"experiment_name", "run_dir"}
 
 
 @dataclass(frozen=True)
 class Time:
     """A time per training step, and what it is divided by to compare at equal tokens.
 
-    `names` are tried in order, the first that both runs carry is used. Per token the time is
-    `per_token[0] / per_token[1]`, both summed over the steps; None if no token count fits.
+    `names` are tried in order, the first that all runs carry is used. At equal tokens the time is
+    `spent / tokens`, both summed over the steps, each again the first name that all runs carry.
     """
 
     key: str
     title: str
     names: tuple[str, ...]
-    per_token: tuple[str, str] | None = None
+    spent: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,29 +50,27 @@ class Quantity:
     names: tuple[str, ...]
 
 
-_TOKENS = "sam/engine/generation_tokens"
+# verl's own count has the prompts in it and only the responses trained on.
+_TOKENS = ("sam/engine/generation_tokens", "perf/total_num_tokens")
+_GEN, _STEP, _BUSY = ("timing_s/gen",), ("timing_s/step",), ("sam/engine/rollout_s",)
 TIMES = (
+    Time("round", "mean generation round", ("sam/rounds/time_mean_s",)),
+    Time("rollout", "rollout per step", _GEN + _BUSY, _GEN + _BUSY, _TOKENS),
+    Time("step", "whole step", _STEP, _STEP, _TOKENS),
+    Time("tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s",), ("sam/tail/tokens",)),
     Time(
-        "rollout",
-        "rollout",
-        ("sam/engine/rollout_s", "timing_s/gen"),
-        ("sam/engine/rollout_s", _TOKENS),
+        "head", "rest of the rollout", ("sam/head/time_s",), ("sam/head/time_sum_s",),
+        ("sam/head/tokens",),
     ),
-    Time("tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s", "sam/tail/tokens")),
-    Time(
-        "head", "outside the tail", ("sam/head/time_s",), ("sam/head/time_sum_s", "sam/head/tokens")
-    ),
-    Time("round", "generation round", ("sam/rounds/time_mean_s",)),
-    Time("gen", "timing_s/gen", ("timing_s/gen",), ("timing_s/gen", _TOKENS)),
-    Time("step", "whole step", ("timing_s/step",), ("timing_s/step", _TOKENS)),
+    Time("engine", "engine busy", _BUSY, _BUSY, _TOKENS),
     Time("update_actor", "actor update", ("timing_s/update_actor",)),
     Time("update_weights", "weight update", ("timing_s/update_weights",)),
-)
+)  # fmt: skip
 QUANTITIES = (
     Quantity("reward", "reward", ("critic/rewards/mean", "critic/score/mean")),
     Quantity("accuracy", "accuracy, unfiltered", ("sam/rounds/accuracy_unfiltered",)),
     Quantity("response_length", "response length, tokens", ("response_length/mean",)),
-    Quantity("generation_tokens", "tokens generated", (_TOKENS,)),
+    Quantity("generation_tokens", "tokens generated", _TOKENS),
     Quantity("acceptance_length", "acceptance length", ("sam/draft/acceptance_length",)),
     Quantity("tail_ms_per_token", "time per tail token, ms", ("sam/tail/time_per_token_ms",)),
     Quantity("rounds", "generation rounds", ("sam/rounds/count",)),
@@ -87,41 +82,32 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Spread:
-    """A series in four numbers; the quartiles span the interquartile range."""
+    """A series of all steps of all runs; the quartiles span the interquartile range.
+
+    `per_step` is its mean over steps and runs.
+    """
 
     median: float
     q1: float
     q3: float
-    total: float
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its bootstrap 95 % interval over steps; no interval from a single step."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Gain:
-    """One ratio of times in its two named forms, as fractions (0.1 = 10 %)."""
-
-    speed_up_minus_one: Estimate
-    time_saved: Estimate
+    per_step: float
 
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One time on both sides, s. A gain is None where a side spent no time or made no token."""
+    """One time on both sides, s. A gain is None where a side spent no time or made no token.
+
+    `steps` is how many steps all runs know it of; `tokens` the metric that equal tokens go by.
+    """
 
     key: str
     title: str
     metric: str
+    steps: int
     base: Spread
     sam: Spread
     raw: Gain | None
+    tokens: str | None
     equal_tokens: Gain | None
 
 
@@ -132,6 +118,7 @@ class QuantityRow:
     key: str
     title: str
     metric: str
+    steps: int
     base: Spread
     sam: Spread
     difference: Estimate
@@ -139,23 +126,46 @@ class QuantityRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side, over the training steps both have.
+    """Two sides next to each other, over the training steps that all their runs have.
 
-    `unfair` holds plain reasons why the difference may not be the drafts' doing; empty = fair.
-    `series` maps the keys of `TIMES` and `QUANTITIES` to frames with columns base and sam, index
-    training step.
+    `left_out` says which runs are not part of it, and why. `series` maps the keys of `TIMES` and
+    `QUANTITIES` to frames with columns base and sam, means over runs, index training step;
+    `runs` maps them to every run's own values, columns (side, number of the run from 1).
     """
 
-    base_path: Path
-    sam_path: Path
-    base_label: str
-    sam_label: str
+    base: list[Run]
+    sam: list[Run]
     steps: list[int]
     skipped: list[int]
-    unfair: list[str]
+    left_out: list[str]
+    findings: list[Finding]
     times: list[TimeRow]
     quantities: list[QuantityRow]
+    acceptance: Acceptance
+    lossless: Losslessness
     series: dict[str, pd.DataFrame]
+    runs: dict[str, pd.DataFrame]
+
+    @property
+    def fair(self) -> bool | None:
+        """False: a finding speaks against it; None: too little is known."""
+        return fairness.verdict(self.findings)
+
+    @property
+    def unfair(self) -> list[str]:
+        """Why the comparison is not fair, in words; empty unless it is."""
+        return [found.text for found in self.findings if found.severity == fairness.UNFAIR]
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What the sides call themselves, like "sam=off" and "sam=on"."""
+        return self.base[0].label, self.sam[0].label
+
+    @property
+    def noise(self) -> str:
+        """What the intervals hold."""
+        several = min(len(self.base), len(self.sam)) > 1
+        return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
         """The row of `TIMES` with this key, None if a run lacks it."""
@@ -167,220 +177,215 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not finite becomes None."""
-        content = {name: value for name, value in vars(self).items() if name != "series"}
-        content |= {"base_path": str(self.base_path), "sam_path": str(self.sam_path)}
-        content |= {"times": [asdict(row) for row in self.times]}
-        content |= {"quantities": [asdict(row) for row in self.quantities]}
-        content["series"] = {
-            key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
-            for key, frame in self.series.items()
-        }
-        return _finite(content)
+        return _finite(
+            {
+                "fair": self.fair,
+                "findings": [asdict(found) for found in self.findings],
+                "gain_definition": "speed_up_minus_one = BASE / SAM - 1; "
+                "time_saved = 1 - SAM / BASE",
+                "interval": f"95 % bootstrap, noise {self.noise}",
+                "base": [_facts(run) for run in self.base],
+                "sam": [_facts(run) for run in self.sam],
+                "left_out": self.left_out,
+                "steps": self.steps,
+                "skipped": self.skipped,
+                "times": [asdict(row) for row in self.times],
+                "quantities": [asdict(row) for row in self.quantities],
+                "acceptance": _acceptance_dict(self.acceptance),
+                "lossless": asdict(self.lossless),
+                "series": {
+                    key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
+                    for key, frame in self.series.items()
+                },
+            }
+        )
 
 
-def compare_folders(base: str | Path, sam: str | Path, skip_first: int = 0) -> Comparison:
-    """`compare` of two run folders; raises RunFolderError if one cannot be read."""
-    return compare(load_run(base), load_run(sam), skip_first)
+def compare_folders(
+    base: str | Path | Iterable[str | Path],
+    sam: str | Path | Iterable[str | Path],
+    skip_first: int = 0,
+) -> Comparison:
+    """`compare` of the runs at these paths, one or several a side.
+
+    Raises RunFolderError if one cannot be read at all.
+    """
+    sides = ([side] if isinstance(side, str | Path) else list(side) for side in (base, sam))
+    return compare(*([load_run(path) for path in side] for side in sides), skip_first)
 
 
-def compare(base: Run, sam: Run, skip_first: int = 0) -> Comparison:
-    """Compares two runs over their common steps, without the first `skip_first` of them.
+def compare(base: list[Run], sam: list[Run], skip_first: int = 0) -> Comparison:
+    """Compares runs over their common steps, without the first `skip_first` of them.
 
     Raises RunFolderError if no step is left.
     """
-    common = sorted(set(base.training_steps) & set(sam.training_steps))
+    left_out: list[str] = []
+    base, sam = (_usable(name, runs, left_out) for name, runs in (("BASE", base), ("SAM", sam)))
+    common = sorted(set.intersection(*(set(run.training_steps) for run in [*base, *sam])))
     skipped, steps = common[:skip_first], common[skip_first:]
     if not steps:
+        paths = ", ".join(str(run.path) for run in [*base, *sam])
         raise RunFolderError(
-            f"{base.path} and {sam.path}: no training step left to compare: {len(common)} in "
-            f"common, {len(skipped)} skipped"
+            f"{paths}: no training step left to compare: {len(common)} in common, "
+            f"{len(skipped)} skipped"
         )
-    both = _Pair(base.steps.loc[steps], sam.steps.loc[steps])
-    times = [(time, frame) for time in TIMES if (frame := both.first(time.names)) is not None]
+    both = _Both(base, sam, steps)
+    times = [(kind, name) for kind in TIMES if (name := both.first(kind.names))]
     kinds = (*QUANTITIES, *_held_out(both))
-    quantities = [(kind, frame) for kind in kinds if (frame := both.first(kind.names)) is not None]
+    quantities = [(kind, name) for kind in kinds if (name := both.first(kind.names))]
+    lossless = losslessness(base, sam, steps)
+    shown = [*times, *quantities]
+    drafts = acceptance(sam, steps)
+    found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
+    found += fairness.findings(base, sam, steps, skipped, lossless)
+    found.sort(key=lambda finding: fairness.SEVERITIES.index(finding.severity))
     return Comparison(
-        base_path=base.path,
-        sam_path=sam.path,
-        base_label=base.label,
-        sam_label=sam.label,
+        base=base,
+        sam=sam,
         steps=steps,
         skipped=skipped,
-        unfair=list(_unfair(base, sam)),
-        times=[_time_row(time, frame, both) for time, frame in times],
-        quantities=[_quantity_row(kind, frame) for kind, frame in quantities],
-        series={kind.key: frame for kind, frame in [*times, *quantities]},
+        left_out=left_out,
+        findings=found,
+        times=[_time_row(kind, name, both) for kind, name in times],
+        quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
+        acceptance=drafts,
+        lossless=lossless,
+        series={kind.key: both.means(name) for kind, name in shown},
+        runs={kind.key: both.every(name) for kind, name in shown},
     )
+
+
+def _usable(side: str, runs: list[Run], left_out: list[str]) -> list[Run]:
+    """A side without the repeats that would cost it most of its steps; `left_out` names them."""
+    longest = max(len(run.training_steps) for run in runs)
+    usable = []
+    for number, run in enumerate(runs, start=1):
+        own = len(run.training_steps)
+        if own == 0 or 2 * own < longest:
+            left_out.append(
+                f"{side} {number} ({run.path.name}) is left out: it has {own} training steps, "
+                f"another repeat {longest}"
+            )
+        else:
+            usable.append(run)
+    if not usable:
+        raise RunFolderError(f"{runs[0].path}: no training step in it")
+    return usable
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """The metrics of both sides over the same steps."""
+class _Both:
+    """The metrics of all runs over the same steps."""
 
-    base: pd.DataFrame
-    sam: pd.DataFrame
+    base: list[Run]
+    sam: list[Run]
+    steps: list[int]
 
-    def first(self, names: tuple[str, ...]) -> pd.DataFrame | None:
-        """The first of the metrics that both sides carry; frame.attrs["metric"] is its name."""
-        for name in names:
-            if name in self.base and name in self.sam:
-                frame = pd.DataFrame({"base": self.base[name], "sam": self.sam[name]})
-                frame.attrs["metric"] = name
-                return frame
-        return None
+    def names(self) -> set[str]:
+        """Metrics that every run carries."""
+        return set.intersection(*(set(run.steps.columns) for run in [*self.base, *self.sam]))
+
+    def first(self, names: tuple[str, ...]) -> str | None:
+        """The first of the metrics that every run has a value of in some common step."""
+        known = self.names()
+        return next(
+            (name for name in names if name in known and len(self.every(name).dropna())), None
+        )
+
+    def every(self, name: str) -> pd.DataFrame:
+        """Columns (side, number of the run), index training step."""
+        return pd.DataFrame(
+            {
+                (side, number): run.steps[name].reindex(self.steps)
+                for side, runs in (("base", self.base), ("sam", self.sam))
+                for number, run in enumerate(runs, start=1)
+            }
+        )
+
+    def means(self, name: str) -> pd.DataFrame:
+        """Means over the runs of a side, columns base and sam."""
+        every = self.every(name)
+        return pd.DataFrame({side: every[side].mean(axis=1) for side in ("base", "sam")})
+
+    def sides(self, *names: str) -> list[Sides]:
+        """Values of metrics over the steps of which every run knows all of them."""
+        frames = [self.every(name) for name in names]
+        whole = pd.concat(frames, axis=1).notna().all(axis=1)
+        return [
+            Sides(*(frame.loc[whole, side].to_numpy().T for side in ("base", "sam")))
+            for frame in frames
+        ]
 
 
-def _held_out(both: _Pair) -> list[Quantity]:
-    names = held_out_names(set(both.base) & set(both.sam))
+def _held_out(both: _Both) -> list[Quantity]:
+    names = held_out_names(both.names())
     return [Quantity(name, "held-out " + "/".join(name.split("/")[1:]), (name,)) for name in names]
 
 
-def _time_row(time: Time, frame: pd.DataFrame, both: _Pair) -> TimeRow:
-    equal_tokens = None
-    if time.per_token is not None:
-        spent, tokens = (both.first((name,)) for name in time.per_token)
-        if spent is not None and tokens is not None:
-            equal_tokens = gain(spent, tokens)
-    ones = pd.DataFrame(1.0, index=frame.index, columns=frame.columns)
+def _time_row(kind: Time, name: str, both: _Both) -> TimeRow:
+    (values,) = both.sides(name)
+    spent, tokens = both.first(kind.spent), both.first(kind.tokens)
+    equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
     return TimeRow(
-        time.key,
-        time.title,
-        frame.attrs["metric"],
-        _spread(frame["base"]),
-        _spread(frame["sam"]),
-        gain(frame, ones),
-        equal_tokens,
+        kind.key,
+        kind.title,
+        name,
+        values.shape[2],
+        _spread(values.base),
+        _spread(values.sam),
+        gain(values),
+        tokens if equal else None,
+        equal,
     )
 
 
-def _quantity_row(kind: Quantity, frame: pd.DataFrame) -> QuantityRow:
+def _quantity_row(kind: Quantity, name: str, both: _Both) -> QuantityRow:
+    (values,) = both.sides(name)
     return QuantityRow(
         kind.key,
         kind.title,
-        frame.attrs["metric"],
-        _spread(frame["base"]),
-        _spread(frame["sam"]),
-        _mean((frame["sam"] - frame["base"]).dropna().to_numpy()),
+        name,
+        values.shape[2],
+        _spread(values.base),
+        _spread(values.sam),
+        difference(values),
     )
 
 
-def _mean(values: np.ndarray) -> Estimate:
-    """Mean of values [steps], NaN if there are none."""
-    count = len(values)
-    if not count:
-        return Estimate(math.nan, None, None)
-    return _estimate(float(values.mean()), _resample(count) @ values / count, count)
+def _spread(values: np.ndarray) -> Spread:
+    q1, median, q3 = np.quantile(values, [0.25, 0.5, 0.75])
+    return Spread(float(median), float(q1), float(q3), float(values.mean()))
 
 
-def gain(time_s: pd.DataFrame, tokens: pd.DataFrame) -> Gain | None:
-    """Gain in time per token, summed over steps; columns base and sam, one row per step.
-
-    Steps are resampled in pairs, because the same step has the same prompts on both sides. With
-    all tokens equal to one it is the gain in time. None if a sum is zero.
-    """
-    known = pd.concat([time_s, tokens], axis=1).dropna().to_numpy()  # [steps, 4]
-    if not known.sum(axis=0).all():
-        return None
-
-    def ratio(sums: np.ndarray) -> np.ndarray:
-        base_s, sam_s, base_tokens, sam_tokens = sums.T
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return (base_s / base_tokens) / (sam_s / sam_tokens)
-
-    value = float(ratio(known.sum(axis=0)))
-    draws = ratio(_resample(len(known)) @ known)
-    draws = draws[np.isfinite(draws)]
-    return Gain(
-        _estimate(value - 1, draws - 1, len(known)),
-        _estimate(1 - 1 / value, 1 - 1 / draws[draws > 0], len(known)),
-    )
-
-
-@lru_cache(maxsize=2)  # every row of a comparison draws the same steps
-def _resample(count: int) -> np.ndarray:
-    """How often each of `count` steps is drawn, int [RESAMPLES, count], read-only."""
-    generator = np.random.default_rng(SEED)
-    weights = [1 / count] * count
-    drawn = generator.multinomial(count, weights, size=RESAMPLES)
-    drawn.setflags(write=False)
-    return drawn
-
-
-def _estimate(value: float, draws: np.ndarray, count: int) -> Estimate:
-    if count < 2 or not len(draws):
-        return Estimate(value, None, None)
-    outside = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws, [outside, 1 - outside])
-    return Estimate(value, float(low), float(high))
-
-
-def _spread(series: pd.Series) -> Spread:
-    q1, median, q3 = series.quantile([0.25, 0.5, 0.75])
-    return Spread(float(median), float(q1), float(q3), float(series.sum()))
-
-
-def _unfair(base: Run, sam: Run) -> Iterator[str]:
-    first, other = base.starts[0], sam.starts[0]
-    if drafted := _drafted_tokens(base):
-        yield f"BASE verified {drafted:.0f} draft tokens"
-    if _drafted_tokens(sam) == 0:
-        yield "SAM verified no draft token"
-    yield from _differences("config", _comparable(first.config), _comparable(other.config))
-    for name in ("seeds", "versions", "host"):
-        yield from _differences(name, _flat(getattr(first, name)), _flat(getattr(other, name)))
-    counts = len(base.training_steps), len(sam.training_steps)
-    if counts[0] != counts[1]:
-        yield f"training steps: {counts[0]} in BASE, {counts[1]} in SAM"
-    elif base.training_steps != sam.training_steps:
-        yield "training steps: the numbers of the steps differ"
-    for side, run in (("BASE", base), ("SAM", sam)):
-        for start in run.starts[1:]:
-            names = [
-                name
-                for name in ("config", "seeds", "versions", "host")
-                if getattr(start, name) != getattr(run.starts[0], name)
-            ]
-            if names:
-                yield f"{side} was resumed with other {', '.join(names)}"
-
-
-def _drafted_tokens(run: Run) -> float | None:
-    """Draft tokens verified in the whole run; None if the run did not count them."""
-    name = "sam/draft/drafted_tokens"
-    return float(run.steps[name].sum()) if name in run.steps else None
-
-
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    flat = _flat(config)
-    hidden = SAM_PARTS | ({SPECULATION} if flat.get("sam.enabled") else set())
-    run_dir = str(flat.get("run_dir", ""))
+def _facts(run: Run) -> dict[str, Any]:
+    start = run.start
     return {
-        name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value
-        for name, value in flat.items()
-        if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
+        "path": str(run.path),
+        "source": run.source,
+        "label": run.label,
+        "training_steps": run.training_steps,
+        "started_at": start.started_at,
+        "versions": start.versions,
+        "seeds": start.seeds,
+        "host": start.host,
+        "problems": run.problems,
     }
 
 
-def _flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in mapping.items():
-        full = f"{above}{name}"
-        flat |= _flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-    return flat
-
-
-def _differences(what: str, base: dict[str, Any], sam: dict[str, Any]) -> Iterator[str]:
-    for name in sorted(base.keys() | sam.keys()):
-        left, right = (side.get(name, "absent") for side in (base, sam))
-        if left != right:
-            yield f"{what} {name}: {left} in BASE, {right} in SAM"
+def _acceptance_dict(of: Acceptance) -> dict[str, Any]:
+    return {
+        "positions": [asdict(row) for row in of.positions],
+        "sources": [asdict(row) | {"rate": row.rate} for row in of.sources],
+        "contexts": [
+            asdict(row) | {"acceptance_length": row.acceptance_length} for row in of.contexts
+        ],
+    }
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

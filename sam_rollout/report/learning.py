@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sam_rollout.report.compare import CONFIDENCE, RESAMPLES, SEED
-from sam_rollout.report.runs import held_out_names, load_run
+from sam_rollout.report.runs import held_out_names
+from sam_rollout.report.sources import load_run
+from sam_rollout.report.statistics import CONFIDENCE, RESAMPLES, SEED
 from sam_rollout.telemetry.records import RunFolderError
 
 WINDOW = 5  # steps at either end that are averaged; also the width of the running mean

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from sam_rollout.report.compare import Comparison, Estimate, Gain, QuantityRow
+from sam_rollout.report.compare import Comparison, QuantityRow
 from sam_rollout.report.learning import Learning, LearningRow, running_band
+from sam_rollout.report.statistics import Estimate, Gain
 
 # Okabe and Ito's blue and vermillion are told apart by readers with any colour vision; the light
 # forms are the same hues, for the part of a bar outside the tail.
@@ -44,7 +45,10 @@ _STYLE = {
 
 
 def plot_comparison(comparison: Comparison, path: str | Path) -> None:
-    """Writes six small multiples of two runs as a PNG; a panel says if a run lacks its metric."""
+    """Writes six small multiples of both sides as a PNG; a panel says if a run lacks its metric.
+
+    Lines are means over the runs of a side, thin ones its runs.
+    """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 6.4), layout="constrained")
         figure.get_layout_engine().set(wspace=0.05, hspace=0.06)
@@ -59,13 +63,13 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
         for axis in axes[-1]:
             axis.set_xlabel("training step")
         handles = [Line2D([], [], color=COLOUR[side], marker=MARKER[side]) for side in COLOUR]
-        labels = [comparison.base_label, comparison.sam_label]
+        labels = comparison.labels
         figure.legend(handles, labels, loc="outside upper left", ncols=2)
-        if comparison.unfair:
+        if comparison.fair is False:
             figure.text(
                 0.99,
                 0.985,
-                "unfair comparison: the runs differ in more than the drafts",
+                "unfair comparison: see what sam-rollout compare says",
                 ha="right",
                 va="top",
                 color="#B00020",
@@ -111,11 +115,10 @@ def _time_title(axis: Axes, what: str, gain: Gain | None) -> None:
         _title(axis, what, "no gain: no time on one side")
         return
     faster, saved = gain.speed_up_minus_one, gain.time_saved
-    unclear = faster.low is None or faster.high is None or faster.low <= 0 <= faster.high
     ratio = f"{1 + faster.value:.2f}x"
     _title(
         axis,
-        f"{what}: no clear gain ({ratio})" if unclear else f"{what}: {ratio} as fast",
+        f"{what}: {ratio} as fast" if faster.clear else f"{what}: no clear gain ({ratio})",
         f"speed-up - 1 = {faster.value:.1%}{_interval(faster, 100, '.1f')}",
         f"time saved = {saved.value:.1%}{_interval(saved, 100, '.1f')}",
     )
@@ -126,8 +129,9 @@ def _quantity_title(axis: Axes, what: str, row: QuantityRow | None) -> None:
         _title(axis, what)
         return
     value, low, high = row.difference.value, row.difference.low, row.difference.high
-    unclear = low is None or high is None or low <= 0 <= high
-    seen = "no clear difference" if unclear else "SAM higher" if value > 0 else "SAM lower"
+    seen = "SAM higher" if value > 0 else "SAM lower"
+    if not row.difference.clear:
+        seen = "no clear difference"
     if value == low == high == 0:
         seen = "the same at every step"
     _title(
@@ -175,6 +179,9 @@ def _line(axis: Axes, comparison: Comparison, key: str, label: str) -> None:
         axis.text(0.5, 0.5, "not recorded in both runs", ha="center", transform=axis.transAxes)
         return
     for side in COLOUR:
+        every = comparison.runs[key][side]
+        if every.shape[1] > 1:
+            axis.plot(every.index, every, color=COLOUR[side], linewidth=0.6, alpha=0.45)
         known = frame[side].dropna()
         axis.plot(
             known.index,

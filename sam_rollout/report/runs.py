@@ -1,22 +1,54 @@
-"""A run folder as the report sees it: what the run was, and one row of metrics a training step."""
+"""A run as the report sees it, whichever logger it is known by.
+
+A source fills in what it holds. What it does not hold is None or empty, never guessed: a comparison
+says so instead.
+"""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.records import TABLES
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a start of a run says about itself; None where the source cannot tell."""
+
+    config: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] | None = None
+    seeds: Mapping[str, int] | None = None
+    host: Mapping[str, Any] | None = None
+    started_at: str | None = None
+
+
+def _no_table(name: str, problems: list[str]) -> pa.Table:
+    return TABLES[name][0].empty_table()
 
 
 @dataclass(frozen=True)
 class Run:
-    """`starts` holds every start of the run; `steps` one row per training step, NaN if unknown."""
+    """One run.
+
+    `source` names the format it was read from, `starts` holds every start, the first one first
+    (empty if unknown), `steps` one row a training step, NaN if unknown. `problems` says in words
+    what of the source could not be read. `read_table` reads a table of `TABLES`, empty if the
+    source has none, and adds to `problems`.
+    """
 
     path: Path
-    starts: list[RunInfo]
+    source: str
+    label: str
+    starts: list[Start]
     steps: pd.DataFrame  # index: training step, columns: metric names
+    problems: list[str] = field(default_factory=list)
+    read_table: Callable[[str, list[str]], pa.Table] = _no_table
 
     @property
     def training_steps(self) -> list[int]:
@@ -25,19 +57,37 @@ class Run:
         return list(self.steps.index[self.steps.loc[:, ~validation].notna().any(axis=1)])
 
     @property
-    def label(self) -> str:
-        """What the run calls itself, like "sam=on"."""
-        return self.starts[0].label
+    def start(self) -> Start:
+        """The first start; all unknown if the source tells of none."""
+        return self.starts[0] if self.starts else Start()
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a finished response of training."""
+        return self._training_rows("requests")
+
+    @cached_property
+    def engine_steps(self) -> pd.DataFrame:
+        """One row an engine step of training."""
+        return self._training_rows("engine_steps")
+
+    @cached_property
+    def traces(self) -> pd.DataFrame:
+        """One row a response of training, token ids as arrays."""
+        return self._training_rows("traces")
+
+    def _training_rows(self, name: str) -> pd.DataFrame:
+        rows = self.read_table(name, self.problems).to_pandas()
+        return rows[rows["split"] == "train"]
 
 
-def load_run(path: str | Path) -> Run:
-    """Reads a run folder. Raises RunFolderError if something is missing or unreadable."""
-    folder = RunFolder(path)
-    starts = folder.read_starts()
-    entries = folder.read_train_steps()
-    if not entries:
-        raise RunFolderError(f"{folder.train_steps_path}: expected at least one training step")
-    return Run(folder.path, starts, pd.DataFrame.from_dict(entries, orient="index", dtype=float))
+def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        full = f"{above}{name}"
+        found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return found
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:

@@ -6,7 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sam_rollout.report.compare import Comparison, Estimate, Gain, Spread
+from sam_rollout.report.compare import Comparison, Spread
+from sam_rollout.report.statistics import Estimate, Gain
 
 if TYPE_CHECKING:  # a comparison need not wait for scipy
     from sam_rollout.report.learning import Learning
@@ -14,38 +15,66 @@ if TYPE_CHECKING:  # a comparison need not wait for scipy
 _GAINS = (
     "speed-up - 1 = BASE / SAM - 1 (the form of published results); time saved = 1 - SAM / BASE; "
     "both from sums over the steps. Equal tokens: time per generated token of the step; inside and "
-    "outside the tail, time of all replicas per token made there. CI: paired bootstrap over steps."
+    "outside the tail, time of all replicas per token made there. CI: bootstrap, runs and steps."
 )
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Fairness, times, gains, then what was trained."""
-    console.print(
-        f"BASE {comparison.base_label}: {comparison.base_path}", markup=False, soft_wrap=True
-    )
-    console.print(
-        f"SAM  {comparison.sam_label}: {comparison.sam_path}", markup=False, soft_wrap=True
-    )
+    """Whether it is fair, times, gains, samples, drafts, then what was trained."""
+    for side, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
+        for run in runs:
+            line = f"{side:<4} {run.label}: {run.path} ({run.source})"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(_steps_line(comparison), highlight=False, soft_wrap=True)
-    if comparison.unfair:
-        heading = "UNFAIR comparison: the runs differ in more than the drafts"
-        console.print(heading, style="bold red")
-        for reason in comparison.unfair:
-            console.print(f"  - {reason}", markup=False, highlight=False, soft_wrap=True)
-    else:
-        console.print("Fair: the runs differ in the sam group only.")
+    _print_findings(comparison, console)
     console.print(_times(comparison))
+    names = ", ".join(f"{row.title} = {row.metric}" for row in comparison.times)
+    console.print(f"Metrics: {names}.", style="dim", highlight=False)
     console.print(_gains(comparison))
-    console.print(_GAINS, style="dim")
+    console.print(f"{_GAINS} {_interval_line(comparison)}", style="dim")
+    for table in (_tail(comparison), _positions(comparison), _sources(comparison)):
+        if table is not None:
+            console.print(table)
+    if comparison.acceptance.contexts:
+        console.print(_contexts(comparison))
+    _print_samples(comparison, console)
     console.print(_quantities(comparison))
 
 
+VERDICTS = {
+    True: ("Fair: nothing found that speaks against the comparison.", "bold green"),
+    False: ("UNFAIR comparison: the difference may not be the drafts' doing", "bold red"),
+    None: ("Fairness cannot be told: too little is recorded", "bold yellow"),
+}
+_SEVERITY_STYLE = {"unfair": "red", "warning": "yellow", "note": "dim", "unknown": "dim"}
+
+
+def _print_findings(comparison: Comparison, console: Console) -> None:
+    text, style = VERDICTS[comparison.fair]
+    console.print(text, style=style)
+    for found in comparison.findings:
+        console.print(
+            f"  {found.severity:<7} {found.name}: {found.text}",
+            style=_SEVERITY_STYLE[found.severity],
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def _steps_line(comparison: Comparison) -> str:
-    steps = comparison.steps
-    line = f"{len(steps)} training steps in common, {steps[0]} to {steps[-1]}"
+    steps, runs = comparison.steps, (len(comparison.base), len(comparison.sam))
+    line = (
+        f"{len(steps)} training steps in common, {steps[0]} to {steps[-1]}; runs: {runs[0]} BASE, "
+        f"{runs[1]} SAM"
+    )
     if comparison.skipped:
         return f"{line}; skipped at the start: {', '.join(map(str, comparison.skipped))}"
     return f"{line}; none skipped, so a warm-up in the first one counts"
+
+
+def _interval_line(comparison: Comparison) -> str:
+    return f"Intervals hold the noise {comparison.noise}."
 
 
 def _columns(title: str, *columns: str) -> Table:
@@ -59,14 +88,14 @@ def _times(comparison: Comparison) -> Table:
     table = _columns(
         "Time per training step, s",
         "",
+        "BASE mean",
+        "SAM mean",
         "BASE median [IQR]",
         "SAM median [IQR]",
-        "BASE total",
-        "SAM total",
     )
     for row in comparison.times:
-        totals = (_number(row.base.total), _number(row.sam.total))
-        table.add_row(row.title, _spread(row.base), _spread(row.sam), *totals)
+        means = (number(row.base.per_step), number(row.sam.per_step))
+        table.add_row(row.title, *means, _spread(row.base), _spread(row.sam))
     return table
 
 
@@ -82,6 +111,88 @@ def _gains(comparison: Comparison) -> Table:
     for row in comparison.times:
         table.add_row(row.title, *_forms(row.raw), *_forms(row.equal_tokens))
     return table
+
+
+def _tail(comparison: Comparison) -> Table | None:
+    """The article's stacked bars: few requests running, and the rest of the rollout."""
+    head, tail = comparison.time("head"), comparison.time("tail")
+    if head is None or tail is None:
+        return None
+    table = _columns(
+        "Rollout of a step, s: long tail (few requests running) and the rest",
+        "",
+        "long tail",
+        "rest",
+        "both",
+        "tail's share",
+    )
+    for side in ("base", "sam"):
+        parts = [getattr(row, side).per_step for row in (tail, head)]
+        share = parts[0] / sum(parts) if sum(parts) else 0.0
+        table.add_row(side.upper(), *map(number, (*parts, sum(parts))), f"{share:.0%}")
+    return table
+
+
+def _positions(comparison: Comparison) -> Table | None:
+    rows = comparison.acceptance.positions
+    if not rows:
+        return None
+    table = _columns("Accepted drafts by position", "", *(str(row.position) for row in rows))
+    table.add_row("share accepted", *(f"{row.accepted_share:.1%}" for row in rows))
+    return table
+
+
+def _sources(comparison: Comparison) -> Table | None:
+    rows = comparison.acceptance.sources
+    if not rows:
+        return None
+    table = _columns("Draft tokens by source", "", "verified", "accepted", "rate")
+    for row in rows:
+        table.add_row(row.name, number(row.drafted), number(row.accepted), f"{row.rate:.1%}")
+    return table
+
+
+def _contexts(comparison: Comparison) -> Table:
+    table = _columns(
+        "Acceptance by length of context", "context from, tokens", "verified drafts",
+        "acceptance length",
+    )  # fmt: skip
+    for row in comparison.acceptance.contexts:
+        length = f"{row.acceptance_length:.3f}"
+        table.add_row(f"{row.tokens:,}", number(row.verified), length)
+    return table
+
+
+def _print_samples(comparison: Comparison, console: Console) -> None:
+    lossless = comparison.lossless
+    if lossless.gaps:
+        table = _columns(
+            "Rollout against trainer: difference in probability of the same tokens",
+            "",
+            "mean",
+            "largest",
+        )
+        for gap in lossless.gaps:
+            largest = "-" if gap.largest is None else f"{gap.largest:.3g}"
+            table.add_row(gap.side, f"{gap.mean:.3g}", largest)
+        console.print(table)
+    if not lossless.pairs:
+        return
+    table = _columns(
+        "Responses that are the same in two runs",
+        "",
+        "compared by",
+        "the same",
+        "without partner",
+        "first difference",
+    )
+    for pair in (*lossless.pairs, *lossless.controls):
+        first = "-" if pair.first_step is None else f"step {pair.first_step}"
+        if pair.first_difference is not None:
+            first += f", token {pair.first_difference}"
+        same = f"{pair.identical:,} of {pair.matched:,}"
+        table.add_row(" / ".join(pair.runs), pair.by, same, str(pair.unmatched), first)
+    console.print(table)
 
 
 def _quantities(comparison: Comparison) -> Table:
@@ -131,19 +242,20 @@ def print_learning(learning: "Learning", console: Console) -> None:
     )
 
 
-def _number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "") -> str:
+    """Three significant digits, whole numbers from 100."""
     return f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.3g}"
 
 
 def _spread(spread: Spread) -> str:
-    return f"{_number(spread.median)} [{_number(spread.q1)}, {_number(spread.q3)}]"
+    return f"{number(spread.median)} [{number(spread.q1)}, {number(spread.q3)}]"
 
 
 def _estimate(estimate: Estimate) -> str:
-    value = _number(estimate.value, "+")
+    value = number(estimate.value, "+")
     if estimate.low is None or estimate.high is None:
         return value
-    return f"{value} [{_number(estimate.low, '+')}, {_number(estimate.high, '+')}]"
+    return f"{value} [{number(estimate.low, '+')}, {number(estimate.high, '+')}]"
 
 
 def _forms(gain: Gain | None) -> tuple[str, str]:

@@ -347,18 +347,27 @@ class RunFolder:
         _write_by_rename(target, lambda temporary: pq.write_table(checked, temporary))
         return target
 
-    def read(self, name: str) -> pa.Table:
+    def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
         Columns that the folder's version did not have are null. Rows of training steps that a
-        resumed run went through once more are left out.
+        resumed run went through once more are left out. With `problems` a damaged file, or a
+        missing run.json, is named there and left out.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
-        # ParquetFile reads one file as it stands; read_table would look for a partitioned data set.
-        tables = [_with_added(pq.ParquetFile(path).read(), schema).cast(schema) for path in paths]
+        tables = []
+        for path in paths:
+            try:
+                # ParquetFile reads one file as it stands; read_table looks for a data set.
+                table = pq.ParquetFile(path).read()
+                tables.append(_with_added(table, schema).cast(schema))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                if problems is None:
+                    raise
+                problems.append(f"{path.relative_to(self.path)}: unreadable, left out ({error})")
         table = pa.concat_tables([schema.empty_table(), *tables])
-        for info in self.read_starts()[1:]:
+        for info in self._resumes(problems):
             resumed = datetime.fromisoformat(info.started_at).timestamp()
             for split in ("train", "val"):  # a resumed run may validate before it trains
                 after = pc.greater_equal(table[time_column], resumed)
@@ -368,6 +377,17 @@ class RunFolder:
                     again = pc.and_(of_split, pc.greater_equal(table["step"], first))
                     table = table.filter(pc.or_(after, pc.invert(again)))
         return table
+
+    def _resumes(self, problems: list[str] | None) -> list[RunInfo]:
+        """Every start but the first; none if they cannot be read and `problems` are collected."""
+        try:
+            return self.read_starts()[1:]
+        except RunFolderError as error:
+            if problems is None:
+                raise
+            if str(error) not in problems:
+                problems.append(str(error))
+            return []
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds an entry for a training step.
@@ -382,20 +402,23 @@ class RunFolder:
             _drop_torn_line(file)
             file.write(line.encode())
 
-    def read_train_steps(self) -> dict[int, dict[str, float]]:
+    def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
         """Training step -> metrics, in order of steps; null becomes NaN.
 
         A step may have several entries: a resumed run goes through it once more, or validates
         before it trains. Metric by metric the latest value counts.
 
         What a crash left after the last newline is ignored. Raises RunFolderError if the file is
-        missing or a whole line is not an entry.
+        missing or a whole line is not an entry; with `problems` such a line, and a torn one, is
+        named there and left out.
         """
         path = self.train_steps_path
         if not path.is_file():
             raise RunFolderError(f"no file {path}: expected there one JSON line a training step")
         # What follows the last newline was torn by a crash while it was written.
-        *lines, _torn = path.read_bytes().split(b"\n")
+        *lines, torn = path.read_bytes().split(b"\n")
+        if torn and problems is not None:
+            problems.append(f"{path.name}: the last line was torn off; that step is left out")
         steps: dict[int, dict[str, float]] = {}
         for number, line in enumerate(lines, start=1):
             try:
@@ -406,6 +429,9 @@ class RunFolder:
                 }
                 steps.setdefault(int(entry["step"]), {}).update(metrics)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if problems is not None:
+                    problems.append(f"{path.name}, line {number}: unreadable, left out")
+                    continue
                 raise RunFolderError(
                     f'{path}, line {number}: expected {{"step": int, "metrics": {{name: number}}}}'
                 ) from error

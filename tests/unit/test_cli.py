@@ -53,6 +53,27 @@ def test_compare_prints_and_writes(pair, tmp_path):
     assert json.loads(figures.read_text())["steps"] == [3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("spelt", ["--with A B", "--with A --with B"])
+def test_compare_takes_several_runs_a_side(pair, tmp_path, spelt):
+    base, sam = pair
+    other = make_run(tmp_path / "on-2", True, 3800.0)
+    paths = {"A": str(sam), "B": str(other)}
+    spelt = [paths.get(word, word) for word in spelt.split()]
+    page, figures = tmp_path / "out.html", tmp_path / "out.json"
+    result = run_cli("compare", base, base, *spelt, "--html", page, "--json", figures)
+    assert result.exit_code == 0, result.output
+    content = json.loads(figures.read_text())
+    assert [run["path"] for run in content["sam"]] == [str(sam), str(other)]
+    assert len(content["base"]) == 2
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("arguments", [["A"], ["A", "--with"], ["--with", "A"], ["--check", "A"]])
+def test_compare_without_both_sides_is_wrong_usage(pair, arguments):
+    result = run_cli("compare", *(pair[0] if word == "A" else word for word in arguments))
+    assert result.exit_code == 2 and "Traceback" not in result.output
+
+
 def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
     trace = TraceRecord("g", 0, 1, "train", 0, [1, 2], [3, 4, 5], 0.0, 1.0)
     RunFolder(tmp_path / "run").write_traces(0, traces_table([trace]))

@@ -1,14 +1,52 @@
-"""Run folders with a few training steps, made as a run makes them."""
+"""Run folders as a run makes them: with given metrics, or whole synthetic runs."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from sam_rollout.telemetry.records import RunFolder, RunInfo
+from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.records import (
+    EngineSteps,
+    RequestRecord,
+    RunFolder,
+    RunInfo,
+    TraceRecord,
+    requests_table,
+    traces_table,
+)
 
 MakeRun = Callable[..., Path]
+START_S = 1_780_000_000.0
+TAIL_THRESHOLD = 4
+K = 3
+
+
+def run_info(name: str, sam: bool, **fields: Any) -> RunInfo:
+    config = {
+        "sam": {"enabled": sam, "max_draft_tokens": K},
+        "data": {"train_batch_size": 32, "max_response_length": 1024, "seed": 1},
+        "rollout_sampler": {"kind": "coupled"},
+        "run_dir": f"/runs/{name}",
+        "trainer": {"experiment_name": name, "default_local_dir": f"/runs/{name}/checkpoints"},
+        "engine": {"additional_config": {"sam_rollout": {"enabled": sam}}},
+    }
+    if sam:
+        config["engine"]["speculative_config"] = {"num_speculative_tokens": K}
+    config |= fields.pop("more_config", {})
+    fields = {
+        "label": f"sam={'on' if sam else 'off'}",
+        "config": config,
+        "versions": {"vllm": "0.28.0"},
+        "seeds": {"rollout": 1},
+        "host": {"cpus": 2},
+        "started_at": "2026-07-01T00:00:00+00:00",
+        **fields,
+    }
+    return RunInfo(**fields)
 
 
 @pytest.fixture
@@ -18,28 +56,131 @@ def make_run(tmp_path) -> MakeRun:
     def make(
         name: str, steps: Mapping[int, Mapping[str, float]], *, sam: bool = False, **fields: Any
     ) -> Path:
-        config = {
-            "sam": {"enabled": sam, "max_draft_tokens": 3},
-            "data": {"train_batch_size": 32},
-            "run_dir": f"/runs/{name}",
-            "trainer": {"experiment_name": name, "default_local_dir": f"/runs/{name}/checkpoints"},
-            "engine": {"additional_config": {"sam_rollout": {"enabled": sam}}},
-        }
-        if sam:
-            config["engine"]["speculative_config"] = {"num_speculative_tokens": 3}
-        fields = {
-            "label": f"sam={'on' if sam else 'off'}",
-            "config": config,
-            "versions": {"vllm": "0.28.0"},
-            "seeds": {"rollout": 1},
-            "host": {"cpus": 2},
-            "started_at": "2026-07-01T00:00:00+00:00",
-            **fields,
-        }
         folder = RunFolder(tmp_path / name)
-        folder.write_start(RunInfo(**fields))
+        folder.write_start(run_info(name, sam, **fields))
         for step, metrics in steps.items():
             folder.append_train_step(step, metrics)
         return folder.path
+
+    return make
+
+
+@dataclass
+class Synthetic:
+    """A run that is made up: the rollout of every step, request by request.
+
+    `seed` fixes prompts, texts and what of drafts is accepted, `noise_seed` the times, which differ
+    between repeats. Time outside the rollout is `update_s`; the first step's engine steps take
+    `warm_up` times as long.
+    """
+
+    steps: int = 6
+    sam: bool = False
+    seed: int = 1
+    noise_seed: int = 0
+    groups: int = 4
+    siblings: int = 4
+    mean_tokens: float = 60.0
+    update_s: float = 5.0
+    noise: float = 0.02
+    traces: bool = True
+    warm_up: float = 1.0
+    fields: dict[str, Any] = field(default_factory=dict)  # of RunInfo
+
+    def write(self, path: Path) -> Path:
+        folder = RunFolder(path)
+        folder.write_start(run_info(path.name, self.sam, **self.fields))
+        noise = np.random.default_rng([self.noise_seed, self.sam])
+        counters = {"drafted_own": 0.0, "accepted_own": 0.0}
+        for step in range(1, self.steps + 1):
+            self._write_step(folder, step, noise, counters)
+        return path
+
+    def _write_step(self, folder: RunFolder, step: int, noise: Any, counters: dict) -> None:
+        texts = np.random.default_rng([self.seed, step])
+        requests = self.groups * self.siblings
+        lengths = np.sort(texts.gamma(2.0, self.mean_tokens / 2, requests).astype(int) + 4)
+        order, reward = texts.permutation(requests), float(texts.normal())
+        rows = EngineSteps()
+        now = start = START_S + 1000.0 * step
+        accepted, generated = np.zeros(requests, int), np.zeros(requests, int)
+        ended = np.full(requests, start)
+        while (running := generated < lengths).any():
+            count = int(running.sum())
+            drafting = self.sam and count <= TAIL_THRESHOLD
+            bonus = texts.integers(0, K + 1, requests) if drafting else np.zeros(requests, int)
+            gained = np.minimum(1 + bonus, lengths - generated) * running
+            duration = (0.01 + 0.001 * count) * (1 + self.noise * noise.standard_normal())
+            duration *= self.warm_up if step == 1 else 1.0
+            now += duration
+            generated += gained
+            kept = np.maximum(gained - 1, 0)
+            accepted += kept
+            ended[running] = now
+            rows.append(
+                step, "train", 0, now, duration, count, count, 0,
+                generation_tokens=int(gained.sum()),
+                draft_requests=count if drafting else 0,
+                draft_tokens=K * count if drafting else 0,
+                accepted_tokens=int(kept.sum()),
+                accepted_per_position=[int((kept[running] > at).sum()) for at in range(K)]
+                if drafting else [],
+                gate_open=drafting if self.sam else None,
+            )  # fmt: skip
+            counters["drafted_own"] += K * count * drafting
+            counters["accepted_own"] += float(kept.sum())
+        engine_steps = rows.to_table()
+        names = [(f"prompt-{self.seed}-{step}-{g}", s)
+                 for g in range(self.groups) for s in range(self.siblings)]  # fmt: skip
+        finished = requests_table(
+            RequestRecord(
+                step, "train", 0, *names[place], 20, int(lengths[row]), 0, 0, int(accepted[row]),
+                start, float(ended[row]), "stop",
+            )
+            for row, place in enumerate(order)
+        )  # fmt: skip
+        folder.write_engine_steps(0, engine_steps)
+        folder.write_requests(0, finished)
+        if self.traces:
+            folder.write_traces(0, self._traces(step, names, lengths[np.argsort(order)], start))
+        metrics = aggregate(
+            [engine_steps], [finished], tail_threshold=TAIL_THRESHOLD,
+            drafter_counters={0: dict(counters)} if self.sam else None,
+        )  # fmt: skip
+        update_s = self.update_s * (1 + self.noise * noise.standard_normal())
+        gen_s = metrics["sam/engine/rollout_s"] + 0.1
+        folder.append_train_step(
+            step,
+            metrics
+            | {
+                "timing_s/gen": gen_s,
+                "timing_s/step": gen_s + update_s,
+                "timing_s/update_actor": update_s,
+                "sam/rounds/time_mean_s": gen_s,
+                "perf/total_num_tokens": float(lengths.sum()),
+                "response_length/mean": float(lengths.mean()),
+                "critic/rewards/mean": reward,
+                "training/rollout_probs_diff_mean": 4e-4,
+                "training/rollout_probs_diff_max": 0.1,
+            },
+        )
+
+    def _traces(self, step: int, names: list, lengths: np.ndarray, start: float) -> Any:
+        texts = np.random.default_rng([self.seed, step, 2])
+        return traces_table(
+            TraceRecord(
+                *name, step, "train", 0, [1, 2, 3], texts.integers(0, 50, length).tolist(), start,
+                start + 1,
+            )
+            for name, length in zip(names, lengths, strict=True)
+        )  # fmt: skip
+
+
+@pytest.fixture
+def synthetic(tmp_path) -> Callable[..., Path]:
+    """synthetic(name, **fields of Synthetic) -> path of a whole made-up run folder."""
+
+    def make(name: str, **fields: Any) -> Path:
+        return Synthetic(**fields).write(tmp_path / name)
 
     return make

@@ -7,7 +7,7 @@ import pytest
 
 MODULES = {
     "telemetry": ("aggregate", "docs", "records", "schema"),
-    "report": ("compare", "learning", "plots", "runs", "tables"),
+    "report": ("compare", "learning", "page", "plots", "recorded", "runs", "sources", "tables"),
 }
 
 

@@ -58,9 +58,7 @@ def test_an_engine_without_our_configuration_is_named(additional):
 
 def test_the_right_drafter_on_all_workers_is_one_line():
     line = check_drafters([OURS, OURS], ON)
-    assert line == (
-        f"sam_rollout: drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2"
-    )
+    assert line == (f"sam_rollout: drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2")
     assert (
         check_drafters([{"proposer": None}], OFF) == "sam_rollout: no drafter (sam.enabled=false)"
     )

@@ -1,0 +1,72 @@
+"""Stores the light part of a run folder in the repository: what a comparison reads, no more.
+
+Paths of the machine are taken out of the configuration; names of hosts are in none of these files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sam_rollout.telemetry.records import RunFolder
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TABLES = ("engine_steps", "requests")
+# Decimals kept: durations are what is added up, times of day put rows in order.
+DECIMALS = {"time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0}
+OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ in their last bytes
+
+
+def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
+    """Write the light copy of ``run_dir`` to ``target``, in place of what was there."""
+    shutil.rmtree(target, ignore_errors=True)
+    source, root = RunFolder(run_dir), target / "sam"
+    root.mkdir(parents=True)
+    for number, info in enumerate(source.read_starts()):
+        name = "run.json" if number == 0 else f"run-{number - 1:03d}.json"
+        light = replace(info, config=scrub(info.config, run_dir))
+        (root / name).write_text(json.dumps(asdict(light)) + "\n", encoding="utf-8")
+    shutil.copyfile(source.train_steps_path, root / "train_steps.jsonl")
+    for name in (*TABLES, *(["traces"] if traces else [])):
+        table = source.read(name)
+        for replica in pc.unique(table["replica"]).to_pylist():
+            _write(table.filter(pc.equal(table["replica"], replica)), root / name, replica)
+
+
+def _write(table: pa.Table, folder: Path, replica: int) -> None:
+    """One file a replica, as small as it gets."""
+    folder.mkdir(exist_ok=True)
+    rounded = [name for name in DECIMALS if name in table.schema.names]
+    for name in rounded:
+        place = table.schema.get_field_index(name)
+        column = pc.round(table[name], DECIMALS[name])
+        table = table.set_column(place, table.schema.field(place), column)
+    pq.write_table(
+        table,
+        folder / f"{replica}-000.parquet",
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name in table.schema.names if name not in OF_DAY],
+        use_byte_stream_split=[name for name in table.schema.names if name in OF_DAY],
+        store_schema=False,
+    )
+
+
+def scrub(value: Any, run_dir: Path) -> Any:
+    """A configuration without paths of this machine."""
+    if isinstance(value, dict):
+        return {name: scrub(item, run_dir) for name, item in value.items()}
+    if isinstance(value, list):
+        return [scrub(item, run_dir) for item in value]
+    if not isinstance(value, str):
+        return value
+    for path, name in ((run_dir.absolute(), "<run_dir>"), (REPOSITORY, "<repository>")):
+        value = value.replace(str(path), name)
+    return f"<path>/{Path(value).name}" if value.startswith(("/", "~")) else value

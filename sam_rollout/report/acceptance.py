@@ -1,0 +1,131 @@
+"""What became of drafts: by position, by source, by length of context."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from sam_rollout.report.runs import Run
+
+
+@dataclass(frozen=True)
+class Position:
+    """Share of verified drafts whose token at this position (from 1) was accepted."""
+
+    position: int
+    accepted_share: float
+
+
+@dataclass(frozen=True)
+class Source:
+    """Draft tokens of one source that were verified and accepted."""
+
+    name: str
+    drafted: float
+    accepted: float
+
+    @property
+    def rate(self) -> float:
+        """Accepted of the drafted ones."""
+        return self.accepted / self.drafted
+
+
+@dataclass(frozen=True)
+class Context:
+    """Verified drafts of requests whose context has `tokens` tokens or more, up to the next bin."""
+
+    tokens: int
+    verified: float
+    accepted: float
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step yields, bonus token included."""
+        return 1 + self.accepted / self.verified
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of one side, over its runs and the compared steps; a list is empty if nothing tells of it."""
+
+    positions: list[Position]
+    sources: list[Source]
+    contexts: list[Context]
+
+
+def acceptance(runs: list[Run], steps: list[int]) -> Acceptance:
+    """What the metrics of `runs` say of their drafts."""
+    names = sorted(set().union(*(run.steps.columns for run in runs)))
+    return Acceptance(
+        _positions(runs, steps, _suffixes(names, "accepted_position_")),
+        [
+            source
+            for name in _suffixes(names, "drafted_", r"(?!context_|tokens$)\w+")
+            if (source := _source(runs, steps, name)).drafted
+        ],
+        [
+            context
+            for tokens in sorted(map(int, _suffixes(names, "verify_context_")))
+            if (context := _context(runs, steps, tokens)).verified
+        ],
+    )
+
+
+def _suffixes(names: list[str], stem: str, pattern: str = r"\d+") -> list[str]:
+    found = (re.fullmatch(f"sam/draft/{stem}({pattern})", name) for name in names)
+    return [match[1] for match in found if match]
+
+
+def _positions(runs: list[Run], steps: list[int], positions: list[str]) -> list[Position]:
+    found = []
+    for position in sorted(map(int, positions)):
+        share = _column(runs, steps, f"sam/draft/accepted_position_{position}").fillna(0.0)
+        verified = _verified(runs, steps)
+        if verified.sum() > 0:
+            found.append(Position(position, float((share * verified).sum() / verified.sum())))
+    return found
+
+
+def _verified(runs: list[Run], steps: list[int]) -> pd.Series:
+    """Drafts verified in each step of each run: accepted_tokens / (acceptance_length - 1)."""
+    accepted = _column(runs, steps, "sam/draft/accepted_tokens")
+    gained = _column(runs, steps, "sam/draft/acceptance_length") - 1
+    return (accepted / gained.where(gained > 0)).fillna(0.0)
+
+
+def _column(runs: list[Run], steps: list[int], name: str) -> pd.Series:
+    """A metric of all runs one after the other, NaN where it is unknown."""
+    return pd.concat(
+        [run.steps.get(name, pd.Series(dtype=float)).reindex(steps) for run in runs],
+        ignore_index=True,
+    )
+
+
+def _source(runs: list[Run], steps: list[int], name: str) -> Source:
+    drafted, accepted = (
+        sum(_counted(run, steps, f"sam/draft/{kind}_{name}") for run in runs)
+        for kind in ("drafted", "accepted")
+    )
+    return Source(name, drafted, accepted)
+
+
+def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
+    verified, accepted = (
+        sum(_counted(run, steps, f"sam/draft/{kind}_context_{tokens}") for run in runs)
+        for kind in ("verify", "accepted")
+    )
+    return Context(tokens, verified, accepted)
+
+
+def _counted(run: Run, steps: list[int], name: str) -> float:
+    """How far a counter that runs since the start of the run rose in `steps`.
+
+    A resumed run counts from zero again.
+    """
+    if name not in run.steps:
+        return 0.0
+    counter = run.steps[name].dropna()
+    rise = counter.diff()
+    rise = rise.where(rise >= 0, counter)  # the first value, and the first after a restart
+    return float(np.nansum(rise.reindex(steps)))

@@ -1,0 +1,423 @@
+"""Whether the difference between two sides can be the drafts' doing, and if not, why.
+
+Each reason is a named finding with figures. `unfair` findings make a comparison unfair; a `warning`
+may explain a part of a gain; a `note` has to be known to read the figures; `unknown` says what a
+source does not tell. Bounds are constants below, explained in docs/compare.md.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from sam_rollout.report.lossless import Losslessness
+from sam_rollout.report.runs import Run, Start, flat
+
+UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
+SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
+
+SHARED_PROMPTS = 0.9  # of all prompts of a step, mean over steps; below it the sides did other work
+TOKENS_UNFAIR, TOKENS_WARNING = 0.05, 0.01  # relative difference of mean response length
+KS_UNFAIR, KS_P = 0.1, 0.01  # largest distance of the two distributions, and its p-value
+CONTROL_UNFAIR, CONTROL_WARNING = 0.15, 0.05  # relative difference of work that drafts leave alone
+WARM_UP = 1.5  # times the median of the other steps
+FEW_STEPS = 3
+
+# Configuration that may differ between two fair runs: the sam group, wherever it travels, and
+# where results go. A speculative_config is the sam group's doing only where that is enabled.
+SAM_PARTS = {"sam", "sam_rollout"}
+SPECULATION = "speculative_config"
+PLACES = {
+    "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
+    "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
+}  # fmt: skip
+ABSENT = "absent"
+_FAILURES = "sam/draft/failures"
+_TOLD_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # told by the seeds of a start
+
+# Name of a finding -> what a configuration key of that kind ends in. The rest is "config".
+KINDS = {
+    "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
+    "saving": ("trainer.save_freq", "rollout_telemetry.record_traces"),
+    "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
+    "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
+    "responses_per_prompt": ("rollout.n",),
+    "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "do_sample"),
+    "seeds": (".seed", "_seed"),
+    "tail": ("rollout_telemetry.tail_threshold",),
+}
+MILD = {"validation", "saving", "steps"}  # they touch the whole step or its number, no rollout
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a comparison; `figures` are those in `text`, for programs."""
+
+    name: str
+    severity: str
+    text: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def verdict(findings: list[Finding]) -> bool | None:
+    """True: fair. False: unfair. None: no reason against it, but too little is known."""
+    severities = {finding.severity for finding in findings}
+    if UNFAIR in severities:
+        return False
+    known = {finding.name for finding in findings if finding.severity == UNKNOWN}
+    return None if known & {"config", "prompts"} else True
+
+
+def findings(
+    base: list[Run], sam: list[Run], steps: list[int], skipped: list[int], lossless: Losslessness
+) -> list[Finding]:
+    """Everything found about runs compared over `steps`, the gravest first."""
+    found = [
+        *_drafts(base, sam, steps),
+        *_descriptions(base, sam),
+        *_prompts(base, sam, steps),
+        *_lengths(base, sam, steps),
+        *_steps(base, sam, steps),
+        *_control(base, sam, steps),
+        *_warm_up(base, sam, steps),
+        *_texts(lossless),
+        *_logs(base, sam, steps),
+        *_repeats(base, sam, skipped),
+    ]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _named(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
+    """Every run with the name it goes by: BASE and SAM, numbered where a side has several."""
+    return [
+        (side if len(runs) == 1 else f"{side} {number}", run)
+        for side, runs in (("BASE", base), ("SAM", sam))
+        for number, run in enumerate(runs, start=1)
+    ]
+
+
+def _total(runs: list[Run], steps: list[int], name: str) -> float | None:
+    """A metric summed over steps, mean over runs; None if a run does not know it."""
+    if any(name not in run.steps for run in runs):
+        return None
+    return float(np.mean([run.steps[name].reindex(steps).sum() for run in runs]))
+
+
+# -- which side drafts -----------------------------------------------------------------------------
+
+
+def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    name = "sam/draft/drafted_tokens"
+    of_base, of_sam = _total(base, steps, name), _total(sam, steps, name)
+    if of_base:
+        text = f"BASE verified {of_base:.0f} draft tokens"
+        yield Finding("drafts", UNFAIR, text, {"base": of_base})
+    if of_sam == 0:
+        yield Finding("drafts", UNFAIR, "SAM verified no draft token", {"sam": 0})
+    if of_base is None or of_sam is None:
+        text = "whether drafts were verified is not recorded on both sides"
+        yield Finding("drafts", UNKNOWN, text)
+    counted = [run.steps[_FAILURES].max() for run in sam if _FAILURES in run.steps]
+    if failures := max(counted, default=0):
+        text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
+        yield Finding("drafter_failures", WARNING, text, {"failures": float(failures)})
+
+
+# -- what the runs say of themselves ---------------------------------------------------------------
+
+
+def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
+    for side, runs in (("BASE", base), ("SAM", sam)):
+        for (number, one), (_, other) in pairwise(enumerate(runs, start=1)):
+            for finding in _two_starts(one, other):
+                if finding.severity in (UNFAIR, WARNING):
+                    text = f"repeats {number} and {number + 1} of {side} differ: {finding.text}"
+                    yield Finding("repeats", finding.severity, text, finding.figures)
+    yield from _two_starts(base[0], sam[0])
+    yield from _seeds(base, sam)
+    yield from _resumes(base, sam)
+
+
+def _two_starts(base_run: Run, sam_run: Run) -> Iterator[Finding]:
+    base, sam = base_run.start, sam_run.start
+    if base.config is None or sam.config is None:
+        yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
+    else:
+        one, other = comparable(base.config), comparable(sam.config)
+        for name, left, right in differences(one, other):
+            kind = _kind(name)
+            if kind == "seeds" and name in _TOLD_SEEDS:
+                continue
+            severity = WARNING if kind in MILD else UNFAIR
+            if _moved(left, right):
+                severity, kind = NOTE, "paths"
+            text = f"{name}: {left} in BASE, {right} in SAM"
+            yield Finding(kind, severity, text, {"key": name, "base": left, "sam": right})
+    for name in ("versions", "host"):
+        one, other = getattr(base, name), getattr(sam, name)
+        if one is None or other is None:
+            yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
+            continue
+        for key, left, right in differences(flat(one), flat(other)):
+            if ABSENT in (left, right) and base_run.source != sam_run.source:
+                yield Finding(name, UNKNOWN, f"{name} {key}: known of one side only", {"key": key})
+                continue
+            text = f"{name} {key}: {left} in BASE, {right} in SAM"
+            yield Finding(name, UNFAIR, text, {"key": key, "base": left, "sam": right})
+
+
+def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
+    """Repeats may have seeds of their own, but both sides the same ones."""
+    if any(run.start.seeds is None for run in [*base, *sam]):
+        yield Finding("seeds", UNKNOWN, "the seeds of one side or both are not recorded")
+        return
+    for name in sorted(set().union(*(run.start.seeds or {} for run in [*base, *sam]))):
+        one, other = (
+            sorted({str((run.start.seeds or {}).get(name, ABSENT)) for run in side})
+            for side in (base, sam)
+        )
+        if one != other:
+            text = f"seeds {name}: {', '.join(one)} in BASE, {', '.join(other)} in SAM"
+            yield Finding("seeds", UNFAIR, text, {"key": name, "base": one, "sam": other})
+
+
+def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
+    for side, run in _named(base, sam):
+        first, *later = run.starts or [Start()]
+        if not later:
+            continue
+        names = [
+            name
+            for name in ("config", "seeds", "versions", "host")
+            if any(getattr(start, name) != getattr(first, name) for start in later)
+        ]
+        if names:
+            text = f"{side} was resumed with other {', '.join(names)}"
+            yield Finding("resumed", UNFAIR, text, {"changed": names})
+        else:
+            text = f"{side} was resumed {len(later)} time(s); each start has a warm-up step"
+            yield Finding("resumed", NOTE, text, {"resumes": len(later)})
+
+
+def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with dotted names, without what two fair runs may differ in."""
+    named = flat(config)
+    hidden = SAM_PARTS | ({SPECULATION} if named.get("sam.enabled") else set())
+    run_dir = str(named.get("run_dir", ""))
+    return {
+        name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value
+        for name, value in named.items()
+        if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
+    }
+
+
+def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name and both values of whatever differs."""
+    for name in sorted(base.keys() | sam.keys()):
+        left, right = (side.get(name, ABSENT) for side in (base, sam))
+        if left != right:
+            yield name, left, right
+
+
+def _kind(name: str) -> str:
+    found = (kind for kind, ends in KINDS.items() if any(name.endswith(end) for end in ends))
+    return next(found, "config")
+
+
+def _moved(left: Any, right: Any) -> bool:
+    """Whether two values are paths that end alike: another checkout of the same files."""
+    if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
+        return False
+    return PurePosixPath(left).name == PurePosixPath(right).name
+
+
+# -- what was asked and answered -------------------------------------------------------------------
+
+
+def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    one, other = base[0].requests, sam[0].requests
+    if one.empty or other.empty:
+        text = "the prompts of one side or both are not recorded"
+        yield Finding("prompts", UNKNOWN, text)
+        return
+    groups = [rows.groupby("step")["group"].agg(set) for rows in (one, other)]
+    shared = {}
+    for step in steps:
+        left, right = (side.get(step, set()) for side in groups)
+        shared[step] = len(left & right) / max(len(left | right), 1)
+    mean = float(np.mean(list(shared.values())))
+    if mean == 1:
+        return
+    differ = [step for step, share in shared.items() if share < 1]
+    text = (
+        f"they differ in {len(differ)} of {len(steps)} steps, first in step {differ[0]}; "
+        f"{mean:.0%} of a step's prompts are on both sides"
+    )
+    figures = {"shared": mean, "steps": differ}
+    yield Finding("prompts", UNFAIR if mean < SHARED_PROMPTS else WARNING, text, figures)
+
+
+def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    """Response lengths: request by request where recorded, else the trainer's mean of a step."""
+    sides = [response_lengths(runs, steps) for runs in (base, sam)]
+    if all(map(len, sides)):
+        test = stats.ks_2samp(*sides)
+        distance, p_value = float(test.statistic), float(test.pvalue)
+        quantiles = [[float(q) for q in np.quantile(side, [0.1, 0.5, 0.9])] for side in sides]
+        figures = {"ks": distance, "p": p_value, "base": quantiles[0], "sam": quantiles[1]}
+        if distance >= KS_UNFAIR and p_value < KS_P:
+            shown = ["/".join(f"{q:.0f}" for q in side) for side in quantiles]
+            text = (
+                f"largest distance of the distributions {distance:.2f} "
+                f"(Kolmogorov-Smirnov, p = {p_value:.1g}); 10/50/90 % quantiles {shown[0]} tokens "
+                f"in BASE, {shown[1]} in SAM"
+            )
+            yield Finding("response_lengths", UNFAIR, text, figures)
+        means = [float(side.mean()) for side in sides]
+    else:
+        totals = [_total(runs, steps, "response_length/mean") for runs in (base, sam)]
+        if not all(totals):
+            yield Finding("response_lengths", UNKNOWN, "response lengths are not recorded")
+            return
+        means = [total / len(steps) for total in totals if total]
+    ratio = means[1] / means[0] - 1
+    if abs(ratio) >= TOKENS_WARNING:
+        text = (
+            f"responses have {means[0]:.0f} tokens in BASE, {means[1]:.0f} in SAM "
+            f"({ratio:+.1%}); raw gains contain that difference, gains at equal tokens do not"
+        )
+        severity = UNFAIR if abs(ratio) >= TOKENS_UNFAIR else WARNING
+        figures = {"base": means[0], "sam": means[1], "relative": ratio}
+        yield Finding("mean_length", severity, text, figures)
+
+
+def response_lengths(runs: list[Run], steps: list[int]) -> np.ndarray:
+    """Of all runs, tokens [responses]."""
+    tables = [run.requests for run in runs]
+    rows = [table[table["step"].isin(steps)] for table in tables]
+    return np.concatenate([table["response_tokens"].to_numpy() for table in rows])
+
+
+# -- how the runs went -----------------------------------------------------------------------------
+
+
+def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    if len(steps) < FEW_STEPS:
+        text = f"{len(steps)} common training step(s): too few to tell anything"
+        yield Finding("few_steps", UNFAIR, text, {"steps": len(steps)})
+    named = [(side, run.training_steps) for side, run in _named(base, sam)]
+    if len({tuple(own) for _, own in named}) > 1:
+        told = ", ".join(f"{side} {_ranges(own)}" for side, own in named)
+        text = f"{told}; only the {len(steps)} common ones are compared"
+        yield Finding("step_counts", WARNING, text, {side: len(own) for side, own in named})
+    for side, run in _named(base, sam):
+        own = run.training_steps
+        missing = sorted(set(range(own[0], own[-1] + 1)) - set(own))
+        if missing:
+            text = f"{side}: no record of step {', '.join(map(str, missing[:10]))}"
+            yield Finding("missing_steps", WARNING, text, {"missing": missing})
+        planned = flat(run.start.config or {}).get("trainer.total_training_steps")
+        if isinstance(planned, int) and own[-1] < planned:
+            text = f"{side} ended at step {own[-1]} of {planned}: it crashed, or still runs"
+            yield Finding("unfinished", WARNING, text, {"last": own[-1], "planned": planned})
+
+
+def _ranges(steps: list[int]) -> str:
+    return f"{len(steps)} ({steps[0]}-{steps[-1]})"
+
+
+def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    """The actor's update has nothing to do with drafts: its time per token tells of other load."""
+    time, tokens = "timing_s/update_actor", "perf/total_num_tokens"
+    per_token = []
+    for runs in (base, sam):
+        spent, made = _total(runs, steps, time), _total(runs, steps, tokens)
+        if not spent or not made:
+            return
+        per_token.append(spent / made)
+    ratio = per_token[1] / per_token[0] - 1
+    if abs(ratio) < CONTROL_WARNING:
+        return
+    text = (
+        "the actor's update, which drafts do not touch, took "
+        f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
+    )
+    severity = UNFAIR if abs(ratio) >= CONTROL_UNFAIR else WARNING
+    yield Finding("other_load", severity, text, {"relative": ratio})
+
+
+def _warm_up(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    if len(steps) < FEW_STEPS:
+        return
+    for side, run in _named(base, sam):
+        name = next((n for n in ("timing_s/gen", "timing_s/step") if n in run.steps), None)
+        if name is None:
+            continue
+        times = run.steps[name]
+        first, rest = times.reindex(steps).iloc[0], times.reindex(steps[1:]).median()
+        if rest > 0 and first > WARM_UP * rest:
+            text = (
+                f"{side}: step {steps[0]} took {first / rest:.1f} times as long as the others "
+                "(warm-up?); --skip-first 1 leaves it out"
+            )
+            yield Finding("warm_up", WARNING, text, {"ratio": float(first / rest)})
+
+
+def _texts(lossless: Losslessness) -> Iterator[Finding]:
+    pairs = lossless.pairs
+    if not pairs:
+        yield Finding("samples", UNKNOWN, "neither texts nor lengths of responses are recorded")
+        return
+    same, total = sum(p.identical for p in pairs), sum(p.matched + p.unmatched for p in pairs)
+    what = "responses" if pairs[0].by == "token ids" else "response lengths"
+    figures = {"identical": same, "total": total, "by": pairs[0].by}
+    if same == total:
+        text = f"{same} of {total} {what} are the same on both sides"
+        yield Finding("samples", NOTE, text, figures)
+    elif lossless.coupled:
+        first = min(p.first_step for p in pairs if p.first_step is not None)
+        text = (
+            f"{same} of {total} {what} are the same, the first other one is of step {first}: the "
+            "coupled sampler would make them all the same under equal logits and seeds"
+        )
+        yield Finding("samples", WARNING, text, figures | {"first_step": first})
+    else:
+        text = (
+            f"{same} of {total} {what} are the same; this sampler keeps the distribution, not the "
+            "samples"
+        )
+        yield Finding("samples", NOTE, text, figures)
+
+
+def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+    for side, run in _named(base, sam):
+        no_engine_steps = run.engine_steps.empty  # reading them may add to the problems
+        for problem in dict.fromkeys(run.problems):
+            yield Finding("broken_log", WARNING, f"{side}: {problem}")
+        for name in ("critic/rewards/mean", "critic/score/mean", "timing_s/gen", "timing_s/step"):
+            if name in run.steps and (lost := int(run.steps[name].reindex(steps).isna().sum())):
+                text = (
+                    f"{side}: {name} is not a number in {lost} of {len(steps)} steps, left out of "
+                    "its row"
+                )
+                yield Finding("not_a_number", WARNING, text, {"metric": name, "steps": lost})
+        if run.source == "run folder" and no_engine_steps:
+            text = f"{side}: no records of engine steps; acceptance and tail are the metrics' alone"
+            yield Finding("no_engine_steps", NOTE, text)
+        elif run.source != "run folder":
+            text = f"{side} is known by {run.source} alone"
+            yield Finding("source", NOTE, text, {"source": run.source})
+
+
+def _repeats(base: list[Run], sam: list[Run], skipped: list[int]) -> Iterator[Finding]:
+    if min(len(base), len(sam)) == 1:
+        text = "one run on a side: intervals hold the noise within runs only, not that between them"
+        yield Finding("one_repeat", NOTE, text, {"base": len(base), "sam": len(sam)})
+    if skipped:
+        text = f"left out at the start: step {', '.join(map(str, skipped))}"
+        yield Finding("skipped", NOTE, text, {"steps": skipped})

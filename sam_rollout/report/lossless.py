@@ -1,0 +1,138 @@
+"""Whether drafts left the samples alone: token by token where texts were recorded.
+
+With `rollout_sampler=coupled` a run with drafts samples the tokens of a run without. Other samplers
+keep the distribution only; then equal texts are not to be expected, and counting them informs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from sam_rollout.report.runs import Run, flat
+
+GAP = "training/rollout_probs_diff_mean"
+LARGEST_GAP = "training/rollout_probs_diff_max"
+IDENTITY = ["step", "group", "sibling"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Difference of the probabilities that rollout and trainer give the same tokens."""
+
+    side: str
+    mean: float  # over tokens, then steps and runs
+    largest: float | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Responses of two runs, matched by training step, prompt and index among its responses.
+
+    `by` says what was compared: "token ids" or "lengths". `first_step` is the first training step
+    with a response that differs or has no partner.
+    """
+
+    runs: tuple[str, str]
+    by: str
+    identical: int
+    matched: int
+    unmatched: int
+    tokens: int  # of the identical responses
+    first_step: int | None
+    first_difference: int | None  # shortest common beginning of two that differ, tokens
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """`coupled`: both sides sampled with the coupled sampler; None: unknown."""
+
+    coupled: bool | None
+    gaps: list[Gap]
+    pairs: list[Pair]  # BASE n with SAM n
+    controls: list[Pair]  # repeats of one side among each other
+
+
+def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessness:
+    """Everything the runs tell about equal samples, over `steps`."""
+    gaps = [_gap(side, runs, steps) for side, runs in (("BASE", base), ("SAM", sam))]
+    named = [(f"BASE {n}", run) for n, run in enumerate(base, 1)]
+    named_sam = [(f"SAM {n}", run) for n, run in enumerate(sam, 1)]
+    pairs = [_pair(one, other, steps) for one, other in zip(named, named_sam, strict=False)]
+    controls = [_pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]]
+    return Losslessness(
+        _coupled([*base, *sam]),
+        [gap for gap in gaps if gap is not None],
+        [pair for pair in pairs if pair is not None],
+        [pair for pair in controls if pair is not None],
+    )
+
+
+def _coupled(runs: list[Run]) -> bool | None:
+    kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
+    if any(kind is None for kind in kinds):
+        return None
+    return all(kind == "coupled" for kind in kinds)
+
+
+def _gap(side: str, runs: list[Run], steps: list[int]) -> Gap | None:
+    def values(name: str) -> np.ndarray:
+        found = [run.steps[name].reindex(steps).dropna() for run in runs if name in run.steps]
+        return np.concatenate(found) if found else np.empty(0)
+
+    mean, largest = values(GAP), values(LARGEST_GAP)
+    if not len(mean):
+        return None
+    return Gap(side, float(mean.mean()), float(largest.max()) if len(largest) else None)
+
+
+def _pair(one: tuple[str, Run], other: tuple[str, Run], steps: list[int]) -> Pair | None:
+    """Token ids where both recorded texts, lengths otherwise; None if a side has neither."""
+    names, runs = zip(one, other, strict=True)
+    for table, column, by in (
+        ("traces", "response_ids", "token ids"),
+        ("requests", "response_tokens", "lengths"),
+    ):
+        sides = [_responses(getattr(run, table), column, steps) for run in runs]
+        if all(len(side) for side in sides):
+            return _compare(names, by, *sides)
+    return None
+
+
+def _responses(rows: pd.DataFrame, column: str, steps: list[int]) -> pd.Series:
+    """The column by step, prompt and sibling; a prompt drawn twice in a step is told apart."""
+    rows = rows[rows["step"].isin(steps)]
+    again = rows.groupby(IDENTITY).cumcount()
+    return rows.set_index([*(rows[name] for name in IDENTITY), again])[column]
+
+
+def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) -> Pair:
+    both = one.index.intersection(other.index)
+    unmatched = one.index.symmetric_difference(other.index)
+    left, right = one.reindex(both).to_list(), other.reindex(both).to_list()
+    common = [_common(a, b) for a, b in zip(left, right, strict=True)]
+    differ = [number for number, length in enumerate(common) if length is not None]
+    steps = [both[number][0] for number in differ] + [entry[0] for entry in unmatched]
+    same = [text for text, length in zip(left, common, strict=True) if length is None]
+    return Pair(
+        (names[0], names[1]),
+        by,
+        len(same),
+        len(both),
+        len(unmatched),
+        sum(int(text) if by == "lengths" else len(text) for text in same),
+        int(min(steps)) if steps else None,
+        min(common[number] for number in differ) if differ and by == "token ids" else None,
+    )
+
+
+def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
+    """Length of the common beginning of two that differ; None if they are equal."""
+    if np.array_equal(one, other):
+        return None
+    if np.ndim(one) == 0:
+        return 0
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length

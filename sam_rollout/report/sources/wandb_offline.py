@@ -1,0 +1,146 @@
+"""An offline run of Weights & Biases: metrics, configuration, and something of the machine.
+
+The file `wandb/offline-run-*/run-*.wandb` is a log of LevelDB's format holding wandb's protocol
+buffers. wandb 0.31 reads it in its Go core alone, so the framing is read here; the records are
+wandb's own classes.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sam_rollout.report.runs import Run, Start
+from sam_rollout.report.sources.metrics import steps_frame
+from sam_rollout.telemetry.records import RunFolderError
+
+NAME = "wandb, offline"
+LOOKS_LIKE = "wandb/offline-run-*/run-*.wandb"
+
+# https://github.com/google/leveldb/blob/main/doc/log_format.md, with wandb's header before it.
+_BLOCK = 32 * 1024
+_HEADER = struct.Struct("<4sHB")  # ":W&B", magic, version
+_MAGIC = (b":W&B", 0xBEE1, 0)
+_CHUNK = struct.Struct("<IHB")  # checksum, length, kind
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+def find(path: Path) -> Path | None:
+    """The newest log below `path`, or `path` itself."""
+    if path.is_file():
+        return path if path.suffix == ".wandb" else None
+    patterns = ("run-*.wandb", "offline-run-*/run-*.wandb", "wandb/offline-run-*/run-*.wandb")
+    found = [file for pattern in patterns for file in path.glob(pattern)]
+    return max(found, key=lambda file: file.parent.name, default=None)
+
+
+def read(path: Path) -> Run:
+    """Reads the log up to where it may have been torn."""
+    try:
+        from google.protobuf.message import DecodeError
+        from wandb.proto.wandb_internal_pb2 import Record
+    except ImportError as error:
+        raise RunFolderError(f"{path}: reading {NAME} needs the package wandb") from error
+    file = find(path)
+    assert file is not None
+    problems: list[str] = []
+    steps: dict[int, dict[str, object]] = {}
+    config: dict[str, Any] = {}
+    host: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    started_at = None
+    for chunk in _records(file, problems):
+        try:
+            record = Record.FromString(chunk)
+        except DecodeError:
+            problems.append(f"{file.name}: a record is no record of wandb's, left out")
+            continue
+        if record.HasField("history"):
+            values = _items(record.history.item)
+            step = int(values.get("training/global_step", values.get("_step", 0)))
+            steps.setdefault(step, {}).update(
+                {name: value for name, value in values.items() if not name.startswith("_")}
+            )
+        elif record.HasField("run"):
+            config |= _items(record.run.config.update)
+            started_at = record.run.start_time.ToJsonString()
+        elif record.HasField("config"):
+            config |= _items(record.config.update)
+        elif record.HasField("environment"):
+            about = record.environment
+            versions = {"python": about.python} if about.python else {}
+            host = {"cpus": about.cpu_count_logical, "gpus": about.gpu_count, "gpu": about.gpu_type}
+    if not steps:
+        raise RunFolderError(f"{file}: expected metrics of at least one step")
+    config.pop("_wandb", None)
+    start = Start(
+        config=config or None,
+        versions=versions or None,
+        seeds=_seeds(config),
+        host={name: value for name, value in host.items() if value} or None,
+        started_at=started_at,
+    )
+    return Run(path, NAME, _label(config, path), [start], steps_frame(steps), problems)
+
+
+def _label(config: dict[str, Any], path: Path) -> str:
+    enabled = config.get("sam", {}).get("enabled")
+    if enabled is None:  # a run without us
+        return config.get("trainer", {}).get("experiment_name", path.name)
+    return "sam=on" if enabled else "sam=off"
+
+
+def _seeds(config: dict[str, Any]) -> dict[str, int] | None:
+    """The seeds that a run folder names, from verl's configuration; None if it has none."""
+    rollout = config.get("actor_rollout_ref", {}).get("rollout", {}).get("seed")
+    seeds = {"rollout": rollout, "data": config.get("data", {}).get("seed")}
+    known = {name: seed for name, seed in seeds.items() if seed is not None}
+    return known or None
+
+
+def _items(items: Any) -> dict[str, Any]:
+    """Key (nested ones joined by dots, as wandb writes metrics) -> value."""
+    values = {}
+    for item in items:
+        name = item.key or ".".join(item.nested_key)
+        try:
+            values[name] = json.loads(item.value_json)
+        except ValueError:  # wandb writes NaN and Infinity; json reads these
+            continue
+    return values
+
+
+def _records(file: Path, problems: list[str]) -> Iterator[bytes]:
+    """Payloads of the log's records; ends with a line in `problems` where the log is damaged."""
+    content = file.read_bytes()
+    if content[: _HEADER.size] != _HEADER.pack(*_MAGIC):
+        raise RunFolderError(f"{file}: not a log of wandb (its first bytes are others)")
+    position, parts = _HEADER.size, []
+    while position < len(content):
+        left = _BLOCK - position % _BLOCK
+        if left < _CHUNK.size:  # too little for a chunk: padding
+            position += left
+            continue
+        if position + _CHUNK.size > len(content):
+            problems.append(f"{file.name}: ends within a record, which is left out")
+            return
+        checksum, length, kind = _CHUNK.unpack_from(content, position)
+        if (checksum, length, kind) == (0, 0, 0):  # padding up to the end of the block
+            position += left
+            continue
+        start = position + _CHUNK.size
+        data = content[start : start + length]
+        position = start + length
+        if len(data) < length:
+            problems.append(f"{file.name}: ends within a record, which is left out")
+            return
+        if zlib.crc32(bytes([kind]) + data) != checksum:
+            problems.append(f"{file.name}: damaged at byte {start}; what follows is left out")
+            return
+        if kind in (_FULL, _FIRST):
+            parts = []
+        parts.append(data)
+        if kind in (_FULL, _LAST):
+            yield b"".join(parts)

@@ -1,0 +1,183 @@
+"""Every reason why a comparison is not fair is found by its name, and a fair pair has none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sam_rollout.report import fairness
+from sam_rollout.report.compare import compare_folders
+from sam_rollout.telemetry.records import RunFolder
+
+
+def found(comparison) -> dict[str, str]:
+    """Name -> severity of all findings."""
+    return {finding.name: finding.severity for finding in comparison.findings}
+
+
+def texts(comparison, name: str) -> list[str]:
+    return [finding.text for finding in comparison.findings if finding.name == name]
+
+
+@pytest.fixture
+def base(synthetic):
+    return synthetic("off")
+
+
+def test_a_fair_pair_is_fair(base, synthetic):
+    comparison = compare_folders(base, synthetic("on", sam=True, noise_seed=1))
+    assert comparison.fair is True and comparison.unfair == []
+    assert found(comparison) == {"samples": "note", "one_repeat": "note"}
+    assert texts(comparison, "samples") == ["96 of 96 responses are the same on both sides"]
+
+
+def config(**parts) -> dict:
+    return {"fields": {"more_config": parts}}
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "severity", "text"),
+    [
+        (
+            config(data={"train_batch_size": 64, "max_response_length": 1024, "seed": 1}),
+            "batch_size", "unfair", "data.train_batch_size: 32 in BASE, 64 in SAM",
+        ),
+        (
+            config(data={"train_batch_size": 32, "max_response_length": 512, "seed": 1}),
+            "lengths", "unfair", "data.max_response_length: 1024 in BASE, 512 in SAM",
+        ),
+        (
+            config(actor_rollout_ref={"rollout": {"n": 8}}),
+            "responses_per_prompt", "unfair", "rollout.n: absent in BASE, 8 in SAM",
+        ),
+        (
+            config(rollout_sampler={"kind": "stock"}),
+            "sampler", "unfair", "rollout_sampler.kind: coupled in BASE, stock in SAM",
+        ),
+        (
+            config(trainer={"test_freq": 1}),
+            "validation", "warning", "trainer.test_freq: absent in BASE, 1 in SAM",
+        ),
+        (
+            config(model={"path": "/elsewhere/qwen3"}),
+            "config", "unfair", "model.path: absent in BASE, /elsewhere/qwen3 in SAM",
+        ),
+        (
+            {"fields": {"seeds": {"rollout": 2}}},
+            "seeds", "unfair", "seeds rollout: 1 in BASE, 2 in SAM",
+        ),
+        (
+            {"fields": {"versions": {"vllm": "0.27.0"}}},
+            "versions", "unfair", "versions vllm: 0.28.0 in BASE, 0.27.0 in SAM",
+        ),
+        ({"fields": {"host": {"cpus": 4}}}, "host", "unfair", "host cpus: 2 in BASE, 4 in SAM"),
+        (
+            {"update_s": 6.0},
+            "other_load", "unfair", "times as long a token in SAM",
+        ),
+        ({"update_s": 5.4}, "other_load", "warning", "times as long a token in SAM"),
+        ({"warm_up": 4.0}, "warm_up", "warning", "--skip-first 1"),
+        ({"steps": 4}, "step_counts", "warning", "BASE 6 (1-6), SAM 4 (1-4)"),
+    ],
+)  # fmt: skip
+def test_one_difference_is_found(base, synthetic, other, name, severity, text):
+    comparison = compare_folders(base, synthetic("on", sam=True, noise_seed=1, **other))
+    assert found(comparison)[name] == severity
+    assert any(text in told for told in texts(comparison, name))
+    assert comparison.fair is (severity != "unfair")
+
+
+def test_other_prompts_and_texts(base, synthetic):
+    comparison = compare_folders(base, synthetic("on", sam=True, seed=2))
+    assert found(comparison)["prompts"] == "unfair"
+    (finding,) = [f for f in comparison.findings if f.name == "prompts"]
+    assert finding.figures == {"shared": 0.0, "steps": [1, 2, 3, 4, 5, 6]}
+    assert found(comparison)["samples"] == "warning"
+
+
+def test_shorter_responses(base, synthetic):
+    comparison = compare_folders(base, synthetic("on", sam=True, mean_tokens=30.0))
+    severities = found(comparison)
+    assert severities["response_lengths"] == severities["mean_length"] == "unfair"
+    (finding,) = [f for f in comparison.findings if f.name == "mean_length"]
+    assert finding.figures["sam"] < 0.6 * finding.figures["base"]
+    assert "gains at equal tokens do not" in finding.text
+
+
+def test_the_wrong_side_drafting(base, synthetic):
+    comparison = compare_folders(synthetic("on", sam=True), base)
+    assert len(texts(comparison, "drafts")) == 2 and comparison.fair is False
+
+
+def test_repeats_that_differ_among_themselves(base, synthetic):
+    other = synthetic("off-2", noise_seed=2, fields={"versions": {"vllm": "0.29.0"}})
+    comparison = compare_folders([base, other], synthetic("on", sam=True))
+    (text,) = texts(comparison, "repeats")
+    assert text.startswith("repeats 1 and 2 of BASE differ: versions vllm")
+
+
+def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(synthetic):
+    def pair(name, sam):
+        return [
+            synthetic(f"{name}-{n}", seed=n, sam=sam, fields={"seeds": {"rollout": n}})
+            for n in (1, 2)
+        ]
+
+    comparison = compare_folders(pair("off", False), pair("on", True))
+    assert "seeds" not in found(comparison) and comparison.fair is True
+    comparison = compare_folders(pair("off", False)[:1], pair("on", True)[1:])
+    assert found(comparison)["seeds"] == "unfair"
+
+
+def test_resuming_with_another_version(base, synthetic):
+    sam = synthetic("on", sam=True)
+    folder = RunFolder(sam)
+    (start,) = folder.read_starts()
+    later = replace(start, started_at="2030-07-02T00:00:00+00:00")
+    folder.write_start(later)
+    assert found(compare_folders(base, sam))["resumed"] == "note"
+    folder.write_start(replace(later, versions={"vllm": "0.29.0"}))
+    comparison = compare_folders(base, sam)
+    assert texts(comparison, "resumed") == ["SAM was resumed with other versions"]
+
+
+def test_another_checkout_of_the_same_files_is_a_note(synthetic):
+    base, sam = (
+        synthetic(name, sam=name == "on", fields={"more_config": {"model": {"path": path}}})
+        for name, path in (("off", "/a/qwen3"), ("on", "/b/qwen3"))
+    )
+    comparison = compare_folders(base, sam)
+    assert found(comparison)["paths"] == "note" and comparison.fair is True
+
+
+def test_a_speculation_of_others_in_the_baseline_is_unfair(base, synthetic):
+    other = {"engine": {"speculative_config": {"method": "ngram"}}}
+    sam = synthetic("ngram", fields={"more_config": other})
+    told = texts(compare_folders(base, sam), "config")
+    assert "engine.speculative_config.method: absent in BASE, ngram in SAM" in told
+
+
+def test_too_few_steps(base, synthetic):
+    comparison = compare_folders(base, synthetic("on", sam=True), skip_first=4)
+    assert found(comparison)["few_steps"] == "unfair"
+
+
+def test_a_missing_step_and_a_run_that_ended_early(base, synthetic):
+    sam = synthetic(
+        "on", sam=True, fields={"more_config": {"trainer": {"total_training_steps": 9}}}
+    )
+    log = RunFolder(sam).train_steps_path
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if json.loads(line)["step"] != 3))
+    comparison = compare_folders(base, sam)
+    assert comparison.steps == [1, 2, 4, 5, 6]
+    assert texts(comparison, "missing_steps") == ["SAM: no record of step 3"]
+    assert texts(comparison, "unfinished") == [
+        "SAM ended at step 6 of 9: it crashed, or still runs"
+    ]
+
+
+def test_findings_come_gravest_first(base, synthetic):
+    comparison = compare_folders(base, synthetic("on", sam=True, update_s=9.0, warm_up=4.0, seed=3))
+    order = [fairness.SEVERITIES.index(finding.severity) for finding in comparison.findings]
+    assert order == sorted(order) and order[0] == 0

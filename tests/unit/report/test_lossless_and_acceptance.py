@@ -1,0 +1,85 @@
+"""Equal texts, equal lengths, and what became of drafts."""
+
+import pytest
+
+from sam_rollout.report.acceptance import acceptance
+from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.sources import load_run
+from sam_rollout.telemetry.records import RunFolder, TraceRecord, traces_table
+
+
+def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
+    path = make_run(name, {1: {"timing_s/gen": 1.0}}, **fields)
+    records = [
+        TraceRecord("prompt", sibling, 1, "train", 0, [1], ids, 0.0, 1.0)
+        for sibling, ids in texts.items()
+    ]
+    RunFolder(path).write_traces(0, traces_table(records))
+    return path
+
+
+def test_texts_are_compared_token_by_token(make_run):
+    base = traced(make_run, "off", {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8], 3: [9]})
+    sam = traced(make_run, "on", {0: [1, 2, 3], 1: [4, 5, 0], 2: [7, 8, 9]}, sam=True)
+    lossless = compare_folders(base, sam).lossless
+    (pair,) = lossless.pairs
+    assert (pair.by, pair.identical, pair.matched, pair.unmatched) == ("token ids", 1, 3, 1)
+    assert (pair.tokens, pair.first_step, pair.first_difference) == (3, 1, 2)
+    assert lossless.coupled is True
+
+
+def test_without_texts_lengths_are_compared(synthetic):
+    base, sam = synthetic("off", traces=False), synthetic("on", sam=True, traces=False)
+    (pair,) = compare_folders(base, sam).lossless.pairs
+    assert (pair.by, pair.identical, pair.matched) == ("lengths", 96, 96)
+    (other,) = compare_folders(base, synthetic("two", seed=2, traces=False)).lossless.pairs
+    assert (other.matched, other.unmatched, other.first_step) == (0, 192, 1)
+
+
+def test_repeats_are_compared_among_each_other(synthetic):
+    base = [synthetic(f"off-{n}", noise_seed=n) for n in (1, 2)]
+    lossless = compare_folders(base, synthetic("on", sam=True)).lossless
+    assert [pair.runs for pair in lossless.pairs] == [("BASE 1", "SAM 1")]
+    assert [pair.runs for pair in lossless.controls] == [("BASE 1", "BASE 2")]
+    assert lossless.controls[0].identical == 96
+
+
+def test_probability_gaps_of_both_sides(synthetic):
+    gaps = compare_folders(synthetic("off"), synthetic("on", sam=True)).lossless.gaps
+    assert [(gap.side, gap.mean, gap.largest) for gap in gaps] == [
+        ("BASE", pytest.approx(4e-4), 0.1),
+        ("SAM", pytest.approx(4e-4), 0.1),
+    ]
+
+
+def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
+    """Totals since the start of the run; step 3 is the first of a resumed run."""
+    totals = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}
+    steps = {
+        step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
+        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
+        | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
+        | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
+        for step, value in totals.items()
+    }
+    run = load_run(make_run("on", steps, sam=True))
+    found = acceptance([run], [2, 3, 4])
+    assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 90.0, 45.0)]
+    assert found.sources[0].rate == 0.5
+    (context,) = found.contexts
+    assert (context.tokens, context.verified) == (2048, 18.0)
+    assert context.acceptance_length == pytest.approx(1 + 45 / 18)
+
+
+def test_positions_weigh_steps_by_their_drafts(make_run):
+    def metrics(share: float, verified: float) -> dict[str, float]:
+        return {
+            "timing_s/gen": 1.0,
+            "sam/draft/accepted_position_1": share,
+            "sam/draft/accepted_tokens": share * verified,
+            "sam/draft/acceptance_length": 1 + share,
+        }
+
+    run = load_run(make_run("on", {1: metrics(0.9, 10), 2: metrics(0.5, 30)}, sam=True))
+    (position,) = acceptance([run], [1, 2]).positions
+    assert position.accepted_share == pytest.approx((0.9 * 10 + 0.5 * 30) / 40)

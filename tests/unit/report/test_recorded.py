@@ -1,0 +1,142 @@
+"""The published comparison is held against the stored runs."""
+
+import json
+import re
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import dapo_ab
+from benchmarks.recorded_runs import REPOSITORY, scrub, store
+from sam_rollout.cli import app
+from sam_rollout.report import recorded
+from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.recorded import RECORD, RUNS, check_recorded, tables
+from sam_rollout.telemetry.records import RunFolder
+
+
+@pytest.fixture
+def root(synthetic, tmp_path, monkeypatch):
+    """A repository with a record of synthetic runs and a page written from it."""
+    root = tmp_path / "repository"
+    results = root / recorded.RESULTS
+    results.mkdir(parents=True)
+    (root / "docs").mkdir()
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(dapo_ab, "screenshot", lambda page, picture: False)
+    runs = {
+        "off-1": synthetic("off-1"),
+        "on-1": synthetic("on-1", sam=True),
+        dapo_ab.UNFAIR_RUN: synthetic("other", sam=True, seed=9, mean_tokens=30.0, steps=3),
+    }
+    for name, path in runs.items():
+        store(path, results / RUNS / name, traces=True)
+    setting = {"repeats": 1, "steps": 6, "unfair_steps": 3}
+    dapo_ab.write_record({"cpu": "made up", "date": "2026-01-01"}, setting, repeats=1)
+    page = "\n\n".join(tables(recorded.load_recorded(results).comparisons).values())
+    (root / recorded.PAGE).write_text(page)
+    return root
+
+
+def test_what_follows_passes(root):
+    assert check_recorded(root) == []
+    result = CliRunner().invoke(app, ["compare", "--check"])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (root / recorded.RESULTS).iterdir()} >= {
+        RECORD, "compare_tiny_cpu.html", "compare_tiny_cpu_unfair.html", "dapo_ab_tiny_cpu.png",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(
+    not (REPOSITORY / recorded.RESULTS / RECORD).exists(), reason="nothing recorded yet"
+)
+def test_what_is_published_follows_and_is_small():
+    assert check_recorded(REPOSITORY) == []
+    files = [f for f in (REPOSITORY / recorded.RESULTS / RUNS).rglob("*") if f.is_file()]
+    assert sum(file.stat().st_size for file in files) < 1_000_000
+    for info in (f for f in files if f.name.startswith("run")):
+        assert not re.search(r'"(/|~)', info.read_text()), info
+
+
+def test_a_figure_changed_by_hand_is_found(root):
+    page = root / recorded.PAGE
+    page.write_text(page.read_text().replace("| rollout per step | ", "| rollout per step | 1"))
+    wrong = check_recorded(root)
+    assert len(wrong) == 2 and "the table of times and gains" in wrong[0]
+    result = CliRunner().invoke(app, ["compare", "--check"])
+    assert result.exit_code == 1 and "docs/results.md" in result.output
+
+
+def test_a_changed_run_is_found(root):
+    log = root / recorded.RESULTS / RUNS / "on-1" / "sam" / "train_steps.jsonl"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    entries[3]["metrics"]["timing_s/gen"] += 5
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert check_recorded(root)
+
+
+def test_an_unfair_pair_that_passes_for_fair_is_found(root):
+    runs = root / recorded.RESULTS / RUNS
+    shutil.rmtree(runs / dapo_ab.UNFAIR_RUN)
+    shutil.copytree(runs / "on-1", runs / dapo_ab.UNFAIR_RUN)
+    wrong = check_recorded(root)
+    assert "the unfair pair is not flagged as unfair" in wrong
+    assert any("fair is False for the unfair pair, its runs say True" in line for line in wrong)
+
+
+def test_outside_a_repository_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["compare", "--check"])
+    assert result.exit_code == 2 and "run in the repository's root" in result.output
+
+
+def test_the_light_copy_compares_like_the_run(synthetic, tmp_path):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    light = []
+    for path in (base, sam):
+        store(path, tmp_path / "light" / path.name, traces=True)
+        light.append(tmp_path / "light" / path.name)
+    one, other = compare_folders(base, sam), compare_folders(*light)
+    assert other.times == one.times and other.lossless == one.lossless
+    assert [f.text for f in other.findings] == [f.text for f in one.findings]
+    assert len(other.base[0].engine_steps) == len(one.base[0].engine_steps)
+    assert other.base[0].engine_steps["duration_s"].sum() == pytest.approx(
+        one.base[0].engine_steps["duration_s"].sum(), rel=1e-2
+    )
+
+
+def test_no_path_of_a_machine_is_stored(tmp_path):
+    run_dir = tmp_path / "run"
+    config = {
+        "run_dir": str(run_dir),
+        "logs": [f"{run_dir}/tensorboard", 3],
+        "model": {"path": f"{REPOSITORY}/recipes/tiny"},
+        "cache": "~/models/qwen",
+        "other": "/var/lib/data.parquet",
+        "schedule": "constant",
+    }
+    assert scrub(config, run_dir) == {
+        "run_dir": "<run_dir>",
+        "logs": ["<run_dir>/tensorboard", 3],
+        "model": {"path": "<repository>/recipes/tiny"},
+        "cache": "<path>/qwen",
+        "other": "<path>/data.parquet",
+        "schedule": "constant",
+    }
+
+
+def test_runs_alternate_and_the_last_one_is_the_unfair_one():
+    runs = dapo_ab.plan(repeats=2, steps=6, unfair_steps=3)
+    assert list(runs) == ["off-1", "on-1", "on-2", "off-2", dapo_ab.UNFAIR_RUN]
+    assert runs["on-2"] == ("sam=on", "trainer.total_training_steps=6")
+
+
+def test_only_whole_runs_count_as_finished(synthetic, tmp_path):
+    overrides = dapo_ab.plan(1, 6, 3)["off-1"]
+    run = synthetic("off")
+    assert dapo_ab.finished(run, overrides)
+    assert not dapo_ab.finished(tmp_path / "missing", overrides)
+    log = RunFolder(run).train_steps_path
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    assert not dapo_ab.finished(run, overrides)

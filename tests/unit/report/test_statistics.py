@@ -1,0 +1,63 @@
+"""Intervals: of steps, of repeats, and that they cover what they should."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.report.statistics import Sides, difference, gain
+
+
+def sides(base, sam) -> Sides:
+    return Sides(np.atleast_2d(np.asarray(base, float)), np.atleast_2d(np.asarray(sam, float)))
+
+
+def test_steps_are_resampled_in_pairs():
+    sam = np.arange(1.0, 41.0)
+    # Steps differ forty-fold, but every pair has the same ratio: no doubt is left.
+    sure = gain(sides(1.25 * sam, sam)).speed_up_minus_one
+    assert (sure.low, sure.value, sure.high) == pytest.approx((0.25, 0.25, 0.25))
+    noisy = gain(sides(1.25 * sam[::-1], sam))
+    faster, saved = noisy.speed_up_minus_one, noisy.time_saved
+    assert faster.low < 0 < 0.25 < faster.high
+    assert saved.low == pytest.approx(1 - 1 / (1 + faster.low), rel=1e-3)
+    assert gain(sides(1.25 * sam[::-1], sam)) == noisy
+
+
+def test_one_step_of_one_run_has_no_interval():
+    estimate = gain(sides([2.0], [1.0])).speed_up_minus_one
+    assert (estimate.value, estimate.low, estimate.high) == (1.0, None, None)
+
+
+def test_repeats_that_differ_widen_the_interval():
+    """Two machines' worth of runs: the steps of a run agree, the runs do not."""
+    slow, fast = np.full(8, 12.0), np.full(8, 10.0)
+    alike = gain(sides([slow, slow], [fast, fast])).speed_up_minus_one
+    assert (alike.low, alike.high) == pytest.approx((0.2, 0.2))
+    apart = gain(sides([slow, fast], [fast, slow])).speed_up_minus_one
+    assert apart.value == pytest.approx(0.0)
+    assert apart.low < -0.15 and apart.high > 0.15
+
+
+def test_equal_tokens_divide_both_sides():
+    tokens = sides([100.0, 100.0], [50.0, 50.0])
+    assert gain(sides([2.0, 2.0], [1.0, 1.0]), tokens).speed_up_minus_one.value == 0.0
+    assert gain(sides([2.0, 2.0], [1.0, 1.0]), sides([0.0, 0.0], [1.0, 1.0])) is None
+
+
+@pytest.mark.parametrize("repeats", [1, 6])
+def test_interval_covers_the_true_ratio_about_as_often_as_it_says(repeats):
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        between = generator.normal(0.0, 0.3 if repeats > 1 else 0.0, size=(2, repeats, 1))
+        within = generator.normal(0.0, 1.0, size=(2, repeats, 30))
+        base, sam = np.array([11.0, 10.0])[:, None, None] + between + within
+        estimate = gain(sides(base, sam)).speed_up_minus_one
+        covered += estimate.low <= 0.1 <= estimate.high
+    assert 85 <= covered <= 99
+
+
+def test_difference_is_sam_minus_base():
+    estimate = difference(sides([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]))
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert estimate.clear
+    assert np.isnan(difference(sides(np.empty((1, 0)), np.empty((1, 0)))).value)
