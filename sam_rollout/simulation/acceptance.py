@@ -1,8 +1,8 @@
 """How many drafts are accepted: chances by context, or exactly, from token traces.
 
 Chances are kept as survival: the probability that a verify step at a context of so many known
-tokens accepts at least 1, 2, ... K drafts. A shorter draft is the beginning of a longer one, so one
-table serves every k up to K.
+tokens accepts at least 1, 2, ... K drafts. A table is for steps of K drafts: with fewer, steps
+begin elsewhere in the text, and a shorter draft is accepted a little better than the table says.
 
 Exactly: with greedy or coupled verification a draft is accepted as far as it agrees with the text
 that the request goes on to write. What the own source drafts depends on the text alone, so how many

@@ -147,7 +147,9 @@ def run_server(
             e = engine[i]
             known = prompt[i] + done[i]
             if rows[e] >= max_num_seqs or (
-                kv_tokens > 0 and rows[e] > 0 and text[e] + known + BLOCK * (rows[e] + 1) > kv_tokens
+                kv_tokens > 0
+                and rows[e] > 0
+                and text[e] + known + BLOCK * (rows[e] + 1) > kv_tokens
             ):
                 full = True
                 break
@@ -162,8 +164,10 @@ def run_server(
             for e in range(engines):
                 while head[e] < begin[e + 1] and rows[e] < max_num_seqs:
                     i = queue[head[e]]
-                    if kv_tokens > 0 and rows[e] > 0 and (
-                        text[e] + prompt[i] + BLOCK * (rows[e] + 1) > kv_tokens
+                    if (
+                        kv_tokens > 0
+                        and rows[e] > 0
+                        and (text[e] + prompt[i] + BLOCK * (rows[e] + 1) > kv_tokens)
                     ):
                         break
                     head[e] += 1
@@ -232,8 +236,12 @@ def run_server(
             step = 0.0
             for e in range(engines):
                 if rows[e] > 0:
-                    step = max(step, _step_seconds(
-                        batches, contexts, seconds, rows[e], ks[e], text[e] / rows[e]))
+                    step = max(
+                        step,
+                        _step_seconds(
+                            batches, contexts, seconds, rows[e], ks[e], text[e] / rows[e]
+                        ),
+                    )
             for s in range(running):
                 i = run[s]
                 e = engine[i]
@@ -265,8 +273,7 @@ def run_server(
             for e in range(engines):
                 if rows[e] > 0:
                     context = text[e] / rows[e] + 0.5 * (leap - 1)
-                    step = max(step, _step_seconds(
-                        batches, contexts, seconds, rows[e], 0, context))
+                    step = max(step, _step_seconds(batches, contexts, seconds, rows[e], 0, context))
             for s in range(running):
                 i = run[s]
                 got = min(leap, length[i] - done[i])

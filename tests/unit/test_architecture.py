@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "verification": set(),
     "telemetry": set(),
     "report": {"telemetry"},
-    "simulation": {"automaton", "config", "drafting", "gating", "routing", "telemetry"},
+    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
