@@ -80,6 +80,23 @@ def _bin(context, edges):
 
 
 @_compiled
+def _finish(run, order, running, engine, prompt, length, done, rows, text, ends, time):
+    """Take out the requests that have all their tokens; returns how many still run."""
+    s = 0
+    while s < running:
+        i = run[s]
+        if done[i] >= length[i]:
+            ends[i] = time
+            rows[engine[i]] -= 1
+            text[engine[i]] -= prompt[i] + done[i]
+            running -= 1
+            run[s], order[s] = run[running], order[running]
+        else:
+            s += 1
+    return running
+
+
+@_compiled
 def run_server(
     engine, prompt, length, kind, engines, max_num_seqs, kv_tokens,
     budget, budget_edges, batches, contexts, seconds, prefill_s,
@@ -186,6 +203,12 @@ def run_server(
         if slowest > 0:
             time += slowest * prefill_s
             sums[TIME] += slowest * prefill_s
+            was = running
+            running = _finish(
+                run, order, running, engine, prompt, length, done, rows, text, ends, time
+            )
+            if running < was:
+                continue  # responses of one token: others may join
         # Which gates are open.
         is_open = 0
         k_max = 0
@@ -286,17 +309,9 @@ def run_server(
         if tail:
             sums[TAIL_TIME] += spent
             sums[TAIL_STEPS] += leap
-        s = 0
-        while s < running:
-            i = run[s]
-            if done[i] >= length[i]:
-                ends[i] = time
-                rows[engine[i]] -= 1
-                text[engine[i]] -= prompt[i] + done[i]
-                running -= 1
-                run[s], order[s] = run[running], order[running]
-            else:
-                s += 1
+        running = _finish(
+            run, order, running, engine, prompt, length, done, rows, text, ends, time
+        )
     if logged < len(log):
         log[logged, LOG_TIME] = time
         log[logged, LOG_RUNNING] = 0

@@ -109,8 +109,8 @@ def _grouped(setup: Setup) -> Callable[[Iterable[Hashable]], GroupRouter]:
 
 def replay_settings(
     workload: Workload, table: CostTable, fleet: Fleet, thresholds: Iterable[int],
-    ks: Iterable[int], *, siblings: bool = False, captured: Iterable[int] | None = None, pad: bool = False,
-    tail_threshold: int = 8, progress: Progress | None = None,
+    ks: Iterable[int], *, siblings: bool = False, captured: Iterable[int] | None = None,
+    pad: bool = False, tail_threshold: int = 8, progress: Progress | None = None,
 ) -> dict[str, Outcome]:  # fmt: skip
     """A recorded step under several settings, the baseline first.
 
