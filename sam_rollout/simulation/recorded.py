@@ -8,7 +8,7 @@ from pathlib import Path
 from sam_rollout.simulation.acceptance import Acceptance
 
 FIRST, OWN, HISTORY = "first occurrence", "own", "own + history"
-SIBLINGS = (1, 2, 4, 8, 16)  # responses to one prompt on one engine that tables were fitted for
+SIBLINGS = (2, 4, 8, 16)  # responses to one prompt on one engine that tables were fitted for
 
 
 class RecordError(ValueError):
@@ -53,9 +53,10 @@ class Recorded:
 
     def by_siblings(self, k: int) -> tuple[Acceptance, ...]:
         """Tables for 1, 2, 4, 8, 16 responses to a prompt on one engine."""
-        return tuple(self.table(siblings_table(count), k) for count in SIBLINGS)
+        shared = (self.table(siblings_table(count), k) for count in SIBLINGS)
+        return (self.table(OWN, k), *shared)
 
 
 def siblings_kind(count: int) -> int:
     """Index into `Recorded.by_siblings` for a number of responses: the largest that it reaches."""
-    return max(i for i, known in enumerate(SIBLINGS) if known <= max(count, 1))
+    return sum(known <= count for known in SIBLINGS)

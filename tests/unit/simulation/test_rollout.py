@@ -94,7 +94,7 @@ def test_engines_in_lockstep_wait_for_the_slowest(make_round):
 
 
 def test_a_full_cache_preempts_the_last_to_join(make_round, flat_costs):
-    """Two texts of 10 + 100 tokens do not fit into 150: one starts over when the other has ended."""
+    """Two texts of 110 tokens do not fit into 150: one starts over when the other has ended."""
     found = simulate(make_round([100, 100]), Fleet(1, 2, kv_tokens=150), flat_costs, Setting())
     plain = simulate(make_round([100, 100]), Fleet(1, 2), flat_costs, Setting())
     assert found.figures()["preempted"] >= 1
