@@ -532,6 +532,98 @@ def doctor(
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 
+@app.command("simulate")
+def simulate_command(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run folder or file of traces, or experiment=NAME for a published setup."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Cost table of decode and verify steps (JSON).")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
+    threshold: Annotated[list[int], typer.Option(min=0, help="Of the gate; may be repeated.")] = (
+        4,
+        8,
+        16,
+    ),
+    k: Annotated[list[int], typer.Option(min=1, max=32, help="Drafts; may be repeated.")] = (3,),
+    siblings: Annotated[
+        bool, typer.Option("--siblings", help="Also with siblings, spread and grouped.")
+    ] = False,
+    graph: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Query lengths with captured graphs; may be repeated."),
+    ] = None,
+    pad: Annotated[
+        bool, typer.Option("--pad", help="Fill steps up to the next captured length.")
+    ] = False,
+    tail_threshold: Annotated[int, typer.Option(min=0, help="What counts as long tail.")] = 8,
+    picture: PictureOption = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Predict recorded rollouts and published figures; exit 1 if one falls short "
+            "without a stated reason.",
+        ),
+    ] = False,
+) -> None:
+    """Replay a rollout on paper: what thresholds, k, siblings and graphs would bring."""
+    from sam_rollout.simulation import front
+
+    with _one_line_errors(*front.ERRORS):
+        if check:
+            raise typer.Exit(front.check(_console(), json_path))
+        if what is None:
+            raise typer.BadParameter("a run folder, a file of traces or experiment=NAME")
+        if what.startswith("experiment="):
+            name = what.removeprefix("experiment=")
+            front.published(name, _console(), picture, json_path)
+            return
+        if calibration is None:
+            raise typer.BadParameter("needed to replay a run", param_hint="--calibration")
+        front.replay(
+            front.Replay(
+                Path(what), calibration, step, replicas, max_num_seqs, tuple(threshold), tuple(k),
+                siblings, tuple(graph) if graph else None, pad, tail_threshold,
+            ),
+            _console(), picture, json_path,
+        )  # fmt: skip
+
+
+@app.command()
+def plan(
+    traces: Annotated[Path, typer.Option(help="Run folder with recorded traces, or a file.")],
+    calibration: Annotated[Path, typer.Option(help="Cost table (JSON).")],
+    step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
+    resamples: Annotated[int, typer.Option(min=10, help="Of the bootstrap over prompts.")] = 200,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the YAML there, such as configs/sam/planned.yaml.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.")
+    ] = None,
+) -> None:
+    """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
+    from sam_rollout.simulation import front
+
+    with _one_line_errors(*front.ERRORS):
+        front.plan(
+            traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
+            _console(),
+        )  # fmt: skip
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "telemetry": set(),
     "report": {"telemetry"},
     "dashboard": {"telemetry"},
-    "simulation": {"automaton", "config", "drafting", "gating", "routing", "telemetry"},
+    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
     "bench": {"config", "drafting", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},

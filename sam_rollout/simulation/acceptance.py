@@ -1,0 +1,168 @@
+"""How many drafts are accepted: chances by context, or exactly, from token traces.
+
+Chances are kept as survival: the probability that a verify step at a context of so many known
+tokens accepts at least 1, 2, ... K drafts. A table is for steps of K drafts: with fewer, steps
+begin elsewhere in the text, and a shorter draft is accepted a little better than the table says.
+
+Exactly: with greedy or coupled verification a draft is accepted as far as it agrees with the text
+that the request goes on to write. What the own source drafts depends on the text alone, so how many
+drafts are right at each token follows from a trace, once for all k, gates and batches. What
+siblings draft depends on how far each of them is; there, tables are fitted on replays in which all
+siblings advance together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_rollout.bench.replay import accepted_tokens
+from sam_rollout.bench.sides import Session, Side
+from sam_rollout.bench.traces import Trace
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+    """Chances of drafts by context.
+
+    Attributes:
+        edges: float64[S], left ends of the contexts, tokens known before the step; the first is 0.
+        survival: float64[S, K], chance that at least 1, 2, ... K drafts are accepted.
+    """
+
+    edges: FloatArray
+    survival: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.edges.ndim != 1 or self.survival.shape[:1] != self.edges.shape:
+            raise ValueError("survival needs one row for each edge")
+        if self.edges[0] != 0 or (np.diff(self.edges) <= 0).any():
+            raise ValueError("edges must rise from 0")
+        if (self.survival < 0).any() or (self.survival > 1).any():
+            raise ValueError("chances must be in 0..1")
+
+    @property
+    def max_k(self) -> int:
+        """Longest draft that the table knows."""
+        return self.survival.shape[1]
+
+    def mean_length(self, k: int) -> FloatArray:
+        """Mean acceptance length by context, bonus token included, float64[S]."""
+        return 1.0 + self.survival[:, :k].sum(axis=1)
+
+    def scaled(self, factor: float) -> Acceptance:
+        """All chances times `factor`, at most 1."""
+        return dataclasses.replace(self, survival=np.minimum(self.survival * factor, 1.0))
+
+    def refined(self, edges: FloatArray) -> Acceptance:
+        """The same chances on other edges, those of the stretch that each of them lies in."""
+        at = np.searchsorted(self.edges, edges, side="right") - 1
+        return Acceptance(edges, self.survival[at])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists; `from_json` restores an equal object."""
+        return {"edges": self.edges.tolist(), "survival": np.round(self.survival, 5).tolist()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Acceptance:
+        """From what `to_json` made."""
+        return cls(np.array(content["edges"], float), np.array(content["survival"], float))
+
+
+class Counts:
+    """Verify steps counted by context and accepted drafts.
+
+    Args:
+        edges: left ends of the contexts, rising from 0.
+        max_k: longest draft.
+    """
+
+    def __init__(self, edges: Sequence[float], max_k: int) -> None:
+        self.edges = np.array(edges, float)
+        self.steps = np.zeros((len(edges), max_k + 1))
+
+    def add(self, context: int, accepted: int) -> None:
+        """One verify step of one request."""
+        self.steps[np.searchsorted(self.edges, context, side="right") - 1, accepted] += 1
+
+    def fit(self, prior_steps: float = 20.0) -> Acceptance:
+        """The table; stretches with few steps lean on all the others as `prior_steps` would."""
+        at_least = self.steps[:, ::-1].cumsum(axis=1)[:, ::-1]
+        total = np.maximum(at_least[:, 0].sum(), 1.0)
+        pooled = at_least[:, 1:].sum(axis=0) / total
+        weight = at_least[:, :1] + prior_steps
+        return Acceptance(self.edges, (at_least[:, 1:] + prior_steps * pooled) / weight)
+
+
+def pool(tables: Sequence[Acceptance]) -> tuple[FloatArray, FloatArray]:
+    """Tables side by side, as the simulation reads them: edges [S], survival [kinds, S, K]."""
+    edges = np.unique(np.concatenate([table.edges for table in tables]))
+    longest = max(table.max_k for table in tables)
+    stacked = []
+    for table in tables:
+        fine = table.refined(edges).survival
+        stacked.append(np.pad(fine, ((0, 0), (0, longest - fine.shape[1]))))
+    return edges, np.stack(stacked)
+
+
+def right_drafts(trace: Trace, side: Side, max_k: int) -> npt.NDArray[np.int8]:
+    """How many of `max_k` drafts are right at each response token, int8[response + 1].
+
+    Entry j is what a verify step accepts when j response tokens are known; entry 0 is never used,
+    for the first token comes with the prompt.
+    """
+    text = trace.tokens
+    known, size = len(trace.prompt), len(trace.response)
+    found = np.zeros(size + 1, np.int8)
+    session = side.open(max_k, 1, len(text) + max_k + 1)
+    session.admit("0", trace, trace.step)
+    row, plain = text[None], text.tolist()
+    seen = 0
+    for j in range(1, size):
+        at = known + j
+        drafts = session.propose(["0"], row, np.array([at], np.int32), [plain[seen:at]])
+        found[j] = accepted_tokens(drafts[0], plain, at)
+        seen = at
+    session.finish(["0"])
+    session.end_step()
+    return found
+
+
+def count_replay(
+    session: Session, traces: list[Trace], into: Counts, k: int, step: int = 0
+) -> None:
+    """Generate traces together, every request one verify step at a time, and count acceptance."""
+    from sam_rollout.bench.replay import Replay, replay
+
+    class _Booked(Replay):
+        def book(self, known: int, drafted: int, accepted: int, remaining: int) -> int:
+            into.add(known, min(accepted, k))
+            return super().book(known, drafted, accepted, remaining)
+
+    replay(session, traces, _Booked(), step)
+
+
+def fit_from_right(
+    rights: Iterable[tuple[int, npt.NDArray[np.int8]]], edges: Sequence[float], k: int
+) -> Acceptance:
+    """Chances from exact counts, walked through as verify steps of k drafts would.
+
+    Args:
+        rights: prompt length and `right_drafts` of each response.
+        edges: of the contexts.
+        k: drafts a step.
+    """
+    counts = Counts(edges, k)
+    for prompt, right in rights:
+        j, size = 1, len(right) - 1
+        while j < size:
+            accepted = min(k, int(right[j]))
+            counts.add(prompt + j, accepted)
+            j += accepted + 1
+    return counts.fit()

@@ -1,0 +1,213 @@
+"""What an engine step costs: measured rows, and the grid that a simulation reads them from.
+
+A cost table is a JSON list of rows `{batch, query_len, context, graph, median_s, iqr_s, device,
+versions}`: the median time of a step in which `batch` requests of `context` known tokens each score
+`query_len` tokens (1: decode; k + 1: verify k drafts and sample one more), in a captured graph or
+eager. Rows with a `query_len` of at least `PREFILL_QUERY` are prompts being computed.
+
+Between rows the time is linear in context, then in batch, then in query length. Beyond the last
+context and the last batch it goes on as between the last two rows; below the first, the first
+counts. Where a table holds one row of an axis only, that axis is flat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+PREFILL_QUERY = 34  # more than any step verifies: MAX_DRAFT_TOKENS + 1
+
+
+class CostTableError(ValueError):
+    """A file or a list of rows that is no cost table; the text says what was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CostRow:
+    """One measured kind of step."""
+
+    batch: int
+    query_len: int
+    context: int
+    graph: bool
+    median_s: float
+    iqr_s: float = 0.0
+    device: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("query_len", 1), ("context", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise CostTableError(f"{name} = {value!r}: must be an integer from {least} on")
+        if not isinstance(self.graph, bool):
+            raise CostTableError(f"graph = {self.graph!r}: must be true or false")
+        if not self.median_s > 0:
+            raise CostTableError(f"median_s = {self.median_s!r}: must be above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCosts:
+    """Times of steps on a grid, as the simulation reads them.
+
+    Attributes:
+        batches: float64[B], ascending.
+        contexts: float64[C], ascending.
+        seconds: float64[K + 1, B, C], of a step in which k = 0..K drafts are verified.
+        prefill_s_per_token: what a prompt token adds to the step that computes it.
+    """
+
+    batches: FloatArray
+    contexts: FloatArray
+    seconds: FloatArray
+    prefill_s_per_token: float = 0.0
+
+    def at(self, batch: float, k: int, context: float) -> float:
+        """Seconds of one step."""
+        over = [_linear(context, self.contexts, row) for row in self.seconds[k]]
+        return _linear(batch, self.batches, np.array(over))
+
+    def scaled_verify(self, factor: float) -> StepCosts:
+        """The same with verify steps `factor` times as dear."""
+        seconds = self.seconds.copy()
+        seconds[1:] *= factor
+        return dataclasses.replace(self, seconds=seconds)
+
+
+def _linear(x: float, grid: FloatArray, values: FloatArray) -> float:
+    """Value at `x`: linear, constant below the grid, as in its last stretch above."""
+    if len(grid) == 1 or x <= grid[0]:
+        return float(values[0])
+    i = min(int(np.searchsorted(grid, x)), len(grid) - 1)
+    share = (x - grid[i - 1]) / (grid[i] - grid[i - 1])
+    return float(values[i - 1] + share * (values[i] - values[i - 1]))
+
+
+class CostTable:
+    """Measured rows of one device.
+
+    Args:
+        rows: at least one decode row (query_len 1).
+
+    Raises:
+        CostTableError: no decode row.
+    """
+
+    def __init__(self, rows: Iterable[CostRow]) -> None:
+        self.rows = list(rows)
+        if not any(row.query_len == 1 for row in self.rows):
+            raise CostTableError("no row with query_len 1: a cost table needs decode steps")
+
+    @classmethod
+    def from_json(cls, content: Any) -> CostTable:
+        """From a list of rows, or an object that has it under `rows`."""
+        rows = content.get("rows") if isinstance(content, Mapping) else content
+        if not isinstance(rows, list):
+            raise CostTableError("expected a list of rows, or an object with rows")
+        names = {field.name for field in dataclasses.fields(CostRow)}
+        found = []
+        for number, row in enumerate(rows, start=1):
+            try:
+                found.append(CostRow(**{key: row[key] for key in names if key in row}))
+            except (TypeError, CostTableError) as error:
+                raise CostTableError(f"row {number}: {error}") from error
+        return cls(found)
+
+    @classmethod
+    def read(cls, path: Path) -> CostTable:
+        """From a JSON file.
+
+        Raises:
+            CostTableError: names the file and what is wrong with it.
+            OSError: no such file, or no permission.
+        """
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise CostTableError(f"{path}: {error}") from error
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows as JSON values."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def compile(
+        self, max_k: int, *, captured: Iterable[int] | None = None, pad: bool = False
+    ) -> StepCosts:
+        """The grid for up to `max_k` drafts a step.
+
+        Args:
+            max_k: most draft tokens of a step.
+            captured: query lengths that graphs were captured for; None runs eager. Every other
+                query length falls back to eager steps: a gate that shuts leaves a graph captured
+                for k + 1 tokens.
+            pad: steps with another query length are filled up to the next captured one.
+
+        Raises:
+            CostTableError: graphs are asked for, and no row was measured with them.
+        """
+        steps = [row for row in self.rows if row.query_len < PREFILL_QUERY]
+        batches = np.array(sorted({row.batch for row in steps}), float)
+        contexts = np.array(sorted({row.context for row in steps}), float)
+        surfaces: dict[bool, dict[int, FloatArray]] = {}
+        for graph in {False, captured is not None}:
+            rows = [row for row in steps if row.graph == graph]
+            if not rows and not graph:
+                continue
+            if not any(row.query_len == 1 for row in rows) and not graph:
+                raise CostTableError("no eager row with query_len 1")
+            surfaces[graph] = _surfaces(rows, batches, contexts)
+        if captured is not None and not surfaces[True]:
+            raise CostTableError("graph mode needs rows with graph = true: none was measured")
+        lengths = sorted(captured or ())
+        seconds = []
+        for query in range(1, max_k + 2):
+            fitting = [length for length in lengths if length == query or (pad and length > query)]
+            graph = bool(fitting)
+            if graph not in surfaces or not surfaces[graph]:
+                raise CostTableError(f"no eager row, and no graph for query length {query}")
+            seconds.append(_between(surfaces[graph], fitting[0] if graph else query))
+        return StepCosts(batches, contexts, np.array(seconds), self._prefill())
+
+    def _prefill(self) -> float:
+        """Seconds a prompt token: median over the prefill rows, less nothing."""
+        rates = [row.median_s / (row.batch * row.query_len) for row in self.rows
+                 if row.query_len >= PREFILL_QUERY]  # fmt: skip
+        return float(np.median(rates)) if rates else 0.0
+
+
+def _surfaces(
+    rows: list[CostRow], batches: FloatArray, contexts: FloatArray
+) -> dict[int, FloatArray]:
+    """Query length -> seconds [B, C], what was not measured filled in."""
+    surfaces = {}
+    for query in sorted({row.query_len for row in rows}):
+        mine = [row for row in rows if row.query_len == query]
+        measured = np.array(sorted({row.batch for row in mine}), float)
+        lines = []
+        for batch in measured:
+            line = sorted((row.context, row.median_s) for row in mine if row.batch == batch)
+            known, values = np.array(line, float).T
+            lines.append([_linear(context, known, values) for context in contexts])
+        columns = np.array(lines).T  # [C, measured]
+        surfaces[query] = np.array(
+            [[_linear(batch, measured, column) for column in columns] for batch in batches]
+        )
+    return surfaces
+
+
+def _between(surfaces: dict[int, FloatArray], query: int) -> FloatArray:
+    """Seconds [B, C] at a query length, linear between those measured."""
+    known = np.array(sorted(surfaces), float)
+    stack = np.stack([surfaces[int(length)] for length in known])
+    if len(known) == 1 or query <= known[0]:
+        return stack[0]
+    i = min(int(np.searchsorted(known, query)), len(known) - 1)
+    share = (query - known[i - 1]) / (known[i] - known[i - 1])
+    return stack[i - 1] + share * (stack[i] - stack[i - 1])

@@ -1,0 +1,215 @@
+"""The commands `simulate` and `plan`: files in, tables, pictures and JSON out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sam_rollout.bench.traces import TraceError
+from sam_rollout.doctor.experiment import ExperimentError, compose
+from sam_rollout.simulation import program, report
+from sam_rollout.simulation.costs import CostTable, CostTableError
+from sam_rollout.simulation.planner import KS, Planner
+from sam_rollout.simulation.published import SETUPS, TAIL_FACTOR
+from sam_rollout.simulation.recorded import RecordError
+from sam_rollout.simulation.rollout import Fleet, Outcome
+from sam_rollout.simulation.validation import ValidationError
+from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ERRORS = (
+    TraceError, ExperimentError, CostTableError, RecordError, ValidationError, WorkloadError,
+    ValueError,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Options of a replay; see the command's help."""
+
+    path: Path
+    calibration: Path
+    step: int | None
+    replicas: int | None
+    max_num_seqs: int | None
+    thresholds: tuple[int, ...]
+    ks: tuple[int, ...]
+    siblings: bool
+    captured: tuple[int, ...] | None
+    pad: bool
+    tail_threshold: int
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, called with what is done and what there is to do."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def replay(options: Replay, console: Console, picture: Path | None, output: Path | None) -> None:
+    """Replay a recorded step under several settings."""
+    table = CostTable.read(options.calibration)
+    workload = read_workload(options.path, options.step)
+    if options.siblings and workload.traces is None:
+        raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
+    if workload.traces is not None:
+        with bar("reading texts") as progress:
+            workload = workload.with_right(max(options.ks), progress)
+    elif workload.chances is None:
+        raise WorkloadError(
+            "neither texts nor drafts were recorded: record texts with "
+            "rollout_telemetry.record_traces=true, or replay a run with sam=on"
+        )
+    with bar("simulating") as progress:
+        outcomes = program.replay_settings(
+            workload, table, _fleet(workload, options.replicas, options.max_num_seqs),
+            options.thresholds, options.ks, siblings=options.siblings, captured=options.captured,
+            pad=options.pad, tail_threshold=options.tail_threshold, progress=progress,
+        )  # fmt: skip
+    figures = {name: outcome.figures() for name, outcome in outcomes.items()}
+    report.print_sides(figures, console)
+    if picture is not None:
+        report.plot_outcomes(outcomes, picture, options.tail_threshold)
+    _write(output, {"step": workload.step, "responses": len(workload.round), "settings": figures})
+
+
+def _fleet(workload: Workload, replicas: int | None, max_num_seqs: int | None) -> Fleet:
+    fleet = workload.fleet
+    return Fleet(replicas or fleet.engines, max_num_seqs or fleet.max_num_seqs)
+
+
+def published(name: str, console: Console, picture: Path | None, output: Path | None) -> None:
+    """A published setup on paper, with sensitivities and what more sources would add."""
+    if name not in SETUPS:
+        raise ValueError(f"experiment={name}: published figures are known of {', '.join(SETUPS)}")
+    with console.status("fitting the baseline of Qwen3-32B"):
+        paper = program.on_paper(_composed)
+    _print_fit(paper, console)
+    with console.status(f"predicting {name}"):
+        predictions = paper.predictions(name, diagnose=True)
+    report.print_predictions(predictions, console)
+    tail = paper.tail_factor()
+    report.print_tail(tail, console)
+    with console.status("sensitivities"):
+        sensitivities = paper.sensitivities(name)
+    report.print_sensitivities(name, sensitivities, console)
+    with console.status("more sources"):
+        sources = program.sources_on_paper(paper, name)
+    figures = {title: _mean(outcomes) for title, outcomes in sources.items()}
+    console.print(
+        "Simulated throughout, on generated texts; half of the variance of lengths is taken to be "
+        "common to siblings:"
+    )
+    report.print_sides(figures, console)
+    if picture is not None:
+        chosen = ("baseline", "published drafter", "own + siblings, spread",
+                  "own + siblings, grouped", "own + history")  # fmt: skip
+        outcomes = {title: sources[title][0] for title in chosen}
+        report.plot_outcomes(outcomes, picture, paper.setups[name].sam.gate.threshold)
+    _write(
+        output,
+        {
+            "experiment": name,
+            "fit": dataclasses.asdict(paper.fit),
+            "assumed": dataclasses.asdict(paper.assumed),
+            "predictions": [_prediction(row) for row in predictions],
+            "tail_factor": {"published": TAIL_FACTOR, "predicted": tail},
+            "sensitivities": dict(sensitivities),
+            "simulated_sources": figures,
+        },
+    )
+
+
+def _print_fit(paper: program.OnPaper, console: Console) -> None:
+    fit = paper.fit
+    times = paper.times("article_32b", None)
+    console.print(
+        "Fitted on three baseline figures of Qwen3-32B (3904.22 s, 4159.06 s, long tail 1435 s): "
+        f"{1000 * fit.layer_s:.3f} ms a layer, sigma of log length {fit.sigma:.2f}, "
+        f"{fit.capped_share:.2%} of the responses up to the limit. Reproduced: "
+        f"{times.mean_s:.0f} s, {times.rollout_s:.0f} s, {times.tail_s:.0f} s."
+    )
+    assumed = ", ".join(
+        f"{name} {value}" for name, value in dataclasses.asdict(paper.assumed).items()
+    )
+    console.print(f"Assumed: {assumed}.")
+
+
+def _prediction(row: program.Prediction) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row.published),
+        "published_gain": row.published.gain,
+        "predicted_baseline_s": row.baseline_s,
+        "predicted_sam_s": row.sam_s,
+        "predicted_gain": row.gain,
+        "error_points": row.error_points,
+        "constant_error_points": row.constant_error_points,
+        "verify_needed": row.verify_needed,
+    }
+
+
+def _mean(outcomes: list[Outcome]) -> dict[str, float]:
+    figures = [outcome.figures() for outcome in outcomes]
+    return {name: float(np.mean([one[name] for one in figures])) for name in figures[0]}
+
+
+def check(console: Console, output: Path | None) -> int:
+    """Exit status: 1 where a target is missed without a stated reason."""
+    from rich.table import Table
+
+    with bar("predicting recorded rollouts") as progress:
+        findings, rows, predictions, tail = program.check(_composed, progress)
+    report.print_validation(rows, console)
+    report.print_predictions(predictions, console)
+    report.print_tail(tail, console)
+    table = Table("target", "found", "verdict")
+    for finding in findings:
+        missed = f"missed: {finding.reason}" if finding.reason else "MISSED"
+        table.add_row(finding.target, finding.found, "ok" if finding.reached else missed)
+    console.print(table)
+    _write(output, {"findings": [dataclasses.asdict(finding) for finding in findings]})
+    return 1 if any(finding.failed for finding in findings) else 0
+
+
+def plan(
+    traces: Path, calibration: Path, step: int | None, replicas: int | None,
+    max_num_seqs: int | None, resamples: int, output: Path | None, json_path: Path | None,
+    console: Console,
+) -> None:  # fmt: skip
+    """Recommend a configuration."""
+    table = CostTable.read(calibration)
+    workload = read_workload(traces, step)
+    with bar("reading texts") as progress:
+        workload = workload.with_right(max(KS), progress)
+    fleet = _fleet(workload, replicas, max_num_seqs)
+    with bar("trying candidates") as progress:
+        found = Planner(workload, table, fleet).plan(resamples, progress)
+    report.print_plan(found, console)
+    fragment = found.fragment()
+    console.print(fragment, markup=False, highlight=False)
+    if output is not None:
+        output.write_text(fragment, encoding="utf-8")
+    _write(json_path, {"plan": found.options(), **dataclasses.asdict(found)})
+
+
+def _composed(name: str) -> Mapping[str, Any]:
+    return compose(name)[0]
+
+
+def _write(path: Path | None, content: Mapping[str, Any]) -> None:
+    if path is not None:
+        text = json.dumps(content, indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")

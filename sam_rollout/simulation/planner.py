@@ -1,0 +1,207 @@
+"""Which threshold, k and sources to run with, from one recorded step and a table of step costs.
+
+Every candidate replays the recorded responses, drafts and all, against the baseline. How sure the
+gain is, a bootstrap says that draws the prompts of the step anew: other prompts of the same task.
+The interval knows nothing of errors of the cost table or of what training changes later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import yaml
+
+from sam_rollout.bench.sides import OWN_SIBLINGS, all_sides
+from sam_rollout.bench.traces import Trace
+from sam_rollout.config import SamConfig
+from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
+from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.policies import budget_of
+from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
+from sam_rollout.simulation.workload import EDGES, Workload
+
+KS = (1, 2, 3, 4, 5, 6, 8)
+LEVEL = 0.9  # of the interval
+MIN_SOURCE_GAIN = 0.01  # a second source has to bring so much more
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A configuration and its expected gain, baseline / SAM - 1."""
+
+    k: int
+    threshold: int
+    siblings: bool
+    gain: float
+
+    def options(self) -> dict[str, Any]:
+        """As a mapping of the group `sam`."""
+        return {
+            "enabled": True,
+            "max_draft_tokens": self.k,
+            "gate": {"kind": "threshold", "threshold": self.threshold},
+            "sources": {"own": {"enabled": True}, "siblings": {"enabled": self.siblings}},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run with.
+
+    Attributes:
+        best: the candidate with the largest gain.
+        low, high: interval of its gain.
+        enabled: whether the whole interval is above 0.
+        candidates: all that were tried, best first.
+        baseline_s, sam_s: the recorded step, simulated.
+    """
+
+    best: Candidate
+    low: float
+    high: float
+    enabled: bool
+    candidates: tuple[Candidate, ...]
+    baseline_s: float
+    sam_s: float
+    responses: int
+    groups: int
+
+    def options(self) -> dict[str, Any]:
+        """As a mapping of the group `sam`; `SamConfig` has checked it."""
+        options = self.best.options() if self.enabled else {"enabled": False}
+        SamConfig.from_mapping(options)
+        return options
+
+    def fragment(self) -> str:
+        """A YAML file for configs/sam, on top of `on`."""
+        head = (
+            f"# From {self.responses} responses to {self.groups} prompts: gain of the rollout "
+            f"{self.best.gain:.1%}\n# (baseline / SAM - 1), {LEVEL:.0%} interval "
+            f"[{self.low:.1%}, {self.high:.1%}] over prompts; simulated.\n"
+        )
+        body = {"defaults": ["on", "_self_"], **self.options()}
+        return head + yaml.safe_dump(body, sort_keys=False)
+
+
+class Planner:
+    """Replays candidates on a recorded step.
+
+    Args:
+        workload: after `with_right` for at least the largest of `ks`.
+        table: costs of decode and verify steps.
+        fleet: the engines to plan for.
+        ks: draft lengths to try.
+        thresholds: of the gate; by default powers of two up to `max_num_seqs`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        table: CostTable,
+        fleet: Fleet,
+        *,
+        ks: tuple[int, ...] = KS,
+        thresholds: tuple[int, ...] = (),
+    ) -> None:
+        self._workload, self._fleet, self._ks = workload, fleet, ks
+        self._costs = table.compile(max(ks))
+        self._thresholds = thresholds or tuple(
+            2**i for i in range(fleet.max_num_seqs.bit_length()) if 2**i <= fleet.max_num_seqs
+        )
+        self._siblings: dict[int, Acceptance] = {}
+
+    def plan(
+        self, resamples: int = 200, progress: Callable[[int, int], None] | None = None
+    ) -> Plan:
+        """Try all candidates, then judge the best one."""
+        round_ = self._workload.round
+        total = len(self._ks) * len(self._thresholds) + resamples
+        base_s = self._seconds(round_, None)
+        candidates = []
+        for k in self._ks:
+            for threshold in self._thresholds:
+                candidates.append(self._candidate(round_, base_s, k, threshold, False))
+                if progress is not None:
+                    progress(len(candidates), total)
+        own = max(candidates, key=lambda candidate: candidate.gain)
+        with_siblings = [
+            self._candidate(round_, base_s, own.k, threshold, True)
+            for threshold in self._thresholds
+        ]
+        candidates += with_siblings
+        best = max(with_siblings, key=lambda candidate: candidate.gain)
+        if best.gain < own.gain + MIN_SOURCE_GAIN:
+            best = own
+        gains = self._bootstrap(best, resamples, progress, total)
+        low, high = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Plan(
+            best, float(low), float(high), bool(low > 0),
+            tuple(sorted(candidates, key=lambda one: -one.gain)),
+            base_s, base_s / (1 + best.gain), len(round_), len(np.unique(round_.group)),
+        )  # fmt: skip
+
+    def _candidate(
+        self, round_: Round, base_s: float, k: int, threshold: int, siblings: bool
+    ) -> Candidate:
+        candidate = Candidate(k, threshold, siblings, 0.0)
+        gain = base_s / self._seconds(round_, candidate) - 1
+        return dataclasses.replace(candidate, gain=gain)
+
+    def _seconds(self, round_: Round, candidate: Candidate | None, seed: int = 0) -> float:
+        if candidate is None:
+            return simulate(round_, self._fleet, self._costs, Setting(), seed=seed).rollout_s
+        budget = budget_of(SamConfig.from_mapping(candidate.options()))
+        if not candidate.siblings:
+            setting = Setting(budget)
+            return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
+        setting = Setting(budget, (self._siblings_chances(candidate.k),))
+        plain = dataclasses.replace(round_, right=None)
+        return simulate(plain, self._fleet, self._costs, setting, seed=seed).rollout_s
+
+    def _siblings_chances(self, k: int) -> Acceptance:
+        """Chances with siblings' texts, every engine's share of a group advancing together."""
+        if k not in self._siblings:
+            side = next(side for side in all_sides() if side.name == OWN_SIBLINGS)
+            counts = Counts(EDGES, k)
+            for traces in self._shares():
+                longest = max(len(trace.tokens) for trace in traces)
+                session = side.open(k, len(traces), longest + k + 1)
+                count_replay(session, traces, counts, k)
+            self._siblings[k] = counts.fit()
+        return self._siblings[k]
+
+    def _shares(self) -> list[list[Trace]]:
+        """Groups as the engines divide them when every request goes to the least loaded one."""
+        assert self._workload.traces is not None
+        shares: dict[tuple[str, int], list[Trace]] = {}
+        for number, trace in enumerate(self._workload.traces):
+            shares.setdefault((trace.group, number % self._fleet.engines), []).append(trace)
+        return list(shares.values())
+
+    def _bootstrap(
+        self, best: Candidate, resamples: int, progress: Any, total: int
+    ) -> np.ndarray:  # fmt: skip
+        """Gains of the best candidate on prompts drawn with replacement, float64[resamples]."""
+        random = np.random.default_rng(0)
+        round_ = self._workload.round
+        groups = [np.flatnonzero(round_.group == group) for group in np.unique(round_.group)]
+        gains = np.zeros(resamples)
+        for i in range(resamples):
+            drawn = _drawn(
+                round_, [groups[g] for g in random.integers(0, len(groups), len(groups))]
+            )
+            gains[i] = self._seconds(drawn, None, i) / self._seconds(drawn, best, i) - 1
+            if progress is not None:
+                progress(total - resamples + i + 1, total)
+        return gains
+
+
+def _drawn(round_: Round, groups: list[np.ndarray]) -> Round:
+    """A round of these groups, each a group of its own even where it was drawn twice."""
+    picked = np.concatenate(groups)
+    right = None if round_.right is None else [round_.right[i] for i in picked]
+    names = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    return Round(round_.prompt[picked], round_.length[picked], names, right)

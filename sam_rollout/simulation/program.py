@@ -1,0 +1,166 @@
+"""What the commands `simulate` and `plan` do, apart from reading options and printing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.bench.sides import OWN_SIBLINGS, all_sides
+from sam_rollout.bench.traces import groups_of
+from sam_rollout.gating import ThresholdGate
+from sam_rollout.routing import GroupRouter
+from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
+from sam_rollout.simulation.check import Finding, judge
+from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.policies import GateBudget
+from sam_rollout.simulation.published import SETUPS, Assumptions, OnPaper, Prediction
+from sam_rollout.simulation.recorded import FIRST, HISTORY, OWN, SIBLINGS, Recorded, siblings_kind
+from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
+from sam_rollout.simulation.setups import Setup
+from sam_rollout.simulation.validation import Row, Validation
+from sam_rollout.simulation.workload import EDGES, Workload
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+RESULTS = CHECKOUT / "benchmarks" / "results"
+ACCEPTANCE = RESULTS / "simulate_acceptance.json"
+VALIDATION = RESULTS / "simulate_validation.json"
+VALIDATION_TRACES = RESULTS / "traces" / "simulate_validation.parquet"
+Progress = Callable[[int, int], None]
+Compose = Callable[[str], Mapping[str, Any]]
+
+
+def published_drafter(recorded: Recorded) -> Acceptance:
+    """Acceptance of the published drafter, for k = 3 and 4 in one table.
+
+    The first three columns are those of steps with three drafts, the fourth of steps with four.
+    """
+    three, four = recorded.table(FIRST, 3), recorded.table(FIRST, 4)
+    fourth = four.refined(three.edges).survival[:, 3:4]
+    return Acceptance(three.edges, np.hstack([three.survival, fourth]))
+
+
+def on_paper(compose: Compose, assumed: Assumptions | None = None) -> OnPaper:
+    """The published setups, fitted anew."""
+    configs = {name: compose(name) for name in SETUPS}
+    return OnPaper(configs, published_drafter(Recorded(ACCEPTANCE)), assumed)
+
+
+def check(
+    compose: Compose, progress: Progress | None = None
+) -> tuple[list[Finding], list[Row], list[Prediction], float]:
+    """Predict all that was recorded or published once more, and hold it against the targets."""
+    rows = Validation(VALIDATION, VALIDATION_TRACES).rows(progress)
+    paper = on_paper(compose)
+    predictions = [row for name in SETUPS for row in paper.predictions(name)]
+    tail = paper.tail_factor()
+    return judge(rows, predictions, tail), rows, predictions, tail
+
+
+def sources_on_paper(
+    paper: OnPaper, name: str, *, between_groups: float = 0.5, seeds: int = 4
+) -> dict[str, list[Outcome]]:
+    """A published setup with our drafter, more sources and grouped routing: simulated throughout.
+
+    Args:
+        paper: fitted.
+        name: of the setup.
+        between_groups: share of the variance of lengths that siblings have in common, assumed.
+        seeds: draws of lengths.
+    """
+    setup, recorded = paper.setups[name], Recorded(ACCEPTANCE)
+    k = setup.sam.max_draft_tokens
+    budget = GateBudget(ThresholdGate(setup.sam.gate.threshold), k)
+    grouped = _grouped(setup)
+    common = {"tail_threshold": setup.sam.gate.threshold}
+    siblings = recorded.by_siblings(k)
+    settings = {
+        "baseline": Setting(**common),
+        "published drafter": Setting(budget, (paper.acceptance,), **common),
+        "own text": Setting(budget, (recorded.table(OWN, k),), **common),
+        "own + siblings, spread": Setting(budget, siblings, siblings_kind, **common),
+        "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **common),
+        "own text, grouped": Setting(budget, (recorded.table(OWN, k),), router=grouped, **common),
+        "own + history": Setting(budget, (recorded.table(HISTORY, k),), **common),
+    }
+    lengths = dataclasses.replace(
+        paper.fit.lengths(setup, paper.assumed), between_groups=between_groups
+    )
+    costs = paper.fit.costs(setup, paper.assumed, k)
+    return {
+        title: [
+            simulate(lengths.draw(setup.prompts, setup.siblings, seed), setup.fleet, costs, setting,
+                     seed=seed)
+            for seed in range(seeds)
+        ]
+        for title, setting in settings.items()
+    }  # fmt: skip
+
+
+def _grouped(setup: Setup) -> Callable[[Iterable[Hashable]], GroupRouter]:
+    def make(engines: Iterable[Hashable]) -> GroupRouter:
+        return GroupRouter(engines, max_excess=setup.siblings)
+
+    return make
+
+
+def replay_settings(
+    workload: Workload, table: CostTable, fleet: Fleet, thresholds: Iterable[int],
+    ks: Iterable[int], *, siblings: bool = False, captured: Iterable[int] | None = None,
+    pad: bool = False, tail_threshold: int = 8, progress: Progress | None = None,
+) -> dict[str, Outcome]:  # fmt: skip
+    """A recorded step under several settings, the baseline first.
+
+    Args:
+        workload: with exact acceptance (`with_right`), or with the chances the run saw.
+        table: step costs.
+        fleet: engines.
+        thresholds, ks: every pair of them is a setting.
+        siblings: also draft from siblings, spread and grouped; needs texts.
+        captured: query lengths with captured graphs; None runs eager.
+        pad: fill steps up to the next captured length.
+        tail_threshold: what counts as the long tail.
+        progress: called with settings done and their number.
+    """
+    thresholds, ks = list(thresholds), list(ks)
+    costs = table.compile(max(ks), captured=captured, pad=pad)
+    plain = table.compile(1, captured=None if captured is None else {1, *captured})
+    settings = {"baseline": Setting(tail_threshold=tail_threshold)}
+    for k in ks:
+        chances = () if workload.chances is None else (workload.chances,)
+        shared = tuple(_siblings_chances(workload, k, n) for n in SIBLINGS) if siblings else ()
+        for threshold in thresholds:
+            budget = GateBudget(ThresholdGate(threshold), k)
+            name = f"k={k}, threshold {threshold}"
+            common = {"tail_threshold": tail_threshold}
+            settings[name] = Setting(budget, chances, **common)
+            if siblings:
+                settings[f"{name}, siblings"] = Setting(budget, shared, siblings_kind, **common)
+                settings[f"{name}, siblings, grouped"] = Setting(
+                    budget, shared, siblings_kind, GroupRouter, **common
+                )
+    found = {}
+    for name, setting in settings.items():
+        # Tables stand for siblings' drafts, exact counts for those from a request's own text.
+        by_table = "siblings" in name or workload.round.right is None
+        round_ = dataclasses.replace(workload.round, right=None) if by_table else workload.round
+        chosen = plain if name == "baseline" else costs
+        found[name] = simulate(round_, fleet, chosen, setting)
+        if progress is not None:
+            progress(len(found), len(settings))
+    return found
+
+
+def _siblings_chances(workload: Workload, k: int, count: int) -> Acceptance:
+    """Chances of k drafts where so many responses to a prompt advance together on one engine."""
+    side = next(side for side in all_sides() if side.name == OWN_SIBLINGS)
+    counts = Counts(EDGES, k)
+    for traces in groups_of(workload.traces or ()):
+        together = traces[:count]
+        longest = max(len(trace.tokens) for trace in together)
+        session = side.open(k, len(together), longest + k + 1)
+        count_replay(session, together, counts, k)
+    return counts.fit()

@@ -1,0 +1,247 @@
+"""One rollout: responses over replicas, round after round, and what it took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_rollout.routing import LeastLoaded
+from sam_rollout.simulation import kernel
+from sam_rollout.simulation.acceptance import Acceptance, pool
+from sam_rollout.simulation.costs import FloatArray, StepCosts
+from sam_rollout.simulation.policies import DraftBudget, Router, no_drafts, place, tabulate
+
+IntArray = npt.NDArray[np.int64]
+BUDGET_EDGES = tuple(float(1024 * i) for i in range(64))  # contexts that a gate is asked at
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Responses that are sampled together, in order of arrival.
+
+    Attributes:
+        prompt, length: int64[n], tokens of prompt and response; responses have at least one.
+        group: int64[n], which prompt.
+        right: exact acceptance, `right_drafts` of each response; None for chances.
+    """
+
+    prompt: IntArray
+    length: IntArray
+    group: IntArray
+    right: Sequence[npt.NDArray[np.int8]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """The engines that share a round.
+
+    Attributes:
+        engines: schedulers, each with its own requests.
+        max_num_seqs: requests that one of them runs at once.
+        lockstep: engines that step together and wait for the slowest: those of a data parallel
+            group with experts spread over it; 1 for engines on their own.
+        kv_tokens: tokens that the KV cache of one engine holds; 0 for no limit.
+    """
+
+    engines: int
+    max_num_seqs: int
+    lockstep: int = 1
+    kv_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a simulated rollout runs with; the default is the baseline.
+
+    Attributes:
+        budget: drafts by running requests and context.
+        acceptance: tables of chances; empty without drafts or with exact counts.
+        kind_of: from the number of siblings of its group on the same engine, itself included, to
+            the index of a request's table.
+        router: makes the router from the engines' names.
+        tail_threshold: what counts as the long tail.
+    """
+
+    budget: DraftBudget = no_drafts
+    acceptance: tuple[Acceptance, ...] = ()
+    kind_of: Callable[[int], int] = lambda siblings: 0
+    router: Callable[[Iterable[Hashable]], Router] = LeastLoaded
+    tail_threshold: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a round took.
+
+    Attributes:
+        seconds: float64[servers], when each server had finished.
+        tail_seconds: float64[servers], of it with at most `tail_threshold` requests running.
+        sums: float64[servers, columns of `kernel`].
+        ends: float64[n], when each response ended.
+        log: of the slowest server: time, running requests, gate open; float64[rows, 3].
+    """
+
+    seconds: FloatArray
+    tail_seconds: FloatArray
+    sums: FloatArray
+    ends: FloatArray
+    log: FloatArray
+
+    @property
+    def rollout_s(self) -> float:
+        """Until the last server has finished."""
+        return float(self.seconds.max())
+
+    @property
+    def mean_s(self) -> float:
+        """Mean over servers, the article's time of a round per data parallel domain."""
+        return float(self.seconds.mean())
+
+    @property
+    def tail_s(self) -> float:
+        """Long tail of the slowest server."""
+        return float(self.tail_seconds[self.seconds.argmax()])
+
+    @property
+    def head_s(self) -> float:
+        """The rest of the slowest server."""
+        return self.rollout_s - self.tail_s
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step, bonus token included; 1 without drafts."""
+        total = self.sums.sum(axis=0)
+        rows = total[kernel.ROW_STEPS]
+        return float(1 + total[kernel.ACCEPTED] / rows) if rows else 1.0
+
+    def figures(self) -> dict[str, float]:
+        """As the commands print them."""
+        total = self.sums.sum(axis=0)
+        return {
+            "rollout_s": self.rollout_s,
+            "mean_replica_s": self.mean_s,
+            "head_s": self.head_s,
+            "tail_s": self.tail_s,
+            "acceptance_length": self.acceptance_length,
+            "steps": float(total[kernel.STEPS]),
+            "verify_steps": float(total[kernel.VERIFY_STEPS]),
+            "drafted": float(total[kernel.DRAFTED]),
+            "accepted": float(total[kernel.ACCEPTED]),
+            "preempted": float(total[kernel.PREEMPTED]),
+        }
+
+
+def simulate(
+    round_: Round,
+    fleet: Fleet,
+    costs: StepCosts,
+    setting: Setting,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Replay a round.
+
+    Args:
+        round_: at least one response.
+        fleet: who runs it.
+        costs: of steps with up to as many drafts as the budget gives.
+        setting: what is drafted, accepted and routed.
+        seed: of the draws; settings with one seed draw the same numbers for the same token.
+        progress: called with servers done and their number.
+
+    Raises:
+        ValueError: empty round, engines that do not divide into groups, a budget beyond the costs.
+    """
+    if len(round_) == 0 or round_.length.min() < 1:
+        raise ValueError("a round needs responses of at least one token each")
+    if fleet.engines % fleet.lockstep:
+        raise ValueError(f"{fleet.engines} engines do not divide into groups of {fleet.lockstep}")
+    budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
+    if budget.max() >= len(costs.seconds):
+        raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
+    drafts = budget.max() > 0
+    exact = drafts and round_.right is not None
+    if drafts and not exact and not setting.acceptance:
+        raise ValueError("drafts need acceptance: a table, or exact counts")
+    engine = place(round_.group.tolist(), fleet.engines, setting.router)
+    edges, survival = np.zeros(1), np.zeros((1, 1, 1))
+    if drafts and not exact:
+        edges, survival = pool(setting.acceptance)
+        if survival.shape[2] < budget.max():
+            raise ValueError(f"acceptance is known up to {survival.shape[2]} drafts")
+    kinds = _kinds(engine, round_.group, setting.kind_of)
+    servers = fleet.engines // fleet.lockstep
+    sums = np.zeros((servers, kernel.SUMS))
+    ends = np.zeros(len(round_))
+    log = np.zeros((0, 3))
+    order = np.argsort(engine // fleet.lockstep, kind="stable")
+    cuts = np.searchsorted((engine // fleet.lockstep)[order], np.arange(servers + 1))
+    for server in range(servers):
+        mine = order[cuts[server] : cuts[server + 1]]
+        right, offset = _joined(round_.right, mine) if exact else _no_trace(len(mine))
+        found = kernel.run_server(
+            engine[mine] % fleet.lockstep, round_.prompt[mine], round_.length[mine], kinds[mine],
+            fleet.lockstep, fleet.max_num_seqs, fleet.kv_tokens,
+            budget, np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
+            costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
+            seed * servers + server,
+        )  # fmt: skip
+        sums[server], ends[mine] = found[0], found[1]
+        if sums[server, kernel.TIME] >= sums[:, kernel.TIME].max():
+            log = found[2]
+        if progress is not None:
+            progress(server + 1, servers)
+    return Outcome(sums[:, kernel.TIME], sums[:, kernel.TAIL_TIME], sums, ends, log)
+
+
+def _kinds(engine: IntArray, group: IntArray, kind_of: Callable[[int], int]) -> IntArray:
+    """Table of each request, by its siblings on the same engine."""
+    pairs = np.stack([engine, group], axis=1)
+    _, inverse, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    by_count = {int(count): kind_of(int(count)) for count in np.unique(counts)}
+    return np.array([by_count[int(count)] for count in counts], np.int64)[inverse.ravel()]
+
+
+def _joined(
+    right: Sequence[npt.NDArray[np.int8]], mine: IntArray
+) -> tuple[npt.NDArray[np.int8], IntArray]:
+    parts = [right[i] for i in mine]
+    offset = np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]])
+    return np.concatenate(parts), offset.astype(np.int64)
+
+
+def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
+    return np.zeros(0, np.int8), np.full(count, -1, np.int64)
+
+
+def in_rounds(
+    rounds: Sequence[Round],
+    fleet: Fleet,
+    costs: StepCosts,
+    setting: Setting,
+    *,
+    seed: int = 0,
+) -> list[Outcome]:
+    """Rounds of dynamic sampling, one after the other: each waits for the last response."""
+    return [
+        simulate(round_, fleet, costs, setting, seed=seed + number)
+        for number, round_ in enumerate(rounds)
+    ]
+
+
+def total(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Figures of a step: times and counts of its rounds added up."""
+    figures = [outcome.figures() for outcome in outcomes]
+    summed = {name: float(sum(one[name] for one in figures)) for name in figures[0]}
+    rows = sum(outcome.sums[:, kernel.ROW_STEPS].sum() for outcome in outcomes)
+    summed["acceptance_length"] = float(1 + summed["accepted"] / rows) if rows else 1.0
+    return summed

@@ -1,0 +1,151 @@
+"""Rounds from what a run recorded: lengths, groups, and texts where they were kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_rollout.bench.sides import OWN, all_sides
+from sam_rollout.bench.traces import Trace, read_traces
+from sam_rollout.simulation.acceptance import Acceptance, fit_from_right, right_drafts
+from sam_rollout.simulation.rollout import Fleet, Round
+from sam_rollout.telemetry.records import RunFolder
+
+EDGES = (0, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 28_000)
+
+
+class WorkloadError(ValueError):
+    """Nothing that could be replayed; the text says what was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One training step to replay.
+
+    Attributes:
+        step: number of the training step.
+        round: its responses.
+        fleet: the engines that sampled it, as far as recorded.
+        traces: texts, in the order of `round`; None where only lengths were recorded.
+        chances: of drafts as the run itself saw them; None without texts and without drafts.
+    """
+
+    step: int
+    round: Round
+    fleet: Fleet
+    traces: tuple[Trace, ...] | None = None
+    chances: Acceptance | None = None
+
+    def with_right(
+        self, max_k: int, progress: Callable[[int, int], None] | None = None
+    ) -> Workload:
+        """The same with exact acceptance of up to `max_k` drafts from a request's own text.
+
+        Raises:
+            WorkloadError: no texts were recorded.
+        """
+        if self.traces is None:
+            raise WorkloadError("no traces: record them with rollout_telemetry.record_traces=true")
+        side = next(side for side in all_sides() if side.name == OWN)
+        right = []
+        for number, trace in enumerate(self.traces):
+            right.append(right_drafts(trace, side, max_k))
+            if progress is not None:
+                progress(number + 1, len(self.traces))
+        return dataclasses.replace(self, round=dataclasses.replace(self.round, right=right))
+
+    def own_chances(self, k: int) -> Acceptance:
+        """Chances of k drafts, fitted on this step's texts; after `with_right`."""
+        assert self.round.right is not None
+        return fit_from_right(zip(self.round.prompt.tolist(), self.round.right, strict=True),
+                              EDGES, k)  # fmt: skip
+
+
+def read_workload(path: Path, step: int | None = None) -> Workload:
+    """A training step of a run folder or of a file of traces.
+
+    Args:
+        path: a run folder, or a file that `read_traces` reads.
+        step: which one; by default the first with responses.
+
+    Raises:
+        WorkloadError: no responses, or none of that step.
+        RunFolderError, TraceError, OSError: the folder or file cannot be read.
+    """
+    if not (path / "sam").is_dir():
+        return _of_traces(read_traces(path), step, Fleet(1, 256))
+    folder = RunFolder(path)
+    fleet = _fleet(folder)
+    if (folder.root / "traces").is_dir():
+        traces = [trace for trace in read_traces(path) if len(trace.response)]
+        return _of_traces(traces, step, fleet)
+    requests = folder.read("requests").to_pandas()
+    requests = requests[(requests["split"] == "train") & (requests["response_tokens"] > 0)]
+    number = _which(sorted(requests["step"].unique()), step, path)
+    rows = requests[requests["step"] == number].sort_values("start_s", kind="stable")
+    groups = {name: i for i, name in enumerate(dict.fromkeys(rows["group"]))}
+    round_ = Round(
+        rows["prompt_tokens"].to_numpy(np.int64),
+        rows["response_tokens"].to_numpy(np.int64),
+        rows["group"].map(groups).to_numpy(np.int64),
+    )
+    return Workload(number, round_, fleet, chances=_seen_chances(folder))
+
+
+def _of_traces(traces: Sequence[Trace], step: int | None, fleet: Fleet) -> Workload:
+    traces = [trace for trace in traces if len(trace.response)]
+    number = _which(sorted({trace.step for trace in traces}), step, "traces")
+    mine = tuple(trace for trace in traces if trace.step == number)
+    return Workload(number, round_of(mine), fleet, mine)
+
+
+def round_of(traces: Sequence[Trace], right: Sequence[npt.NDArray[np.int8]] | None = None) -> Round:
+    """Traces as a round, in their order."""
+    groups = {name: i for i, name in enumerate(dict.fromkeys(t.group for t in traces))}
+    return Round(
+        np.array([len(trace.prompt) for trace in traces], np.int64),
+        np.array([len(trace.response) for trace in traces], np.int64),
+        np.array([groups[trace.group] for trace in traces], np.int64),
+        right,
+    )
+
+
+def _which(steps: Sequence[int], step: int | None, where: Any) -> int:
+    if len(steps) == 0:
+        raise WorkloadError(f"{where}: no response was recorded")
+    if step is None:
+        return int(steps[0])
+    if step not in steps:
+        known = ", ".join(map(str, steps[:20]))
+        raise WorkloadError(f"{where}: no training step {step}; recorded are {known}")
+    return step
+
+
+def _fleet(folder: RunFolder) -> Fleet:
+    """Engines by the replicas that recorded requests, their limit by the configuration."""
+    replicas = {path.stem.split("-")[0] for path in (folder.root / "requests").glob("*.parquet")}
+    config = folder.read_starts()[0].config
+    try:
+        limit = int(config["actor_rollout_ref"]["rollout"]["max_num_seqs"])
+    except (KeyError, TypeError, ValueError):
+        limit = 256
+    return Fleet(max(len(replicas), 1), limit)
+
+
+def _seen_chances(folder: RunFolder) -> Acceptance | None:
+    """Chances over all of the run's verify steps, whatever their context."""
+    steps = folder.read("engine_steps").to_pandas()
+    steps = steps[(steps["split"] == "train") & (steps["draft_requests"] > 0)]
+    if steps.empty:
+        return None
+    longest = max(len(counts) for counts in steps["accepted_per_position"])
+    accepted = np.zeros(longest)
+    for counts in steps["accepted_per_position"]:
+        accepted[: len(counts)] += counts
+    survival = accepted / steps["draft_requests"].sum()
+    return Acceptance(np.zeros(1), survival[None])

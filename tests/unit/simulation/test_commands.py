@@ -1,0 +1,106 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from sam_rollout.bench.generator import group
+from sam_rollout.cli import app
+from sam_rollout.config import SamConfig
+from sam_rollout.simulation.check import judge
+from sam_rollout.simulation.costs import CostRow, CostTable
+from sam_rollout.simulation.published import GAINS, Prediction
+from sam_rollout.simulation.validation import Row
+
+
+@pytest.fixture
+def costs(tmp_path):
+    rows = [CostRow(b, q, 0, False, 0.01 + 0.0005 * b) for b in (1, 16) for q in (1, 4, 9)]
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(CostTable(rows).to_json()))
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    lines = [
+        {"group": t.group, "sibling": t.sibling, "step": 1, "prompt": t.prompt.tolist(),
+         "response": t.response.tolist()}
+        for index in range(2) for t in group(index, 3, 300)
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
+    output, picture = tmp_path / "out.json", tmp_path / "out.png"
+    done = run("simulate", texts, "--calibration", costs, "--threshold", 2, "--threshold", 8,
+               "--siblings", "--json", output, "--picture", picture, "--replicas", 2)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    settings = json.loads(output.read_text())["settings"]
+    assert next(iter(settings)) == "baseline" and len(settings) == 7
+    assert settings["k=3, threshold 8"]["rollout_s"] < settings["baseline"]["rollout_s"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_path):
+    output, figures = tmp_path / "planned.yaml", tmp_path / "plan.json"
+    done = run("plan", "--traces", texts, "--calibration", costs, "--resamples", 10,
+               "--max-num-seqs", 8, "--output", output, "--json", figures)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    options = yaml.safe_load(output.read_text())
+    options.pop("defaults")
+    assert SamConfig.from_mapping(options).max_draft_tokens > 1
+    plan = json.loads(figures.read_text())
+    assert plan["low"] <= plan["best"]["gain"] <= plan["high"] * 1.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "nowhere", "--calibration", "no.json"], "no.json"),
+        (["simulate", "experiment=tiny_cpu"], "published figures are known of article_32b"),
+        (["simulate"], "experiment=NAME"),
+        (["simulate", "somewhere"], "needed to replay a run"),
+    ],
+)
+def test_errors_are_one_line(arguments, said):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output and "Traceback" not in done.output
+
+
+def row(ratio, k=0):
+    return Row(k, 8, 64, 1, 10.0, 10.0 * ratio, 10.0, 3.0, 3.0, 1.0, 1.0)
+
+
+def test_a_rollout_off_by_more_than_a_tenth_fails_the_check():
+    findings = judge([row(1.09), row(0.89)], [], 1.35)
+    assert [finding.failed for finding in findings] == [False, True, False]
+
+
+def test_a_missed_gain_names_its_reason():
+    right = Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + 0.02), 0.1)
+    wrong = Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + 0.05), 0.1)
+    ok, missed, tail = judge([], [right, wrong], 2.0)
+    assert ok.reached and not ok.reason
+    assert not missed.reached and missed.reason and not missed.failed
+    assert not tail.reached and tail.reason
+
+
+def test_imports_no_engine():
+    code = (
+        "import sys, sam_rollout.simulation.front; "
+        "print(sorted({'torch', 'vllm', 'verl', 'vllm_ascend', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

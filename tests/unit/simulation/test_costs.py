@@ -1,0 +1,74 @@
+import json
+
+import pytest
+
+from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
+
+
+def row(batch=1, query_len=1, context=0, graph=False, median_s=1.0):
+    return CostRow(batch, query_len, context, graph, median_s)
+
+
+def test_between_rows_costs_are_linear():
+    table = CostTable(
+        [
+            row(1, 1, 0, median_s=1.0),
+            row(1, 1, 100, median_s=2.0),
+            row(3, 1, 0, median_s=3.0),
+            row(3, 1, 100, median_s=6.0),
+        ]
+    )
+    costs = table.compile(1)
+    assert costs.at(2, 0, 50) == pytest.approx((1.5 + 4.5) / 2)
+    assert costs.at(0.5, 0, 0) == pytest.approx(1.0), "below the table its first row counts"
+    assert costs.at(3, 0, 200) == pytest.approx(9.0), "above it goes on as in its last stretch"
+
+
+def test_query_lengths_between_rows():
+    costs = CostTable([row(query_len=1), row(query_len=5, median_s=3.0)]).compile(4)
+    assert [costs.at(1, k, 0) for k in range(5)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+def test_prompts_are_no_steps():
+    table = CostTable([row(), row(batch=2, query_len=100, median_s=4.0)])
+    costs = table.compile(3)
+    assert costs.at(1, 3, 0) == 1.0
+    assert costs.prefill_s_per_token == pytest.approx(0.02)
+
+
+def test_a_gate_that_leaves_its_graph_pays_for_it():
+    """Graphs of query length 4 alone: a shut gate decodes eagerly, unless steps are filled up."""
+    rows = [
+        row(query_len=1, median_s=1.0),
+        row(query_len=4, median_s=1.4),
+        row(query_len=4, graph=True, median_s=0.5),
+    ]
+    left = CostTable(rows).compile(3, captured=[4])
+    assert (left.at(1, 0, 0), left.at(1, 3, 0)) == (1.0, 0.5)
+    padded = CostTable(rows).compile(3, captured=[4], pad=True)
+    assert (padded.at(1, 0, 0), padded.at(1, 3, 0)) == (0.5, 0.5)
+
+
+def test_what_is_no_table_is_said(tmp_path):
+    path = tmp_path / "costs.json"
+    for content, said in (
+        ("{", "costs.json"),
+        ("{}", "expected a list of rows"),
+        (json.dumps([{"batch": 1}]), "row 1"),
+        (json.dumps([{"batch": 0, "query_len": 1, "context": 0, "graph": False,
+                      "median_s": 1}]), "batch = 0"),
+        (json.dumps([]), "query_len 1"),
+    ):  # fmt: skip
+        path.write_text(content)
+        with pytest.raises(CostTableError, match=said):
+            CostTable.read(path)
+
+
+def test_graph_mode_needs_measured_graphs():
+    with pytest.raises(CostTableError, match="graph = true"):
+        CostTable([row()]).compile(3, captured=[4])
+
+
+def test_a_table_survives_json():
+    table = CostTable([row(), row(query_len=4, median_s=2.0)])
+    assert CostTable.from_json({"rows": table.to_json()}).rows == table.rows

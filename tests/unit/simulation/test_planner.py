@@ -1,0 +1,91 @@
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from sam_rollout.bench.generator import group
+from sam_rollout.config import SamConfig
+from sam_rollout.simulation.costs import CostRow, CostTable
+from sam_rollout.simulation.planner import Planner
+from sam_rollout.simulation.rollout import Fleet
+from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload, round_of
+
+KS = (1, 3)
+
+
+def table(verify):
+    """Decode steps of 10 ms a step and 1 ms a request; each draft of each request `verify` ms."""
+    rows = []
+    for batch in (1, 4, 16):
+        for query in (1, 2, 4):
+            seconds = 1e-3 * (10 + batch + verify * batch * (query - 1))
+            rows.append(CostRow(batch, query, 0, False, seconds))
+    return CostTable(rows)
+
+
+@pytest.fixture(scope="module")
+def workload():
+    traces = tuple(trace for index in range(3) for trace in group(index, 4, 900))
+    return Workload(1, round_of(traces), Fleet(1, 16), traces).with_right(max(KS))
+
+
+def planned(workload, verify):
+    fleet = Fleet(1, 16)
+    return Planner(workload, table(verify), fleet, ks=KS, thresholds=(1, 4, 16)).plan(30)
+
+
+def test_free_drafts_open_the_gate_wide(workload):
+    plan = planned(workload, verify=0.0)
+    assert (plan.best.k, plan.best.threshold) == (3, 16)
+    assert plan.enabled and 0 < plan.low < plan.best.gain < plan.high * 1.2
+    options = yaml.safe_load(plan.fragment())
+    assert options.pop("defaults") == ["on", "_self_"]
+    sam = SamConfig.from_mapping(options)
+    assert sam.gate.threshold == 16 and sam.max_draft_tokens == 3
+
+
+def test_dear_drafts_close_it(workload):
+    """A draft that costs as much as a step: k = 1 in the longest tail at most, or none at all."""
+    plan = planned(workload, verify=12.0)
+    assert not plan.enabled or plan.best.threshold == 1
+    off = planned(workload, verify=100.0)
+    assert not off.enabled
+    options = yaml.safe_load(off.fragment())
+    assert options == {"defaults": ["on", "_self_"], "enabled": False}
+
+
+def test_costs_between_open_it_part_of_the_way(workload):
+    gains = {
+        (c.k, c.threshold): c.gain for c in planned(workload, 1.5).candidates if not c.siblings
+    }
+    assert gains[3, 4] > gains[3, 16], "with many running a draft costs more than it saves"
+
+
+def test_a_step_is_read_from_a_file_of_traces(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    entries = [
+        {"group": "a", "sibling": 0, "step": 2, "prompt": [1, 2], "response": [3, 4, 5]},
+        {"group": "a", "sibling": 1, "step": 2, "prompt": [1, 2], "response": [6]},
+        {"group": "b", "sibling": 0, "step": 3, "prompt": [1], "response": [6, 7]},
+    ]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    first = read_workload(path)
+    assert first.step == 2
+    assert first.round.length.tolist() == [3, 1] and first.round.prompt.tolist() == [2, 2]
+    assert read_workload(path, 3).round.length.tolist() == [2]
+    with pytest.raises(WorkloadError, match="no training step 7; recorded are 2, 3"):
+        read_workload(path, 7)
+
+
+def test_lengths_alone_do_not_say_what_is_accepted():
+    lengths_only = Workload(1, round_of(group(0, 2, 100)), Fleet(1, 1))
+    with pytest.raises(WorkloadError, match="record_traces"):
+        lengths_only.with_right(3)
+
+
+def test_exact_counts_have_an_entry_for_every_token(workload):
+    for trace, right in zip(workload.traces, workload.round.right, strict=True):
+        assert len(right) == len(trace.response) + 1
+        assert right.max() <= max(KS)
+    assert np.mean([right.mean() for right in workload.round.right]) > 0.2

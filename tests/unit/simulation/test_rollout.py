@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+
+from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.gating import ThresholdGate
+from sam_rollout.routing import GroupRouter
+from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.simulation.costs import StepCosts
+from sam_rollout.simulation.policies import GateBudget, budget_of, place, tabulate
+from sam_rollout.simulation.rollout import Fleet, Setting, simulate
+
+
+def drafting(threshold, k=3, acceptance=(), **options):
+    return Setting(GateBudget(ThresholdGate(threshold), k), acceptance, **options)
+
+
+def test_the_baseline_takes_the_longest_chain_of_steps(make_round, flat_costs):
+    """One at a time, two requests wait for each other: 9 and 19 decode steps after the prompts."""
+    found = simulate(make_round([10, 20]), Fleet(1, 1), flat_costs, Setting(tail_threshold=1))
+    assert found.rollout_s == pytest.approx(0.1 * (9 + 19))
+    assert found.ends == pytest.approx([0.9, 2.8])
+    assert found.tail_s == pytest.approx(1.9), "while one waits it is no tail"
+    together = simulate(make_round([10, 20]), Fleet(1, 2), flat_costs, Setting(tail_threshold=1))
+    assert together.rollout_s == pytest.approx(0.1 * 19)
+    assert together.tail_s == pytest.approx(0.1 * 10)
+    assert together.head_s == pytest.approx(0.1 * 9)
+
+
+def test_a_gate_opens_at_its_threshold(make_round, flat_costs, always_right):
+    """Nine steps of two requests, then ten tokens in verify steps of four."""
+    setting = drafting(1, 3, (always_right,), tail_threshold=1)
+    found = simulate(make_round([10, 20]), Fleet(1, 2), flat_costs, setting)
+    assert found.rollout_s == pytest.approx(0.1 * 9 + 0.15 * 3)
+    assert found.acceptance_length == 4
+
+
+def test_exact_counts_say_what_is_accepted(make_round, flat_costs):
+    """Known so far -> right drafts; k cuts them, and the end of the response does."""
+    right = np.array([0, 2, 0, 0, 1, 3, 3, 3, 3, 3, 0], np.int8)
+    setting = drafting(8, 2)
+    found = simulate(make_round([10], right=[right]), Fleet(1, 4), flat_costs, setting)
+    # 1 -> 4 -> 6 -> 9 -> 10
+    assert found.rollout_s == pytest.approx(4 * 0.15)
+    assert found.figures()["accepted"] == 2 + 1 + 2 + 2
+
+
+def test_drafts_that_are_never_right_cost_their_verification(make_round, flat_costs):
+    never = Acceptance(np.zeros(1), np.zeros((1, 4)))
+    found = simulate(make_round([100]), Fleet(1, 4), flat_costs, drafting(8, 3, (never,)))
+    assert found.rollout_s == pytest.approx(99 * 0.15)
+
+
+def test_a_leap_is_the_sum_of_its_steps(make_round):
+    """Costs grow with the context; many steps at once cost what they cost one by one."""
+    contexts = np.array([0.0, 10_000.0])
+    seconds = np.array([[[0.1, 1.1]], [[0.1, 1.1]]])
+    costs = StepCosts(np.ones(1), contexts, seconds)
+    found = simulate(make_round([1_000], prompt=50), Fleet(1, 1), costs, Setting())
+    known = np.arange(51, 1_050)
+    assert found.rollout_s == pytest.approx(float((0.1 + known / 10_000).sum()), rel=1e-9)
+
+
+def test_chances_are_met_on_average(make_round, flat_costs):
+    chances = Acceptance(np.array([0.0, 500.0]), np.array([[0.2, 0.1, 0.0], [0.8, 0.6, 0.5]]))
+    found = simulate(make_round([30_000]), Fleet(1, 1), flat_costs, drafting(8, 3, (chances,)))
+    assert found.acceptance_length == pytest.approx(1 + 0.8 + 0.6 + 0.5, abs=0.05)
+
+
+def test_what_a_token_draws_does_not_depend_on_the_setting(make_round, flat_costs):
+    """Common random numbers: with a better gate every response ends no later."""
+    chances = Acceptance(np.zeros(1), np.array([[0.6, 0.3, 0.2]]))
+    lengths = [300, 500, 800, 900]
+    early = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)))
+    again = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)))
+    other = simulate(
+        make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)), seed=1
+    )
+    assert (early.ends == again.ends).all()
+    assert (early.ends != other.ends).any()
+
+
+def test_engines_in_lockstep_wait_for_the_slowest(make_round):
+    """One engine with three requests, one with one: steps take as long as those of three."""
+    batches = np.array([1.0, 3.0])
+    costs = StepCosts(batches, np.zeros(1), np.array([[[0.1], [0.3]]] * 2))
+    round_ = make_round([50, 50, 50, 50])
+    free = simulate(round_, Fleet(2, 4), costs, Setting())
+    assert sorted(free.seconds) == pytest.approx([0.2 * 49, 0.2 * 49])
+    lengths = make_round([101, 11, 11])
+    apart = simulate(lengths, Fleet(2, 4), costs, Setting())
+    locked = simulate(lengths, Fleet(2, 4, lockstep=2), costs, Setting())
+    assert apart.rollout_s == pytest.approx(10 * 0.2 + 90 * 0.1)
+    assert locked.seconds == pytest.approx([10 * 0.2 + 90 * 0.1])
+
+
+def test_a_full_cache_preempts_the_last_to_join(make_round, flat_costs):
+    """Two texts of 110 tokens do not fit into 150: one starts over when the other has ended."""
+    found = simulate(make_round([100, 100]), Fleet(1, 2, kv_tokens=150), flat_costs, Setting())
+    plain = simulate(make_round([100, 100]), Fleet(1, 2), flat_costs, Setting())
+    assert found.figures()["preempted"] >= 1
+    assert found.rollout_s > plain.rollout_s * 1.3
+    assert found.ends.min() < found.ends.max()
+
+
+def test_prompts_take_time(make_round, flat_costs):
+    costs = StepCosts(flat_costs.batches, flat_costs.contexts, flat_costs.seconds, 0.01)
+    found = simulate(make_round([1, 1], prompt=20), Fleet(1, 2), costs, Setting())
+    assert found.rollout_s == pytest.approx(40 * 0.01)
+
+
+def test_routers_spread_or_group():
+    groups = [number // 4 for number in range(16)]
+    grouped = place(groups, 4, GroupRouter)
+    assert all(len(set(grouped[4 * g : 4 * g + 4])) == 1 for g in range(4))
+    assert np.bincount(grouped).tolist() == [4, 4, 4, 4]
+
+
+def test_long_siblings_on_one_replica_keep_the_gate_shut(make_round, flat_costs):
+    """The danger of grouping: a hard prompt's responses are all long, and more than the gate takes.
+
+    Spread over two engines, two of four long ones run in each, and the gate of two is open.
+    """
+    lengths = [1_000] * 4 + [10] * 4
+    round_ = make_round(lengths, siblings=4)
+    chances = Acceptance(np.zeros(1), np.full((1, 3), 0.5))
+    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, (chances,)))
+    grouped = simulate(
+        round_, Fleet(2, 8), flat_costs, drafting(2, 3, (chances,), router=GroupRouter)
+    )
+    assert spread.acceptance_length > 1
+    assert grouped.acceptance_length == 1, "four run to the end: the gate never opens"
+    assert grouped.rollout_s > spread.rollout_s
+
+
+def test_siblings_on_an_engine_choose_the_table(make_round, flat_costs, always_right):
+    never = Acceptance(np.zeros(1), np.zeros((1, 4)))
+    tables = {"acceptance": (never, always_right), "kind_of": lambda n: int(n >= 4)}
+    round_ = make_round([101] * 8, siblings=4)
+    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(8, 3, **tables))
+    grouped = simulate(
+        round_, Fleet(2, 8), flat_costs, drafting(8, 3, router=GroupRouter, **tables)
+    )
+    assert spread.acceptance_length == 1
+    assert grouped.acceptance_length == 4
+
+
+def test_a_budget_may_look_at_the_context(make_round, flat_costs, always_right):
+    """The narrow interface of a gate: (running, context) -> k."""
+
+    def long_texts(running, context):
+        return 3 if context >= 1024 else 0
+
+    setting = Setting(long_texts, (always_right,))
+    found = simulate(make_round([2_000], prompt=24), Fleet(1, 1), flat_costs, setting)
+    shut = found.figures()["steps"] - found.figures()["verify_steps"]
+    assert 990 <= shut <= 1_260, "asked anew at least every 256 steps"
+
+
+def test_budgets_follow_the_configuration():
+    sam = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
+    assert tabulate(budget_of(sam), 3, [0.0]).ravel().tolist() == [0, 5, 5, 0]
+    assert tabulate(budget_of(SamConfig(enabled=False)), 3, [0.0]).max() == 0
+
+
+def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
+    with pytest.raises(ValueError, match="at least one token"):
+        simulate(make_round([0]), Fleet(1, 1), flat_costs, Setting())
+    with pytest.raises(ValueError, match="groups of 2"):
+        simulate(make_round([1]), Fleet(3, 1, lockstep=2), flat_costs, Setting())
+    with pytest.raises(ValueError, match="costs end at 4 drafts"):
+        simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, (always_right,)))
+    with pytest.raises(ValueError, match="need acceptance"):
+        simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1))
