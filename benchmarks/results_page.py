@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rollout, routing
+from recipes.dapo_qwen3 import published_setups
 from sam_rollout.report.recorded import FAIR, load_recorded
 from sam_rollout.report.recorded import tables as tables_of
 
@@ -27,10 +28,17 @@ INTRODUCTION = """# Results
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
 shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used. The setups that our experiments repeat
-from publications are listed value by value, with every difference, in
-[published_setups.md](published_setups.md).
+Nothing here predicts a cluster; no GPU and no NPU was used. What our experiments repeat from
+publications is at the end: [published setups](#published-setups).
 """
+
+PUBLISHED = """## Published setups
+
+`python -m recipes.dapo_qwen3.published_setups`
+
+Which value was published where, and which key of ours holds it: [value by
+value](published_setups.md). None of these setups has been run here, there was no NPU at hand; a test
+composes the experiments and compares."""
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -553,7 +561,8 @@ def render() -> str:
     missing = [name for name in SECTIONS if not (RESULTS / f"{name}.json").exists()]
     if missing:
         recorded.append(f"## Not measured yet\n\n{', '.join(missing)}")
-    return "\n\n".join([INTRODUCTION.rstrip(), *recorded]) + "\n"
+    published = f"{PUBLISHED}\n\n{published_setups.summary()}"
+    return "\n\n".join([INTRODUCTION.rstrip(), *recorded, published]) + "\n"
 
 
 def main() -> None:

@@ -109,11 +109,14 @@ def _cell(value: Any) -> str:
     return text.replace(str(REPOSITORY), "<checkout>").replace("|", "\\|")
 
 
-def _row(setup: str, entry: Entry) -> str:
+def _cells(setup: str, entry: Entry) -> tuple[str, str, str, str, str]:
     key = f"`{entry.key}`" if entry.key else "none"
     ours = _cell(our_value(setup, entry.key)) if entry.key else "-"
-    cells = (_cell(entry.published), entry.source, key, ours, entry.why or "same")
-    return "| " + " | ".join(cells) + " |"
+    return _cell(entry.published), entry.source, key, ours, entry.why or "same"
+
+
+def _row(setup: str, entry: Entry) -> str:
+    return "| " + " | ".join(_cells(setup, entry)) + " |"
 
 
 def _section(setup: str) -> str:
@@ -124,6 +127,24 @@ def _section(setup: str) -> str:
     lines += ["| published | source | our key | ours | difference, and why |", "| --- " * 5 + "|"]
     lines += [_row(setup, entry) for entry in entries(setup, inherited=False)]
     return "\n".join(lines)
+
+
+def summary() -> str:
+    """How many values each setup has, and every deliberate difference, as Markdown tables."""
+    counts = ["| experiment | published values | ours the same | different |", "| --- " * 4 + "|"]
+    differences = ["| experiment | published | our key | ours | why |", "| --- " * 5 + "|"]
+    for setup in setups():
+        named = entries(setup)
+        other = [entry for entry in named if entry.why]
+        counts.append(f"| `{setup}` | {len(named)} | {len(named) - len(other)} | {len(other)} |")
+        for entry in entries(setup, inherited=False):
+            if entry.why:
+                published, _, key, ours, why = _cells(setup, entry)
+                differences.append(f"| `{setup}` | {published} | {key} | {ours} | {why} |")
+    return "\n".join(
+        [*counts, "", "Every difference; a setup has those of the one it extends, too:"]
+        + ["", *differences]
+    )
 
 
 def render() -> str:

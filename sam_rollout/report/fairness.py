@@ -27,9 +27,10 @@ CONTROL_UNFAIR, CONTROL_WARNING = 0.15, 0.05  # relative difference of work that
 WARM_UP = 1.5  # times the median of the other steps
 FEW_STEPS = 3
 
-# Configuration that may differ between two fair runs: the sam group, wherever it travels, and
-# where results go. A speculative_config is the sam group's doing only where that is enabled.
-SAM_PARTS = {"sam", "sam_rollout"}
+# Configuration that may differ between two fair runs: the sam group, wherever it travels, where
+# results go and what they are shown beside. A speculative_config is the sam group's doing only
+# where that is enabled.
+SAM_PARTS = {"sam", "sam_rollout", "compare"}
 SPECULATION = "speculative_config"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
