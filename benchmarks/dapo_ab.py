@@ -127,14 +127,14 @@ def write_record(about: dict[str, Any], setting: dict[str, Any], repeats: int) -
     }
     text = json.dumps(record, indent=1, allow_nan=False)
     (RESULTS / RECORD).write_text(text + "\n", encoding="utf-8")
-    for one in comparisons.values():
-        print_comparison(one, Console(width=120))
     page = (RESULTS / RECORD).with_suffix(".html")
     write_page(comparisons[FAIR], page)
     write_page(comparisons[UNFAIR], page.with_stem(f"{page.stem}_unfair"))
     plot_comparison(comparisons[FAIR], RESULTS / "dapo_ab_tiny_cpu.png")
     if not screenshot(page, page.with_suffix(".png")):
         print("no Chromium here: the screenshot stays as it was")
+    for one in comparisons.values():
+        print_comparison(one, Console(width=120))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ PUBLISHED = """## Published setups
 `python -m recipes.dapo_qwen3.published_setups`
 
 Which value was published where, and which key of ours holds it: [value by
-value](published_setups.md). None of these setups has been run here, there was no NPU at hand; a test
-composes the experiments and compares."""
+value](published_setups.md). None of these setups has been run here, there was no NPU at hand; a
+test composes the experiments and compares."""
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -71,9 +71,12 @@ class Run:
         """One row an engine step of training."""
         return self._training_rows("engine_steps")
 
-    @cached_property
+    @property
     def traces(self) -> pd.DataFrame:
-        """One row a response of training, token ids as arrays."""
+        """One row a response of training, token ids as arrays; read again every time.
+
+        Texts of a large run take gigabytes, 4 bytes a token: they are not kept.
+        """
         return self._training_rows("traces")
 
     def _training_rows(self, name: str) -> pd.DataFrame:

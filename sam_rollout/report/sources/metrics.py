@@ -16,7 +16,7 @@ def steps_frame(steps: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
 
 
 def label_of(path: Path, usual: str) -> str:
-    """What a run without description is called: its path's name, unless all logs have that one."""
+    """What an undescribed run is called: its path's name, unless all logs have that one."""
     return path.absolute().parent.name if path.name == usual else path.stem
 
 
