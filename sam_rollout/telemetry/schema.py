@@ -315,9 +315,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sam/gate/measured_s", "s", "Time of the measured steps.", TOTAL),
     Metric("sam/gate/predicted_s", "s", "The same, as expected before each.", TOTAL),
     Metric("sam/gate/measured_tokens", "tokens", "Tokens of the measured steps.", TOTAL),
-    Metric(
-        "sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL
-    ),
+    Metric("sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL),
     Metric(
         "sam/gate/regret_s",
         "s",

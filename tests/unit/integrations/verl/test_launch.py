@@ -1,7 +1,7 @@
 """What is checked before a run, and how our groups become verl's and vLLM's fields."""
 
-import os
 import json
+import os
 import subprocess
 import sys
 from copy import deepcopy
