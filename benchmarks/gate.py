@@ -1,13 +1,13 @@
 """Gates against each other on one engine: closed, thresholds, and the one that measures.
 
-    python -m benchmarks.gate --text easy|mixed|hopeless [--seconds 120]
+    python -m benchmarks.gate [--text easy|mixed|hopeless] [--seconds 120]
 
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
 turns, round after round, and keep what they have learned. With the coupled sampler all of them make
 the same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed``
 at T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft
-allowed, all of it wrong. A call measures one text with a new engine and adds its rounds to the
-record; the first round warms up, and is all that ``auto`` gets to learn before it counts.
+allowed, all of it wrong. Gates begin anew with every text; its first round warms up, and is all
+that ``auto`` gets to learn before it counts. A call adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -17,21 +17,29 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sam_rollout.bench.machine import machine
-from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, offline_engine
-from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+from sam_rollout.integrations.vllm.offline import (
+    MULTIPROCESSING_ENV,
+    offline_engine,
+    prepare_environment,
+)
+
+prepare_environment()  # before torch is imported, which the next line does
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
-PROMPTS, SIBLINGS = 8, 4
+PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
-MAX_TOKENS = 384
+MAX_TOKENS = 192
 K, FIXED_K = 8, 3  # of the engine; of the thresholds, the article's default
-THRESHOLDS = (1, 4, 16, MAX_NUM_SEQS)
-TEMPERATURES = {"easy": 0.4, "mixed": 1.0, "hopeless": 1.0}
+THRESHOLDS = (4, MAX_NUM_SEQS)
+TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
 
 def gates() -> dict[str, dict[str, Any]]:
@@ -46,37 +54,42 @@ def gates() -> dict[str, dict[str, Any]]:
 class GateWorkerExtension(SamWorkerExtension):
     """A worker whose gate can be exchanged and whose drafts can be spoilt."""
 
+    def forget_gates(self) -> None:
+        """Begin anew."""
+        self._gates: dict[str, TimedGate] = {}
+
     def use_gate(self, name: str) -> None:
         """Put a side's gate in charge, as it was left when it last was."""
         from sam_rollout.config import GateConfig
         from sam_rollout.gating import make_gate
 
-        known = self.__dict__.setdefault("_gates", {})
-        if name not in known:
+        if name not in self._gates:
             gate = make_gate(
                 GateConfig.from_mapping(gates()[name]),
                 max_rows=MAX_NUM_SEQS,
                 max_draft_tokens=K,
             )
-            known[name] = TimedGate(gate)
-        self.model_runner.drafter.gate = known[name]
+            self._gates[name] = TimedGate(gate)
+        self.model_runner.drafter.gate = self._gates[name]
 
     def gate_report(self) -> dict[str, Any]:
         """Counters of the gate in charge, and the median time of its decisions since last asked."""
         return self.model_runner.drafter.gate.report()
 
-    def spoil_drafts(self) -> None:
-        """Make every draft as long as allowed, and wrong."""
+    def spoil_drafts(self, spoil: bool) -> None:
+        """Make every draft as long as allowed, and wrong; or leave them as they are."""
         drafter = self.model_runner.drafter.drafter
-        step = drafter.step
+        step = type(drafter).step
 
         def wrong(ids, token_ids, num_tokens, eligible, budget, *, gate_open):
-            batch = step(ids, token_ids, num_tokens, eligible, budget, gate_open=gate_open)
+            batch = step(drafter, ids, token_ids, num_tokens, eligible, budget, gate_open=gate_open)
             batch.tokens[:] = 0  # the padding token, which is never sampled
             batch.counts[:] = eligible * budget
             return batch
 
-        drafter.step = wrong
+        drafter.__dict__.pop("step", None)
+        if spoil:
+            drafter.step = wrong
 
 
 class TimedGate:
@@ -104,7 +117,11 @@ class TimedGate:
 
 
 def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
-    """Generate all responses; returns tokens per second."""
+    """Generate all responses; returns tokens per second of processor time.
+
+    The engine runs in this process and in one thread: on an idle machine that is the time on the
+    clock, on a shared one it leaves out when others had the core. Gates go by the clock as ever.
+    """
     from vllm import SamplingParams, TokensPrompt
 
     from sam_rollout.identity import identify
@@ -121,47 +138,53 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
         )
         for ids, sibling in pairs
     ]
-    started = time.perf_counter()
+    started = time.process_time()
     outputs = engine.generate(requests, sampling, use_tqdm=False)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 
 
-def measure(text: str, seconds: float, first: int) -> tuple[list[dict[str, float]], dict]:
+@contextmanager
+def running_engine() -> Iterator[Any]:
+    """The engine of all sides."""
+    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+
+    with offline_engine(
+        str(MODEL),
+        SamConfig(max_draft_tokens=K, gate=GateConfig(kind="closed")),
+        RolloutSamplerConfig("coupled"),
+        worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
+        max_model_len=1280,
+        max_num_seqs=MAX_NUM_SEQS,
+    ) as engine:
+        yield engine
+
+
+def measure(
+    engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Rounds of one text for about so many seconds, numbered from `first`, and the gates' reports.
 
     Returns:
         Tokens per second of every round by side, and by side what `gate_report` says.
     """
-    from benchmarks.rollout import load_prompts
-    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-
     sides = list(gates())
-    with offline_engine(
-        str(MODEL),
-        SamConfig(max_draft_tokens=K, gate=GateConfig(kind="closed")),
-        RolloutSamplerConfig("coupled"),
-        worker_extension=f"{GateWorkerExtension.__module__}.{GateWorkerExtension.__name__}",
-        max_model_len=1280,
-        max_num_seqs=MAX_NUM_SEQS,
-    ) as engine:
-        if text == "hopeless":
-            engine.collective_rpc("spoil_drafts")
-        prompts = load_prompts()[:PROMPTS]
-        rounds, reports = [], {}
-        started, number = time.monotonic(), first
-        while number < first + 2 or time.monotonic() - started < seconds:
-            # Rotated, so that no side always follows the same other one.
-            turn = number % len(sides)
-            one = {}
-            for side in sides[turn:] + sides[:turn]:
-                engine.collective_rpc("use_gate", args=(side,))
-                one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
-                reports[side] = engine.collective_rpc("gate_report")[0]
-            print(number, {side: round(speed) for side, speed in one.items()}, flush=True)
-            if number > first:
-                rounds.append({side: one[side] for side in sides})
-            number += 1
+    engine.collective_rpc("forget_gates")
+    engine.collective_rpc("spoil_drafts", args=(text == "hopeless",))
+    rounds, reports = [], {}
+    started, number = time.monotonic(), first
+    while number < first + 3 or time.monotonic() - started < seconds:
+        # Rotated, so that no side always follows the same other one.
+        turn = number % len(sides)
+        one = {}
+        for side in sides[turn:] + sides[:turn]:
+            engine.collective_rpc("use_gate", args=(side,))
+            one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
+            reports[side] = engine.collective_rpc("gate_report")[0]
+        print(text, number, {side: round(speed) for side, speed in one.items()}, flush=True)
+        if number > first:
+            rounds.append({side: one[side] for side in sides})
+        number += 1
     return rounds, reports
 
 
@@ -195,10 +218,10 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure a text, print, and add it to the record."""
+    """Measure, print, and add to the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", choices=list(TEMPERATURES), required=True)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--text", choices=list(TEMPERATURES), action="append")
+    parser.add_argument("--seconds", type=float, default=120, help="of each text")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks/results/gate.json")
     arguments = parser.parse_args()
     os.environ[MULTIPROCESSING_ENV] = "0"
@@ -213,15 +236,23 @@ def main() -> None:
         "fixed_k": FIXED_K,
         "temperatures": TEMPERATURES,
     }
-    result = record["texts"].setdefault(arguments.text, {"rounds": [], "calls": 0})
-    rounds, reports = measure(arguments.text, arguments.seconds, first=100 * result["calls"])
-    result["calls"] += 1
-    result["rounds"] += rounds
-    result |= summarise(result["rounds"])
-    result["decision_us"] = {side: report["decision_us"] for side, report in reports.items()}
-    result["counters"] = reports["auto"]["counters"]  # of the latest call
-    output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({name: result[name] for name in result if name != "rounds"}, indent=1))
+    from benchmarks.rollout import load_prompts
+
+    with running_engine() as engine:
+        prompts = load_prompts()[:PROMPTS]
+        for text in arguments.text or TEMPERATURES:
+            result = record["texts"].setdefault(text, {"rounds": [], "calls": 0})
+            first = 1000 * result["calls"]
+            rounds, reports = measure(engine, text, prompts, arguments.seconds, first)
+            result["calls"] += 1
+            result["rounds"] += rounds
+            result |= summarise(result["rounds"])
+            result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
+            result["counters"] = reports["auto"]["counters"]  # of the latest call
+            record["texts"][text] = result
+            output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            shown = {name: value for name, value in result.items() if name != "rounds"}
+            print(text, json.dumps(shown, indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -249,8 +249,9 @@ def gate_section() -> str:
         f"{setting['max_tokens']} tokens, coupled sampler; one engine, whose gates take turns. "
         f"Thresholds draft {setting['fixed_k']} tokens, `auto` 0 to {setting['k']}. `easy` is "
         f"sampled at T = {setting['temperatures']['easy']:g}, the others at T = 1; in `hopeless` "
-        "every request gets the longest draft allowed, and all of it is wrong. Tokens per second, "
-        "median and quartiles over rounds:"
+        "every request gets the longest draft allowed, and all of it is wrong. Tokens per second "
+        "of processor time (one thread; the machine was shared with other work), median and "
+        "quartiles over rounds:"
     )
     paired = (
         "`auto` against the best of the others and against the closed gate, round by round: "

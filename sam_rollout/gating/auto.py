@@ -26,6 +26,7 @@ _sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndar
 
 _LEAD = 1.01
 _ADVANCE = 8  # steps that may be lost before any exploration was earned
+_DECIDE_EVERY = 4  # steps, as long as nobody joins or leaves
 _ENOUGH = 4  # steps after which a budget is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
 _ASK_AGAIN = 32  # steps after which a longer draft is tried, to see whether it is accepted today
@@ -57,6 +58,7 @@ class AutoGate:
         self._last_ns = 0
         self._context = 0
         self._best = 0  # the budget chosen
+        self._decided_for = 0  # requests
         self._budget = 0  # the one given, which may be a trial
         self._fair_s_per_token = 0.0  # of the budget chosen
         # Since the gate was made.
@@ -115,10 +117,13 @@ class AutoGate:
         return self._budget
 
     def _decide(self, rows: int, choices: range | tuple[int, ...]) -> int:
+        if rows == self._decided_for and self._steps % _DECIDE_EVERY:
+            return self._best
         if rows.bit_length() != self._octave:
             self._enter(rows.bit_length())
         if not self._times.ready:
             return 0
+        self._decided_for = rows
         acceptance, expected = self._acceptance, self._expected
         self._times.expect(rows, self._context, rows * acceptance.fill, expected)
         gains = acceptance.gains

@@ -8,10 +8,11 @@ The time of a step is `speed * base * correction`:
 * `correction` is what a cell (number of requests, budget of draft tokens) was measured to be above
   or below that line. It converges to 1 where a cell is empty.
 * `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that a
-  budget is not blamed for the hour at which it was tried.
+  budget is not blamed for the hour at which it was tried. It is drawn back to 1 as strongly:
+  otherwise speed and base could grow apart without end, and what lasts is for base to learn.
 
 A step that lies outside all expectation (garbage collection, a pause for weights) is left out,
-unless so many follow each other that the expectation must be wrong.
+unless so many follow each other that the expectation must be wrong: then all begins anew.
 """
 
 import numpy as np
@@ -24,13 +25,13 @@ _FIT_EVERY = 64
 _FIRST_FITS = (8, 16, 32)  # after so many steps
 _WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
 _OUTLIER = 2.0
-# Nobody knows what to expect of a cell with fewer steps; but scoring k more tokens for each request
-# takes no longer than k more steps.
+# Of a cell with fewer steps nobody knows what to expect.
 _KNOWN = 4
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
 # A cell borrows so many steps from its number of requests, and that from the line.
 _BORROWED = 2.0
+_FARTHEST = 8.0  # that a cell may lie from the line
 _ROWS_APART = 9 / 8  # of large batches that share cells
 
 
@@ -46,6 +47,11 @@ class StepTimes:
         self.bin_of = _bins(max_rows)
         self.bins = self.bin_of[-1] + 1
         self._budgets = max_draft_tokens + 1
+        self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self._budgets)] for _ in range(self.bins)
@@ -54,10 +60,10 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
+        self._typical_s = 0.0  # of a step, without speed
 
     @property
     def ready(self) -> bool:
@@ -81,18 +87,18 @@ class StepTimes:
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
-        plain = max(a + b * rows + d * context, 1e-9)
-        slope = (b + c) * draft_tokens_per_budget
         n, seconds, scored, drafted, read = self._of_bin[bin_]
+        least = (seconds / n if n else self._typical_s) / _FARTHEST
+        plain = max(a + b * rows + d * context, least)
+        slope = (b + c) * draft_tokens_per_budget
         line = a * n + b * scored + c * drafted + d * read
-        of_bin = (seconds / line * n + _BORROWED) / (n + _BORROWED) if line > 0 else 1.0
+        of_bin = (_above(seconds, line) * n + _BORROWED) / (n + _BORROWED)
         speed = self._speed
         for budget, (n, seconds, scored, drafted, read) in enumerate(self._cells[bin_]):
             correction = of_bin
             if n:
                 line = a * n + b * scored + c * drafted + d * read
-                if line > 0:
-                    correction = (seconds / line * n + _BORROWED * of_bin) / (n + _BORROWED)
+                correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)
             out[budget] = speed * correction * (plain + slope * budget)
 
     def observe(
@@ -117,16 +123,16 @@ class StepTimes:
         if self.ready:
             ratio = seconds / expected
             known = cells[0][0] >= _KNOWN
-            most = _OUTLIER if known else _OUTLIER * (1 + budget)
+            most = _OUTLIER if known else _FARTHEST
             if not 1 / most < ratio < most:
                 self._strays += 1
-                if self._strays < _PATIENCE:
-                    return False
-                self._speed *= ratio
-                usual = seconds / self._speed
-            elif known:
-                self._speed *= 1 + _SPEED_RATE * (ratio - 1)
+                if self._strays >= _PATIENCE:
+                    self._forget()
+                return False
+            if known:
+                self._speed += _SPEED_RATE * ((ratio - 1) * self._speed + 1 - self._speed)
         self._strays = 0
+        self._typical_s += (usual - self._typical_s) * (_SPEED_RATE if self._steps else 1)
         scored = rows + draft_tokens
         for cell in cells:
             if cell[0] >= _CELL_MEMORY:
@@ -162,7 +168,17 @@ class StepTimes:
         c = max(c, -b)
         # With a slope refused, the level has to follow.
         a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
+        if a < 0:  # no time is negative, however small the batch
+            a = 0.0
+            b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
         self._line = [float(a), float(b), float(c), float(d)]
+
+
+def _above(seconds: float, line: float) -> float:
+    """How far a cell lies above the line; bounded, should the line have gone astray."""
+    if line * _FARTHEST <= seconds:
+        return _FARTHEST
+    return max(seconds / line, 1 / _FARTHEST)
 
 
 def _bins(max_rows: int) -> list[int]:
