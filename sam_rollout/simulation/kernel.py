@@ -309,9 +309,7 @@ def run_server(
         if tail:
             sums[TAIL_TIME] += spent
             sums[TAIL_STEPS] += leap
-        running = _finish(
-            run, order, running, engine, prompt, length, done, rows, text, ends, time
-        )
+        running = _finish(run, order, running, engine, prompt, length, done, rows, text, ends, time)
     if logged < len(log):
         log[logged, LOG_TIME] = time
         log[logged, LOG_RUNNING] = 0
