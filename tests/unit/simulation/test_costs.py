@@ -75,7 +75,7 @@ def test_a_table_survives_json():
     assert CostTable.from_json({"rows": table.to_json()}).rows == table.rows
 
 
-def test_a_run_s_own_steps_make_a_table():
+def test_recorded_steps_make_a_table():
     """Thirty decode steps of eight, twenty in which four verify three drafts each, one prompt."""
     decode = {"scheduled": 8, "prompt_tokens": 0, "draft_tokens": 0, "duration_s": 0.02}
     verify = {"scheduled": 4, "prompt_tokens": 0, "draft_tokens": 12, "duration_s": 0.03}
