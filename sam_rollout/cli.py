@@ -541,7 +541,8 @@ def simulate_command(
         ),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Cost table of decode and verify steps (JSON).")
+        Path | None,
+        typer.Option(help="Cost table of steps (JSON), or a run folder to take them from."),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
@@ -602,7 +603,9 @@ def simulate_command(
 @app.command()
 def plan(
     traces: Annotated[Path, typer.Option(help="Run folder with recorded traces, or a file.")],
-    calibration: Annotated[Path, typer.Option(help="Cost table (JSON).")],
+    calibration: Annotated[
+        Path, typer.Option(help="Cost table of steps (JSON), or a run folder to take them from.")
+    ],
     step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 FloatArray = npt.NDArray[np.float64]
+MIN_STEPS = 8  # recorded steps that make a row
 PREFILL_QUERY = 34  # more than any step verifies: MAX_DRAFT_TOKENS + 1
 
 
@@ -132,6 +134,32 @@ class CostTable:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except ValueError as error:
             raise CostTableError(f"{path}: {error}") from error
+
+    @classmethod
+    def of_steps(cls, steps: pd.DataFrame, device: str = "") -> CostTable:
+        """From the engine steps that a run recorded, rows of `telemetry.records.ENGINE_STEPS`.
+
+        Steps that compute no prompt, medians by batch and drafts a request (rounded), batches in
+        stretches of a factor of 1.25. The context is not recorded: the table is flat in it.
+
+        Raises:
+            CostTableError: no decode step among them.
+        """
+        plain = steps[(steps["scheduled"] > 0) & (steps["prompt_tokens"] == 0)]
+        k = (plain["draft_tokens"] / plain["scheduled"]).round().astype(int)
+        stretch = (np.log(plain["scheduled"]) / np.log(1.25)).round()
+        rows = []
+        for (drafts, _), cell in plain.groupby([k, stretch]):
+            if len(cell) >= MIN_STEPS:
+                low, median, high = cell["duration_s"].quantile([0.25, 0.5, 0.75])
+                batch = round(float(cell["scheduled"].mean()))
+                rows.append(CostRow(batch, int(drafts) + 1, 0, False, median, high - low, device))
+        prompts = steps[steps["prompt_tokens"] >= PREFILL_QUERY]
+        for step in prompts.itertuples():
+            batch = max(int(step.scheduled), 1)
+            query = max(round(step.prompt_tokens / batch), PREFILL_QUERY)
+            rows.append(CostRow(batch, query, 0, False, step.duration_s, 0.0, device))
+        return cls(rows)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The rows as JSON values."""

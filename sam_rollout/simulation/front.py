@@ -21,6 +21,7 @@ from sam_rollout.simulation.recorded import RecordError
 from sam_rollout.simulation.rollout import Fleet, Outcome
 from sam_rollout.simulation.validation import ValidationError
 from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload
+from sam_rollout.telemetry.records import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +62,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 def replay(options: Replay, console: Console, picture: Path | None, output: Path | None) -> None:
     """Replay a recorded step under several settings."""
-    table = CostTable.read(options.calibration)
+    table = _table(options.calibration)
     workload = read_workload(options.path, options.step)
     if options.siblings and workload.traces is None:
         raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
@@ -190,7 +191,7 @@ def plan(
     console: Console,
 ) -> None:  # fmt: skip
     """Recommend a configuration."""
-    table = CostTable.read(calibration)
+    table = _table(calibration)
     workload = read_workload(traces, step)
     with bar("reading texts") as progress:
         workload = workload.with_right(max(KS), progress)
@@ -203,6 +204,14 @@ def plan(
     if output is not None:
         output.write_text(fragment, encoding="utf-8")
     _write(json_path, {"plan": found.options(), **dataclasses.asdict(found)})
+
+
+def _table(path: Path) -> CostTable:
+    """A file of step costs, or the engine steps that a run recorded."""
+    if not path.is_dir():
+        return CostTable.read(path)
+    steps = RunFolder(path).read("engine_steps").to_pandas()
+    return CostTable.of_steps(steps[steps["split"] == "train"])
 
 
 def _composed(name: str) -> Mapping[str, Any]:

@@ -80,6 +80,41 @@ def _bin(context, edges):
 
 
 @_compiled
+def _queues(engine, engines):
+    """Requests engine by engine, in order of arrival, and where each engine's begin."""
+    queue = np.empty(len(engine), np.int64)
+    begin = np.zeros(engines + 1, np.int64)
+    for e in engine:
+        begin[e + 1] += 1
+    for e in range(engines):
+        begin[e + 1] += begin[e]
+    fill = begin.copy()
+    for i in range(len(engine)):
+        queue[fill[engine[i]]] = i
+        fill[engine[i]] += 1
+    return queue, begin
+
+
+@_compiled
+def _drawn(chances, k, u):
+    """How many of k drafts are accepted: as many as have a chance above `u`."""
+    accepted = 0
+    while accepted < k and u < chances[accepted]:
+        accepted += 1
+    return accepted
+
+
+@_compiled
+def _last_to_join(run, order, running, engine, crowded):
+    """Slot of the request that joined an engine last."""
+    out = -1
+    for s in range(running):
+        if engine[run[s]] == crowded and (out < 0 or order[s] > order[out]):
+            out = s
+    return out
+
+
+@_compiled
 def _finish(run, order, running, engine, prompt, length, done, rows, text, ends, time):
     """Take out the requests that have all their tokens; returns how many still run."""
     s = 0
@@ -129,16 +164,7 @@ def run_server(
     ends = np.zeros(n)
     log = np.empty((4 * n + 64, 3))
     logged = 0
-    queue = np.empty(n, np.int64)  # requests engine by engine
-    begin = np.zeros(engines + 1, np.int64)
-    for i in range(n):
-        begin[engine[i] + 1] += 1
-    for e in range(engines):
-        begin[e + 1] += begin[e]
-    fill = begin.copy()
-    for i in range(n):
-        queue[fill[engine[i]]] = i
-        fill[engine[i]] += 1
+    queue, begin = _queues(engine, engines)
     head = begin[:-1].copy()
     preempted = np.empty(n, np.int64)  # last one first
     num_preempted = 0
@@ -241,10 +267,7 @@ def run_server(
                         crowded = e
                     leap = min(leap, room)
         if crowded >= 0:
-            out = -1
-            for s in range(running):
-                if engine[run[s]] == crowded and (out < 0 or order[s] > order[out]):
-                    out = s
+            out = _last_to_join(run, order, running, engine, crowded)
             i = run[out]
             rows[crowded] -= 1
             text[crowded] -= prompt[i] + done[i]
@@ -275,9 +298,7 @@ def run_server(
                         accepted = min(k, right[offset[i] + done[i]])
                     else:
                         chances = survival[kind[i], _bin(prompt[i] + done[i], survival_edges)]
-                        u = _hash_uniform(seed, i, done[i])
-                        while accepted < k and u < chances[accepted]:
-                            accepted += 1
+                        accepted = _drawn(chances, k, _hash_uniform(seed, i, done[i]))
                     sums[ROW_STEPS] += 1
                     sums[DRAFTED] += k
                     sums[ACCEPTED] += accepted

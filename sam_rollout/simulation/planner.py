@@ -202,6 +202,5 @@ class Planner:
 def _drawn(round_: Round, groups: list[np.ndarray]) -> Round:
     """A round of these groups, each a group of its own even where it was drawn twice."""
     picked = np.concatenate(groups)
-    right = None if round_.right is None else [round_.right[i] for i in picked]
     names = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    return Round(round_.prompt[picked], round_.length[picked], names, right)
+    return dataclasses.replace(round_.pick(picked), group=names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from sam_rollout.simulation.acceptance import Acceptance
 
 FIRST, OWN, HISTORY = "first occurrence", "own", "own + history"
@@ -52,9 +54,17 @@ class Recorded:
             ) from None
 
     def by_siblings(self, k: int) -> tuple[Acceptance, ...]:
-        """Tables for 1, 2, 4, 8, 16 responses to a prompt on one engine."""
-        shared = (self.table(siblings_table(count), k) for count in SIBLINGS)
-        return (self.table(OWN, k), *shared)
+        """Tables for 1, 2, 4, 8, 16 responses to a prompt on one engine.
+
+        The drafter prefers its own text where that matches at least as long, so that siblings do no
+        harm: where the replays of few long siblings say less than the own table, that one counts.
+        """
+        own = self.table(OWN, k)
+        tables = [own]
+        for count in SIBLINGS:
+            survival = self.table(siblings_table(count), k).refined(own.edges).survival
+            tables.append(Acceptance(own.edges, np.maximum(survival, own.survival)))
+        return tuple(tables)
 
 
 def siblings_kind(count: int) -> int:

@@ -132,7 +132,7 @@ def plot_outcomes(outcomes: Mapping[str, Outcome], path: Path, threshold: int) -
         outcome = outcomes[name]
         bars.barh(i, outcome.head_s, color=LIGHT[colour])
         bars.barh(i, outcome.tail_s, left=outcome.head_s, color=colour)
-        bars.text(outcome.rollout_s, i, f" {outcome.rollout_s:,.0f} s", va="center", fontsize=8.5)
+        bars.text(outcome.rollout_s, i, f" {outcome.rollout_s:,.4g} s", va="center", fontsize=8.5)
     bars.set_yticks(range(len(names)), names, fontsize=8.5)
     bars.invert_yaxis()
     bars.set_xlim(right=1.18 * max(outcome.rollout_s for outcome in outcomes.values()))
@@ -145,6 +145,10 @@ def plot_outcomes(outcomes: Mapping[str, Outcome], path: Path, threshold: int) -
     lines.axhline(threshold, color="#888888", linewidth=0.8, linestyle=":")
     lines.set_yscale("symlog", linthresh=1)
     lines.set_ylim(bottom=0)
+    most = max(outcome.log[:, 1].max() for outcome in outcomes.values())
+    ticks = [0, *(2**i for i in range(16) if 2**i <= most)]
+    lines.set_yticks(ticks, [str(tick) for tick in ticks])
+    lines.minorticks_off()
     lines.set_xlabel("time, s")
     lines.set_title("Running requests over time, slowest replica (dotted: threshold)",
                     loc="left", fontsize=10)  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +27,28 @@ class Round:
         prompt, length: int64[n], tokens of prompt and response; responses have at least one.
         group: int64[n], which prompt.
         right: exact acceptance, `right_drafts` of each response; None for chances.
+        turn: int64[n], generation round of each response, where a step took several: a round begins
+            when the one before has ended. None for one round.
     """
 
     prompt: IntArray
     length: IntArray
     group: IntArray
     right: Sequence[npt.NDArray[np.int8]] | None = None
+    turn: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def pick(self, chosen: IntArray) -> Round:
+        """Some of the responses, in the given order."""
+        return Round(
+            self.prompt[chosen],
+            self.length[chosen],
+            self.group[chosen],
+            None if self.right is None else [self.right[i] for i in chosen],
+            None if self.turn is None else self.turn[chosen],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +177,11 @@ def simulate(
         raise ValueError("a round needs responses of at least one token each")
     if fleet.engines % fleet.lockstep:
         raise ValueError(f"{fleet.engines} engines do not divide into groups of {fleet.lockstep}")
+    if round_.turn is not None:
+        turns = [np.flatnonzero(round_.turn == turn) for turn in np.unique(round_.turn)]
+        parts = [dataclasses.replace(round_.pick(turn), turn=None) for turn in turns]
+        outcomes = [simulate(part, fleet, costs, setting, seed=seed) for part in parts]
+        return _one_after_the_other(outcomes, turns)
     budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
     if budget.max() >= len(costs.seconds):
         raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
@@ -223,25 +240,18 @@ def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
     return np.zeros(0, np.int8), np.full(count, -1, np.int64)
 
 
-def in_rounds(
-    rounds: Sequence[Round],
-    fleet: Fleet,
-    costs: StepCosts,
-    setting: Setting,
-    *,
-    seed: int = 0,
-) -> list[Outcome]:
-    """Rounds of dynamic sampling, one after the other: each waits for the last response."""
-    return [
-        simulate(round_, fleet, costs, setting, seed=seed + number)
-        for number, round_ in enumerate(rounds)
-    ]
-
-
-def total(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Figures of a step: times and counts of its rounds added up."""
-    figures = [outcome.figures() for outcome in outcomes]
-    summed = {name: float(sum(one[name] for one in figures)) for name in figures[0]}
-    rows = sum(outcome.sums[:, kernel.ROW_STEPS].sum() for outcome in outcomes)
-    summed["acceptance_length"] = float(1 + summed["accepted"] / rows) if rows else 1.0
-    return summed
+def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray]) -> Outcome:
+    """Rounds of dynamic sampling: each begins when the last response of the one before ended."""
+    begin = np.concatenate([[0.0], np.cumsum([outcome.rollout_s for outcome in outcomes])])
+    ends = np.zeros(sum(len(turn) for turn in turns))
+    logs = []
+    for outcome, turn, start in zip(outcomes, turns, begin, strict=False):
+        ends[turn] = outcome.ends + start
+        logs.append(outcome.log + [start, 0.0, 0.0])
+    return Outcome(
+        begin[-1:],
+        np.array([sum(outcome.tail_s for outcome in outcomes)]),
+        sum(outcome.sums.sum(axis=0, keepdims=True) for outcome in outcomes),
+        ends,
+        np.concatenate(logs),
+    )

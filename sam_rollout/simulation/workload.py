@@ -13,7 +13,8 @@ import numpy.typing as npt
 from sam_rollout.bench.sides import OWN, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
 from sam_rollout.simulation.acceptance import Acceptance, fit_from_right, right_drafts
-from sam_rollout.simulation.rollout import Fleet, Round
+from sam_rollout.simulation.costs import FloatArray
+from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
 EDGES = (0, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 28_000)
@@ -82,8 +83,7 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
     folder = RunFolder(path)
     fleet = _fleet(folder)
     if (folder.root / "traces").is_dir():
-        traces = [trace for trace in read_traces(path) if len(trace.response)]
-        return _of_traces(traces, step, fleet)
+        return _of_run(folder, step, fleet)
     requests = folder.read("requests").to_pandas()
     requests = requests[(requests["split"] == "train") & (requests["response_tokens"] > 0)]
     number = _which(sorted(requests["step"].unique()), step, path)
@@ -93,8 +93,36 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
         rows["prompt_tokens"].to_numpy(np.int64),
         rows["response_tokens"].to_numpy(np.int64),
         rows["group"].map(groups).to_numpy(np.int64),
+        turn=_turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy()),
     )
     return Workload(number, round_, fleet, chances=_seen_chances(folder))
+
+
+def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
+    """Texts and times of a run's training step, in order of arrival."""
+    table = folder.read("traces").to_pandas()
+    table = table[(table["split"] == "train") & (table["response_ids"].map(len) > 0)]
+    number = _which(sorted(table["step"].unique()), step, folder.path)
+    rows = table[table["step"] == number].sort_values("start_s", kind="stable")
+    traces = tuple(
+        Trace(
+            row.group,
+            int(row.sibling),
+            np.array(row.prompt_ids, np.int32),
+            np.array(row.response_ids, np.int32),
+            number,
+        )
+        for row in rows.itertuples()
+    )
+    turn = _turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy())
+    return Workload(number, dataclasses.replace(round_of(traces), turn=turn), fleet, traces)
+
+
+def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
+    """Generation round of each response, by arrival: one begins when all before it have ended."""
+    ended = np.maximum.accumulate(end_s)
+    begins = np.concatenate([[False], start_s[1:] >= ended[:-1]])
+    return np.cumsum(begins).astype(np.int64) if begins.any() else None
 
 
 def _of_traces(traces: Sequence[Trace], step: int | None, fleet: Fleet) -> Workload:

@@ -1,5 +1,6 @@
 import json
 
+import pandas as pd
 import pytest
 
 from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
@@ -72,3 +73,16 @@ def test_graph_mode_needs_measured_graphs():
 def test_a_table_survives_json():
     table = CostTable([row(), row(query_len=4, median_s=2.0)])
     assert CostTable.from_json({"rows": table.to_json()}).rows == table.rows
+
+
+def test_recorded_steps_make_a_table():
+    """Thirty decode steps of eight, twenty in which four verify three drafts each, one prompt."""
+    decode = {"scheduled": 8, "prompt_tokens": 0, "draft_tokens": 0, "duration_s": 0.02}
+    verify = {"scheduled": 4, "prompt_tokens": 0, "draft_tokens": 12, "duration_s": 0.03}
+    rare = {"scheduled": 1, "prompt_tokens": 0, "draft_tokens": 0, "duration_s": 9.0}
+    prompt = {"scheduled": 8, "prompt_tokens": 800, "draft_tokens": 0, "duration_s": 0.4}
+    steps = pd.DataFrame([decode] * 30 + [verify] * 20 + [rare] + [prompt])
+    costs = CostTable.of_steps(steps).compile(3)
+    assert costs.at(8, 0, 0) == pytest.approx(0.02)
+    assert costs.at(4, 3, 500) == pytest.approx(0.03)
+    assert costs.prefill_s_per_token == pytest.approx(0.4 / 800)

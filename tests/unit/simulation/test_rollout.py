@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -171,3 +173,16 @@ def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, (always_right,)))
     with pytest.raises(ValueError, match="need acceptance"):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1))
+
+
+def test_a_round_waits_for_the_last_response_of_the_one_before(make_round, flat_costs):
+    """The second round begins when the longest response of the first has ended."""
+    round_ = make_round([10, 30, 20, 5])
+    two = dataclasses.replace(round_, turn=np.array([0, 0, 1, 1]))
+    one = simulate(round_, Fleet(2, 2), flat_costs, Setting(tail_threshold=1))
+    found = simulate(two, Fleet(2, 2), flat_costs, Setting(tail_threshold=1))
+    assert one.rollout_s == pytest.approx(0.1 * 29)
+    assert found.rollout_s == pytest.approx(0.1 * 29 + 0.1 * 19)
+    assert found.ends == pytest.approx([0.9, 2.9, 2.9 + 1.9, 2.9 + 0.4])
+    assert found.tail_s == pytest.approx(found.rollout_s), "one request an engine"
+    assert (np.diff(found.log[:, 0]) >= 0).all()

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from sam_rollout.simulation.workload import WorkloadError, read_workload
+from sam_rollout.telemetry.records import (
+    EngineSteps,
+    RequestRecord,
+    RunFolder,
+    RunInfo,
+    TraceRecord,
+    requests_table,
+    traces_table,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A step of two rounds: the third response came when the first two had ended."""
+    run = RunFolder(tmp_path)
+    config = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 64}}}
+    run.write_start(RunInfo("sam=on", config, {}, {}, {}, "2026-01-01T00:00:00+00:00"))
+    times = {("a", 0): (10.0, 15.0), ("a", 1): (10.1, 20.0), ("b", 0): (20.0, 22.0)}
+    requests = [
+        RequestRecord(1, "train", 0, group, sibling, 7, 30, 5, 15, 9, start, end, "stop")
+        for (group, sibling), (start, end) in times.items()
+    ]
+    run.write_requests(0, requests_table(requests))
+    run.write_requests(1, requests_table([]))
+    steps = EngineSteps()
+    steps.append(1, "train", 0, 11.0, 0.1, 2, 2, 0, draft_requests=10, draft_tokens=30,
+                 accepted_tokens=9, accepted_per_position=(6, 2, 1))  # fmt: skip
+    run.write_engine_steps(0, steps.to_table())
+    return run, times
+
+
+def test_lengths_rounds_and_chances_of_a_run(folder):
+    run, _ = folder
+    work = read_workload(run.path)
+    assert work.round.length.tolist() == [30, 30, 30]
+    assert work.round.group.tolist() == [0, 0, 1]
+    assert work.round.turn.tolist() == [0, 0, 1]
+    assert (work.fleet.engines, work.fleet.max_num_seqs) == (2, 64)
+    assert work.chances.survival[0] == pytest.approx([0.6, 0.2, 0.1])
+    assert work.traces is None
+
+
+def test_texts_are_read_in_order_of_arrival(folder):
+    run, times = folder
+    records = [
+        TraceRecord(group, sibling, 1, "train", 0, [1, 2], list(range(5 + sibling)), start, end)
+        for (group, sibling), (start, end) in reversed(times.items())
+    ]
+    run.write_traces(0, traces_table(records))
+    work = read_workload(run.path)
+    assert [(trace.group, trace.sibling) for trace in work.traces] == list(times)
+    assert work.round.length.tolist() == [5, 6, 5]
+    assert work.round.turn.tolist() == [0, 0, 1]
+    assert np.array_equal(work.traces[1].response, np.arange(6))
+
+
+def test_a_step_that_was_not_recorded_is_said(folder):
+    with pytest.raises(WorkloadError, match="no training step 4; recorded are 1"):
+        read_workload(folder[0].path, 4)
