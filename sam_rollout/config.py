@@ -147,12 +147,14 @@ class OwnSourceConfig(Section):
 class SiblingsSourceConfig(Section):
     """Drafts from the other responses to the same prompt in the same training step.
 
+    `scope` `run`: from all responses this engine has sampled, to any prompt in any step.
     `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
     """
 
     PATH: ClassVar[str] = "sam.sources.siblings"
 
     enabled: bool = False
+    scope: str = setting("prompt", choices=("prompt", "run"))
     max_bytes: int = setting(4 << 30, minimum=1 << 20)
 
 

@@ -72,9 +72,9 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# A prefix that ends in the state's strings and goes on (which one, see `_note_end`), and above it in
-# shared automata how often their going on was noted, up to LARGEST_COUNT; in others 1 if the
-# token there was confirmed.
+# A prefix that ends in the state's strings and goes on (which one: `_note_end`), and above it, in
+# shared automata, how often their going on was noted, up to LARGEST_COUNT; in others 1 if the token
+# there was confirmed.
 LATEST = 2
 FIRST_EDGE = 3  # token of its first branching edge, NONE if it has none
 
@@ -131,7 +131,8 @@ MATCH_END = 1  # the prefix whose continuation to draft
 MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
 MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
 MATCH_STATE = 4
-MATCH_WIDTH = 5
+MATCH_CONFIRMED = 5  # 1 if what followed there followed the match twice running
+MATCH_WIDTH = 6
 
 
 def _pointer_to(element):
@@ -698,12 +699,14 @@ def _match(automata, text, max_branches, out):
             out[MATCH_LENGTH] = _length_of(header, state)
             out[MATCH_END] = end
             out[MATCH_STATE] = state
+            out[MATCH_CONFIRMED] = min(np.int64(entry[LATEST]) >> COUNT_SHIFT, 1)
             break
         state = np.int64(entry[LINK])
     if text[AGREED] > out[MATCH_LENGTH]:
         out[MATCH_LENGTH] = text[AGREED]
         out[MATCH_END] = text[COPIED]
         out[MATCH_STATE] = 0
+        out[MATCH_CONFIRMED] = 0
     if out[MATCH_LENGTH] != 0:
         end = np.int64(out[MATCH_END])
         out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(header, end))

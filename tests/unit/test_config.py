@@ -24,7 +24,7 @@ FULL = {
     "gate": {"kind": "threshold", "threshold": 12},
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
-        "siblings": {"enabled": True, "max_bytes": 1 << 29},
+        "siblings": {"enabled": True, "scope": "run", "max_bytes": 1 << 29},
         "history": {
             "enabled": True,
             "path": "/kept",
