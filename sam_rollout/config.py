@@ -226,7 +226,7 @@ class SamConfig(Section):
     enabled: bool = True
     max_draft_tokens: int = setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
-    min_confidence: float = setting(0.08, minimum=0, maximum=1)
+    min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()

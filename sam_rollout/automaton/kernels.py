@@ -16,6 +16,14 @@ for texts that are read once and left to right:
 * A text that follows another one shares its states until the two part. From there on it has a run
   of its own, whose first place is no state: it holds the token with which the new run begins.
 
+What a text with an automaton to itself is drafted from: the longest suffix that occurred before
+goes on at the place kept for it, which is its latest occurrence, except that a continuation seen
+twice running is kept until it has failed twice running. Beside it the text follows a copy: the
+place kept for the longest match when it was taken up, one token further with every token read. A
+token that is the copy's adds one to how far they agree, any other one divides it by three, and the
+copy is given up for a match that is at least as long as they agree. Drafted is what follows the
+copy if they agree over more tokens than the match has, else what follows the match.
+
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
 a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
@@ -500,15 +508,18 @@ def _note_end(header, last, position, token, max_link_updates):
     entry = _at(header, last)
     count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + shared, LARGEST_COUNT)
     entry[LATEST] = position | (count << COUNT_SHIFT)
+    compared, is_same = np.int64(NONE), False  # states of a chain often keep one place
     for _ in range(max_link_updates):
         state = np.int64(entry[LINK])
         if state == 0:
             break
         entry = _at(header, state)
         count, kept = np.int64(entry[LATEST]) >> COUNT_SHIFT, _end_of(entry)
+        if shared == 0 and kept != compared:
+            compared, is_same = kept, _at(header, kept)[NEXT_TOKEN] == token
         if shared == 1:
             count, kept = min(count + 1, LARGEST_COUNT), position
-        elif _at(header, kept)[NEXT_TOKEN] == token:
+        elif is_same:
             count, kept = 1, position
         elif count == 1:
             count = 0
