@@ -7,13 +7,13 @@ Length, policy `confidence`: a draft goes on while its next token's chance to be
 least `sam.min_confidence`. Nothing about a text or a model is built in: chances come from the
 drafts that this engine verified so far. Drafts are classed by what is known when they are made:
 their source, the length of the match, how many tokens have followed it, whether the one drafted was
-confirmed, how far back it lies, and how much of the request's previous draft was accepted. For each class and position two numbers are
-kept: how often a draft got there, and how often the token there was accepted. The chance of a
-position is the product of these shares up to there, the product-limit estimate of Kaplan and Meier
-(1958): it is not distorted by drafts that the policy itself ended early. A class with few drafts
-borrows from those of the same source and length, and these begin with the assumption that
-everything is accepted, so that an engine starts like policy `fixed` and learns within some thousand
-drafts.
+confirmed, how far back it lies, and how much of the request's previous draft was accepted. For each
+class and position two numbers are kept: how often a draft got there, and how often the token there
+was accepted. The chance of a position is the product of these shares up to there, the product-limit
+estimate of Kaplan and Meier (1958): it is not distorted by drafts that the policy itself ended
+early. A class with few drafts borrows from those of the same source and length, and these begin
+with the assumption that everything is accepted, so that an engine starts like policy `fixed` and
+learns within some thousand drafts.
 """
 
 import numpy as np
