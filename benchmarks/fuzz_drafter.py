@@ -1,99 +1,174 @@
-"""Fuzzes the drafter against a brute-force matcher, through its public interface.
+"""Fuzzes the drafter against brute force, through its public interface.
 
     python -m benchmarks.fuzz_drafter [--seconds 600] [--seed 0]
 
 Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
-aborted and have their ids used again. After every step each draft has to be one that the longest
-suffix of the request's text which occurs earlier justifies: that suffix, found by comparing
-everything with everything, ends somewhere earlier, and the draft is what followed there, going on
-with itself where it reaches the end of the text. The first wrong draft ends the run with its seed.
+aborted and have their ids used again, with the gate open or closed. Settings are random as well:
+k, the policy, which sources, short texts or such that cross many blocks of memory.
+
+Every draft from own text has to be one that the drafter's rule (`automaton/kernels.py`) allows:
+what follows an earlier end of the longest repeated suffix, found by comparing the text with itself
+at every distance, or what follows a copy that agrees with the text over more tokens. (Which end of
+several is kept depends on how far down they are noted; unit tests hold that.) A draft from another
+source has to go on as some known text did after the same token. With policy `fixed` it has all the
+tokens there can be, with `confidence` at least one. When all requests have ended, nothing may be
+held. The first failure ends the run with its seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from sam_rollout.automaton.kernels import DISAGREEMENT
+from sam_rollout.automaton.static import build, join
+from sam_rollout.automaton.static_file import save
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting import SamDrafter
+from sam_rollout.drafting import SamDrafter, make_static_sources
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
-MAX_ROWS, MAX_LENGTH = 6, 160
+MAX_ROWS = 6
+SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = np.iinfo(np.int32).max
+LARGEST_CORPUS_TOKEN = 999
 STEPS = 60  # of one drafter
+GROUPS = 3
 
 
-@dataclass
+class OwnText:
+    """What may be drafted from a text alone, kept while it grows.
+
+    Attributes:
+        run: int[distance], tokens at the text's end that equal those so many places before.
+        agreed: int[distance], the same where a token that differs divides the number.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._array = np.zeros(LONG, np.int32)
+        self.run = np.zeros(LONG + 1, np.int64)
+        self.agreed = np.zeros(LONG + 1, np.int64)
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Read tokens."""
+        for token in tokens.tolist():
+            n = len(self.tokens)
+            same = self._array[:n][::-1] == token  # at distance 1, 2, ...
+            self.run[1 : n + 1] = np.where(same, self.run[1 : n + 1] + 1, 0)
+            agreed = self.agreed[1 : n + 1]
+            self.agreed[1 : n + 1] = np.where(same, agreed + 1, agreed // DISAGREEMENT)
+            self._array[n] = token
+            self.tokens.append(token)
+
+    def continuations(self, count: int) -> set[tuple[int, ...]]:
+        """All drafts of so many tokens that the rule allows."""
+        longest = self.run.max()
+        if longest == 0:
+            places = np.flatnonzero(self.agreed > 0)
+        else:
+            places = np.flatnonzero((self.run == longest) | (self.agreed > longest))
+        found = {self._copy(int(distance), count) for distance in places}
+        # No match at all, and no copy that must have been taken up: nothing.
+        return found | ({()} if longest == 0 else set())
+
+    def _copy(self, distance: int, count: int) -> tuple[int, ...]:
+        """What followed, going on with itself beyond the end of the text."""
+        start = len(self.tokens) - distance
+        return tuple(self.tokens[start + i % distance] for i in range(count))
+
+
+@dataclass(eq=False)
 class Request:
     """A live request and the text it will have."""
 
     name: str
-    text: np.ndarray  # int32[MAX_LENGTH]
+    text: np.ndarray  # int32[tokens]
     known: int
+    own: OwnText = field(default_factory=OwnText)
 
 
-def longest_repeated_suffixes(text: list[int]) -> tuple[int, list[int]]:
-    """Length of the longest suffix that occurs earlier, and all places where that ends.
-
-    The earlier occurrence may overlap the suffix; a place is the number of tokens up to its end.
-    """
-    best, ends = 0, []
-    for end in range(1, len(text)):
-        length = 0
-        while length < end and text[end - 1 - length] == text[-1 - length]:
-            length += 1
-        if length > best:
-            best, ends = length, [end]
-        elif length == best and length > 0:
-            ends.append(end)
-    return best, ends
-
-
-def continuation(text: list[int], end: int, count: int) -> list[int]:
-    """What followed a place, going on with itself beyond the end of the text."""
-    longer = list(text)
-    for place in range(end, end + count):
-        longer.append(longer[place])
-    return longer[len(text) :]
-
-
-def make_text(rng: np.random.Generator) -> np.ndarray:
+def make_text(rng: np.random.Generator, ids: np.ndarray, length: int) -> np.ndarray:
     """A text that repeats itself in one of many ways."""
-    alphabet = rng.choice([1, 2, 3, 10, 1000])
-    ids = rng.integers(0, LARGEST_TOKEN, alphabet, endpoint=True).astype(np.int32)
-    ids[rng.integers(alphabet)] = rng.choice([0, LARGEST_TOKEN])
     kind = rng.integers(4)
     if kind == 0:  # independent tokens
-        return rng.choice(ids, MAX_LENGTH)
+        return rng.choice(ids, length)
     if kind == 1:  # periodic, with a flaw now and then
         period = rng.choice(ids, rng.integers(1, 12))
-        text = np.resize(period, MAX_LENGTH)
-        flaws = rng.random(MAX_LENGTH) < rng.choice([0.0, 0.02])
+        text = np.resize(period, length)
+        flaws = rng.random(length) < rng.choice([0.0, 0.02])
         text[flaws] = rng.choice(ids, flaws.sum())
         return text
     if kind == 2:  # copies of itself
         text = list(rng.choice(ids, 8))
-        while len(text) < MAX_LENGTH:
+        while len(text) < length:
             start = rng.integers(len(text))
             text += text[start : start + rng.integers(1, 20)] + list(rng.choice(ids, 1))
-        return np.array(text[:MAX_LENGTH], np.int32)
-    return np.full(MAX_LENGTH, ids[0], np.int32)  # all equal
+        return np.array(text[:length], np.int32)
+    return np.full(length, ids[0], np.int32)  # all equal
 
 
 class Fuzz:
     """One drafter and its life."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, folder: Path) -> None:
         self._rng = rng
         self._k = int(rng.integers(1, 9))
-        self._drafter = SamDrafter(SamConfig(max_draft_tokens=self._k), MAX_ROWS, MAX_LENGTH)
+        self._longest = int(rng.choice([SHORT, SHORT, SHORT, LONG]))
+        self._adaptive = bool(rng.random() < 0.3)
+        self._others = bool(rng.random() < 0.5)
+        self._pairs: set[tuple[int, int]] = set()  # neighbours in texts of others
+        alphabet = int(rng.choice([1, 2, 3, 10, 1000]))
+        largest = LARGEST_CORPUS_TOKEN if self._others else LARGEST_TOKEN
+        self._ids = rng.integers(0, largest, alphabet, endpoint=True).astype(np.int32)
+        self._ids[rng.integers(alphabet)] = rng.choice([0, largest])
+        config = SamConfig.from_mapping(
+            {
+                "max_draft_tokens": self._k,
+                "draft_policy": "confidence" if self._adaptive else "fixed",
+                "min_confidence": 0.2,
+                "sources": self._sources(folder) if self._others else {},
+            }
+        )
+        self._of_run = config.sources.siblings.scope == "run"
+        static = make_static_sources(config, MAX_ROWS, self._longest)
+        self._waiting = [source for source in static if hasattr(source, "wait")]
+        self._drafter = SamDrafter(config, MAX_ROWS, self._longest, static)
         self._live: list[Request] = []
         self._retired: list[str] = []
-        self._made = 0
+        self._made, self._train_step = 0, 0
         self.drafts = 0
+
+    def _sources(self, folder: Path) -> dict[str, Any]:
+        """Any of the other sources; the corpus is written, its text known to `_pairs`."""
+        rng = self._rng
+        documents = [make_text(rng, self._ids, SHORT) for _ in range(3)]
+        save(build(join(documents)), folder / "corpus.sam", documents=len(documents))
+        sources = {
+            "siblings": {
+                "enabled": bool(rng.random() < 0.7),
+                "scope": str(rng.choice(["prompt", "run"])),
+                "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
+            },
+            "history": {"enabled": bool(rng.random() < 0.5), "path": str(folder / "history")},
+            "corpus": {
+                "enabled": bool(rng.random() < 0.5),
+                "path": str(folder / "corpus.sam"),
+                "l_bias": int(rng.integers(0, 4)),
+            },
+        }
+        for document in documents:
+            self._learn(document)
+        return sources
+
+    def _learn(self, tokens: np.ndarray) -> None:
+        self._pairs.update(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
 
     def run(self) -> None:
         """Some steps, then the end of everything."""
@@ -101,9 +176,20 @@ class Fuzz:
             self._arrive()
             self._step()
             self._leave()
+            if self._rng.random() < 0.05:
+                self._end_step()
         self._drafter.finish([request.name for request in self._live])
+        self._end_step()
         counters = self._drafter.snapshot()
-        assert counters.live_requests == 0 and counters.bytes == 0, counters
+        texts = counters.sources.get("siblings_groups", 0) if self._of_run else 0
+        assert counters.live_requests == 0, counters
+        assert counters.bytes == 0 or texts, counters
+
+    def _end_step(self) -> None:
+        self._drafter.end_step()
+        self._train_step += 1
+        for source in self._waiting:
+            source.wait()
 
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
@@ -112,8 +198,13 @@ class Fuzz:
             else:
                 self._made += 1
                 name = f"request-{self._made}"
-            known = int(self._rng.integers(1, 40))
-            self._live.append(Request(name, make_text(self._rng), known))
+            text = make_text(self._rng, self._ids, self._longest)
+            known = int(self._rng.integers(1, self._longest // 4))
+            self._live.append(Request(name, text, known))
+            if self._rng.random() < 0.9:  # nobody says who the others are
+                group = str(self._rng.integers(GROUPS))
+                identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
+                self._drafter.admit(name, identity)
 
     def _step(self) -> None:
         """A step of some of the live requests, in any order."""
@@ -122,12 +213,15 @@ class Fuzz:
         if not rows:
             return
         for request in rows:
-            request.known = min(MAX_LENGTH, request.known + int(rng.integers(0, 6)))
+            more = rng.integers(0, 6) if rng.random() < 0.9 else rng.integers(0, self._longest)
+            request.known = min(self._longest, request.known + int(more))
         # What lies beyond the known tokens must not matter.
-        token_ids = rng.integers(0, LARGEST_TOKEN, (MAX_ROWS, MAX_LENGTH), endpoint=True)
+        token_ids = rng.integers(0, LARGEST_TOKEN, (MAX_ROWS, self._longest), endpoint=True)
         token_ids = token_ids.astype(np.int32)
         for row, request in enumerate(rows):
             token_ids[row, : request.known] = request.text[: request.known]
+            if self._others:
+                self._learn(request.text[: request.known])
         lengths = np.array([request.known for request in rows], np.int32)
         eligible = rng.random(len(rows)) < 0.9
         gate_open = bool(rng.random() < 0.8)
@@ -138,15 +232,23 @@ class Fuzz:
             self._judge(request, draft, drafts=gate_open and bool(reads))
 
     def _judge(self, request: Request, draft: list[int], drafts: bool) -> None:
-        text = request.text[: request.known].tolist()
         if not drafts:
             assert draft == [], f"{request.name}: drafted {draft} though it should not"
             return
-        length, ends = longest_repeated_suffixes(text)
-        count = min(self._k, MAX_LENGTH - request.known) if length else 0
-        allowed = {tuple(continuation(text, end, count)) for end in ends} or {()}
+        own = request.own
+        own.extend(request.text[len(own.tokens) : request.known])
+        count = min(self._k, self._longest - request.known)
+        allowed = own.continuations(count)
+        if self._others and draft:
+            last = own.tokens[-1]
+            if (last, draft[0]) in self._pairs:
+                self.drafts += 1
+                return
+        if self._adaptive and draft:
+            allowed = {tokens[: len(draft)] for tokens in allowed}
         assert tuple(draft) in allowed, (
-            f"{request.name}: {text} has a match of {length} tokens at {ends}; drafted {draft}"
+            f"{request.name}: {own.tokens[-200:]} (of {len(own.tokens)}) allows {allowed}; "
+            f"drafted {draft}"
         )
         self.drafts += 1
 
@@ -155,7 +257,7 @@ class Fuzz:
         ended = [
             request
             for request in self._live
-            if request.known == MAX_LENGTH or self._rng.random() < 0.03
+            if request.known == self._longest or self._rng.random() < 0.03
         ]
         self._live = [request for request in self._live if request not in ended]
         self._drafter.finish([request.name for request in ended])
@@ -171,12 +273,13 @@ def main() -> None:
     until = time.monotonic() + arguments.seconds
     seed, drafts = arguments.seed, 0
     while time.monotonic() < until:
-        fuzz = Fuzz(np.random.default_rng(seed))
-        try:
-            fuzz.run()
-        except Exception as error:
-            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
-            raise SystemExit(1) from error
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                fuzz = Fuzz(np.random.default_rng(seed), Path(folder))
+                fuzz.run()
+            except Exception as error:
+                print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+                raise SystemExit(1) from error
         seed, drafts = seed + 1, drafts + fuzz.drafts
     print(f"{seed - arguments.seed} drafters, {drafts} drafts, all as they should be")
 

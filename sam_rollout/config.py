@@ -195,6 +195,7 @@ class OwnSourceConfig(Section):
 class SiblingsSourceConfig(Section):
     """Drafts from the other responses to the same prompt in the same training step.
 
+    `scope` `run`: from all responses this engine has sampled, to any prompt in any step.
     `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
     `routing`: `spread`, each request where the fewest run; `grouped`, siblings to one replica, but
     at most `max_siblings_per_replica` (0: no limit), and to none that runs `max_imbalance` requests
@@ -204,6 +205,7 @@ class SiblingsSourceConfig(Section):
     PATH: ClassVar[str] = "sam.sources.siblings"
 
     enabled: bool = False
+    scope: str = setting("prompt", choices=("prompt", "run"))
     max_bytes: int = setting(4 << 30, minimum=1 << 20)
     routing: str = setting("spread", choices=("spread", "grouped"))
     max_siblings_per_replica: int = setting(0, minimum=0)
@@ -278,7 +280,7 @@ class SamConfig(Section):
     enabled: bool = True
     max_draft_tokens: int = setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
-    min_confidence: float = setting(0.08, minimum=0, maximum=1)
+    min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()

@@ -16,6 +16,14 @@ for texts that are read once and left to right:
 * A text that follows another one shares its states until the two part. From there on it has a run
   of its own, whose first place is no state: it holds the token with which the new run begins.
 
+What a text with an automaton to itself is drafted from: the longest suffix that occurred before
+goes on at the place kept for it, which is its latest occurrence, except that a continuation seen
+twice running is kept until it has failed twice running. Beside it the text follows a copy: the
+place kept for the longest match when it was taken up, one token further with every token read. A
+token that is the copy's adds one to how far they agree, any other one divides it by three, and the
+copy is given up for a match that is at least as long as they agree. Drafted is what follows the
+copy if they agree over more tokens than the match has, else what follows the match.
+
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
 a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
@@ -56,7 +64,9 @@ AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
 PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
-GUARD = 5  # the last GUARD_TOKENS tokens, by position modulo their number
+COPIED = 5  # prefix that the text's copy of itself has come to, 0 if it copies nothing
+AGREED = 6  # how far the text agrees with it, see `_follow_copy`
+GUARD = 7  # the last GUARD_TOKENS tokens, by position modulo their number
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
 
@@ -70,8 +80,9 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# A late (see `_note_end`) prefix that ends in the state's strings and goes on, and above it, in
-# shared automata, how often their going on was noted, up to LARGEST_COUNT.
+# A prefix that ends in the state's strings and goes on (which one: `_note_end`), and above it, in
+# shared automata, how often their going on was noted, up to LARGEST_COUNT; in others 1 if the token
+# there was confirmed.
 LATEST = 2
 FIRST_EDGE = 3  # token of its first branching edge, NONE if it has none
 
@@ -101,6 +112,8 @@ MOVED_SLOTS = 32
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
+# By what a token that differs from the copied text divides how far the two agree.
+DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
 BLOCKS_PER_TOKEN = 8
 
@@ -126,7 +139,8 @@ MATCH_END = 1  # the prefix whose continuation to draft
 MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
 MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
 MATCH_STATE = 4
-MATCH_WIDTH = 5
+MATCH_CONFIRMED = 5  # 1 if what followed there followed the match twice running
+MATCH_WIDTH = 6
 
 
 def _pointer_to(element):
@@ -479,27 +493,69 @@ def _link_of_next(header, arena, last, new, token):
 
 
 @njit(nogil=True)
-def _note_end(header, last, position, max_link_updates):
-    """Note, for what a text ended with, that it went on from `position`.
+def _note_end(header, last, position, token, max_link_updates):
+    """Note, for what a text ended with, that it went on from `position` with `token`.
+
+    A shared automaton keeps the latest place and counts. Any other one keeps the latest place too,
+    unless the token at the place kept was confirmed since its last failure: one failure is
+    forgiven.
 
     This is done at no more than `max_link_updates` suffix links. Without that bound a run of one
-    token costs its length at every step; with it, states far down the chain keep an end that is
-    true but may not be the latest.
+    token costs its length at every step; with it, states far down the chain keep a place that is
+    true but may be older.
     """
-    counting = header[SHARED]
-    state = last
-    for _ in range(max_link_updates + 1):
-        entry = _at(header, state)
-        count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + counting, LARGEST_COUNT)
-        entry[LATEST] = position | (count << COUNT_SHIFT)
+    shared = header[SHARED]
+    entry = _at(header, last)
+    count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + shared, LARGEST_COUNT)
+    entry[LATEST] = position | (count << COUNT_SHIFT)
+    compared, is_same = np.int64(NONE), False  # states of a chain often keep one place
+    for _ in range(max_link_updates):
         state = np.int64(entry[LINK])
         if state == 0:
             break
+        entry = _at(header, state)
+        count, kept = np.int64(entry[LATEST]) >> COUNT_SHIFT, _end_of(entry)
+        if shared == 0 and kept != compared:
+            compared, is_same = kept, _at(header, kept)[NEXT_TOKEN] == token
+        if shared == 1:
+            count, kept = min(count + 1, LARGEST_COUNT), position
+        elif is_same:
+            count, kept = 1, position
+        elif count == 1:
+            count = 0
+        else:
+            kept = position
+        entry[LATEST] = kept | (count << COUNT_SHIFT)
 
 
 @njit(nogil=True)
-def _begin_next(header, arena, last, token, max_link_updates):
+def _follow_copy(header, text, token):
+    """Compare the token that a text goes on with to that of the place it is being copied from.
+
+    The place is where the longest match goes on, and stays one that was followed before while the
+    text agrees with that one over more tokens than the match has. So a copy survives a replaced
+    name or number, after which the longest match is a short one that tells little.
+    """
+    match = np.int64(_at(header, text[LAST])[LINK])
+    copied, agreed = text[COPIED], text[AGREED]
+    if match != 0:
+        length = _length_of(header, match)
+        if length >= agreed:
+            copied, agreed = _end_of(_at(header, match)), length
+    if agreed == 0:
+        return
+    if _at(header, copied)[NEXT_TOKEN] == token:
+        agreed += 1
+    else:
+        agreed //= DISAGREEMENT
+    text[AGREED] = agreed
+    text[COPIED] = _after(header, copied)
+
+
+@njit(nogil=True)
+def _begin_next(header, arena, text, token, max_link_updates):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
+    last = text[LAST]
     entry = _at(header, last)
     if last >= 0 and entry[NEXT_TOKEN] == NONE:  # the end of a run: go on there
         new = _after(header, last)
@@ -514,7 +570,9 @@ def _begin_next(header, arena, last, token, max_link_updates):
         position = _add_prefix_block(header, arena, _length_of(header, last))
         new = position + 1
         _put_edge(header, -address, last, token, new)
-    _note_end(header, last, position, max_link_updates)
+    if header[SHARED] == 0:
+        _follow_copy(header, text, token)
+    _note_end(header, last, position, token, max_link_updates)
     _at(header, position)[NEXT_TOKEN] = token
     _begin_state(header, new, new)
     return new, DONE
@@ -546,7 +604,7 @@ def _append(header, arena, text, token, max_link_updates):
         if target != 0:  # as another text before
             text[LAST] = target
             return DONE
-        new, reason = _begin_next(header, arena, last, token, max_link_updates)
+        new, reason = _begin_next(header, arena, text, token, max_link_updates)
         if reason != DONE:
             return reason
         text[PENDING] = new
@@ -585,6 +643,8 @@ def _restart(header, arena, text):
     text[LAST] = 0
     text[LENGTH] = 0
     text[PENDING] = 0
+    text[COPIED] = 0
+    text[AGREED] = 0
 
 
 @njit(nogil=True)
@@ -636,10 +696,13 @@ def _match(automata, text, max_branches, out):
     """Find the longest suffix of a text that something followed, in other texts or earlier in it.
 
     Of a shared automaton that may be the whole text, or a suffix shorter than the longest that
-    occurred: one that another text has just ended with has no continuation yet.
+    occurred: one that another text has just ended with has no continuation yet. In another one a
+    copy that agrees over more tokens takes its place; it has no state and branches.
     """
     header = automata[text[AUTOMATON]]
     state = text[LAST] if header[PREFIX_BLOCKS] != 0 else np.int64(0)
+    for column in range(MATCH_WIDTH):
+        out[column] = 0
     while state != 0:
         entry = _at(header, state)
         end = _end_of(entry)
@@ -647,12 +710,19 @@ def _match(automata, text, max_branches, out):
             out[MATCH_LENGTH] = _length_of(header, state)
             out[MATCH_END] = end
             out[MATCH_STATE] = state
-            out[MATCH_BRANCHES] = _branches(header, state, max_branches)
-            out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(header, end))
-            return
+            out[MATCH_CONFIRMED] = min(np.int64(entry[LATEST]) >> COUNT_SHIFT, 1)
+            break
         state = np.int64(entry[LINK])
-    for column in range(MATCH_WIDTH):
-        out[column] = 0
+    if text[AGREED] > out[MATCH_LENGTH]:
+        out[MATCH_LENGTH] = text[AGREED]
+        out[MATCH_END] = text[COPIED]
+        out[MATCH_STATE] = 0
+        out[MATCH_CONFIRMED] = 0
+    if out[MATCH_LENGTH] != 0:
+        end = np.int64(out[MATCH_END])
+        out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(header, end))
+        if out[MATCH_STATE] != 0:
+            out[MATCH_BRANCHES] = _branches(header, state, max_branches)
 
 
 @njit(nogil=True)

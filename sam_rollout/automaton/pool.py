@@ -155,7 +155,7 @@ class AutomatonPool:
         """(length, end) of the longest suffix of the text that something followed before.
 
         `end` is the prefix that ends there: in a text with an automaton to itself the number of
-        tokens up to that earlier occurrence; the latest one, unless the text is so repetitive that
+        tokens up to that earlier occurrence; the one the rule says, unless it is so repetitive that
         `max_link_updates` kept it from being noted. (0, 0) when no token has repeated.
         """
         self._texts.require(slot)
@@ -241,7 +241,7 @@ class AutomatonPool:
     ) -> None:
         """Draft what followed the matches just found.
 
-        From an automaton of its own, a row gets a copy of what followed its latest match; from a
+        From an automaton of its own, a row gets what followed its match or copy; from a
         common one, at every token the way that most texts went.
 
         Args:

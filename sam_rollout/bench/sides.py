@@ -263,8 +263,10 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
 
 
 _SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
+_RUN = {"sources": {"siblings": {"enabled": True, "scope": "run"}}}
 OWN = "own"
 OWN_SIBLINGS = "own + siblings"
+OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
 FIRST = "first occurrence"
@@ -279,6 +281,7 @@ def all_sides() -> list[Side]:
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
         Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS)),
+        Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(OWN_HISTORY, partial(_HistorySession, {})),
         Side(ALL_SOURCES, partial(_HistorySession, _SIBLINGS)),
         Side(FIRST, _FirstOccurrence),

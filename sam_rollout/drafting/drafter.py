@@ -99,7 +99,7 @@ class SamDrafter:
         if sources.own.enabled:
             self._live.append(OwnText(max_rows, sources.own.max_bytes, branches))
         if sources.siblings.enabled:
-            self._live.append(SiblingTexts(max_rows, sources.siblings.max_bytes, branches))
+            self._live.append(SiblingTexts(max_rows, sources.siblings, branches))
         self._static = list(static_sources)
         self._sources = [*self._live, *self._static]  # in order of precedence
         self._policy = DraftPolicy(config, [source.bias for source in self._sources], max_rows)

@@ -6,14 +6,14 @@ a match that is longer by more than that.
 Length, policy `confidence`: a draft goes on while its next token's chance to be accepted is at
 least `sam.min_confidence`. Nothing about a text or a model is built in: chances come from the
 drafts that this engine verified so far. Drafts are classed by what is known when they are made:
-their source, the length of the match, how many tokens have followed it, how far back it lies, and
-how much of the request's previous draft was accepted. For each class and position two numbers are
-kept: how often a draft got there, and how often the token there was accepted. The chance of a
-position is the product of these shares up to there, the product-limit estimate of Kaplan and Meier
-(1958): it is not distorted by drafts that the policy itself ended early. A class with few drafts
-borrows from those of the same source and length, and these begin with the assumption that
-everything is accepted, so that an engine starts like policy `fixed` and learns within some thousand
-drafts.
+their source, the length of the match, how many tokens have followed it, whether the one drafted was
+confirmed, how far back it lies, and how much of the request's previous draft was accepted. For each
+class and position two numbers are kept: how often a draft got there, and how often the token there
+was accepted. The chance of a position is the product of these shares up to there, the product-limit
+estimate of Kaplan and Meier (1958): it is not distorted by drafts that the policy itself ended
+early. A class with few drafts borrows from those of the same source and length, and these begin
+with the assumption that everything is accepted, so that an engine starts like policy `fixed` and
+learns within some thousand drafts.
 """
 
 import numpy as np
@@ -22,6 +22,7 @@ from numba import njit, types
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.kernels import (
     MATCH_BRANCHES,
+    MATCH_CONFIRMED,
     MATCH_DISTANCE,
     MATCH_LENGTH,
 )
@@ -34,7 +35,7 @@ _BRANCHES = (1, 2, 3, 5, 9)  # 0 where a source does not tell
 COUNTED_BRANCHES = _BRANCHES[-1]
 _DISTANCES = (64, 256, 1024, 4096)
 _ACCEPTED = (1, 2)
-_CLASSES_PER_LENGTH = (len(_BRANCHES) + 1) * (len(_DISTANCES) + 1) * (len(_ACCEPTED) + 1)
+_CLASSES_PER_LENGTH = 2 * (len(_BRANCHES) + 1) * (len(_DISTANCES) + 1) * (len(_ACCEPTED) + 1)
 _CLASSES = (len(_LENGTHS) + 1) * _CLASSES_PER_LENGTH  # of one source
 
 # Drafts that an estimate borrows from the wider one: of its source and length, and above these the
@@ -149,6 +150,7 @@ def _class_of(source, match, accepted):
     """Number of a draft's class."""
     number = source * (len(_LENGTHS) + 1) + _class_in(match[MATCH_LENGTH], _LENGTHS)
     number = number * (len(_BRANCHES) + 1) + _class_in(match[MATCH_BRANCHES], _BRANCHES)
+    number = 2 * number + match[MATCH_CONFIRMED]
     number = number * (len(_DISTANCES) + 1) + _class_in(match[MATCH_DISTANCE], _DISTANCES)
     return number * (len(_ACCEPTED) + 1) + _class_in(accepted, _ACCEPTED)
 

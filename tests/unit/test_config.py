@@ -31,6 +31,7 @@ FULL = {
         "own": {"enabled": True, "max_bytes": 1 << 30},
         "siblings": {
             "enabled": True,
+            "scope": "run",
             "max_bytes": 1 << 29,
             "routing": "grouped",
             "max_siblings_per_replica": 8,

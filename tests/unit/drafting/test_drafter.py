@@ -214,16 +214,17 @@ def repetitive_texts(rows, tokens):
     return np.array(texts, np.int32)
 
 
-# Drafts of the version that had nothing but the source `own` and the policy `fixed`.
+# Drafts with nothing but the source `own` and the policy `fixed`: a change of these is a change of
+# the rule (`automaton/kernels.py`), to be made only with better figures of the benchmark.
 RECORDED = {
-    (3, 4, 3000, 1): "c89cc3a3481ae73c",
-    (8, 3, 3000, 3): "50d99d3e0e615fa8",
-    (32, 2, 9000, 7): "5f6d302679e0fd96",
+    (3, 4, 3000, 1): "3692920c0573bbcc",
+    (8, 3, 3000, 3): "240368eeff853ce9",
+    (32, 2, 9000, 7): "435dfe199dfb3fb2",
 }
 
 
 @pytest.mark.parametrize(("k", "rows", "tokens", "stride"), RECORDED)
-def test_own_text_and_fixed_length_draft_what_they_always_did(k, rows, tokens, stride):
+def test_own_text_and_fixed_length_draft_what_was_recorded(k, rows, tokens, stride):
     texts = repetitive_texts(rows, tokens)
     drafter = SamDrafter(SamConfig(max_draft_tokens=k), rows, tokens)
     ids = [str(row) for row in range(rows)]

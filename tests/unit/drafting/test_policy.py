@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.kernels import MATCH_LENGTH, MATCH_WIDTH
+from sam_rollout.automaton.kernels import MATCH_CONFIRMED, MATCH_LENGTH, MATCH_WIDTH
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting.policy import DraftPolicy
 
@@ -140,6 +140,21 @@ def test_lengths_and_sources_are_learned_apart():
     assert plan(policy, [1, 0]) == [1, 0]
     assert plan(policy, [20, 0]) == [K, 0]
     assert plan(policy, [0, 1]) == [0, K]
+
+
+def test_what_was_confirmed_is_learned_apart():
+    policy = trained(make_policy("confidence"), [4], 0)
+    matches = np.zeros((1, 4, MATCH_WIDTH), np.int32)
+    matches[0, 0, MATCH_LENGTH] = 4
+    matches[0, 0, MATCH_CONFIRMED] = 1
+    for _ in range(400):
+        k, _ = policy.plan(matches, int32(100), int32(K))
+        draft = list(range(1, k[0, 0] + 1))
+        observe(policy, draft, [*draft, 99])
+    assert policy.plan(matches, int32(100), int32(K))[0][0, 0] == K
+    k = plan(policy, [4])[0]
+    observe(policy, list(range(1, k + 1)), [99])  # the last draft is a feature, too
+    assert plan(policy, [4]) == [1]
 
 
 def test_experience_is_forgotten():

@@ -12,10 +12,10 @@ from sam_rollout.identity import RequestIdentity
 WIDTH = 400
 
 
-def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30):
+def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30, scope="prompt"):
     sources = SourcesConfig(
         own=OwnSourceConfig(enabled=own),
-        siblings=SiblingsSourceConfig(enabled=True, max_bytes=max_bytes),
+        siblings=SiblingsSourceConfig(enabled=True, max_bytes=max_bytes, scope=scope),
     )
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
 
@@ -97,6 +97,41 @@ def test_others_are_no_siblings(other):
     if other:
         drafter.admit("b", other)
     assert step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]})["b"] == []
+
+
+@pytest.mark.parametrize("other", [identity("h"), identity("h", step=2), None])
+def test_a_run_shares_across_prompts_and_steps(other):
+    drafter = make_drafter(scope="run")
+    drafter.admit("a", identity("g"))
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
+    drafter.finish(["a"])
+    drafter.end_step()
+    if other:
+        drafter.admit("b", other)
+    assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == [4, 5]
+
+
+def test_validation_does_not_share_with_training():
+    drafter = make_drafter(scope="run")
+    drafter.admit("a", identity("g"))
+    drafter.admit("b", identity("g", split="val"))
+    assert step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [8, 6, 2, 3]})["b"] == []
+
+
+def test_what_a_run_shares_begins_anew_when_it_is_half_full():
+    drafter = make_drafter(scope="run", max_bytes=1 << 20)
+    drafter.admit("a", identity("g"))
+    text = list(range(17_000))
+    step(drafter, {"a": text}, width=len(text))
+    assert counter(drafter, "siblings_evictions") == 0
+    drafter.finish(["a"])
+    drafter.end_step()
+    assert counter(drafter, "siblings_evictions") == 1
+    assert counter(drafter, "siblings_bytes") == 0
+    drafter.admit("b", identity("h"))
+    assert step(drafter, {"b": [7, 6, 7, 8, 6]}) == {"b": [7, 8, 6]}
+    drafter.admit("c", identity("i"))
+    assert step(drafter, {"b": [7, 6, 7, 8, 6], "c": [5, 6, 7]})["c"][0] == 8
 
 
 def test_the_longer_match_wins_and_a_tie_goes_to_own_text():
