@@ -75,9 +75,10 @@ def _engine(k: int) -> Any:
 
 
 def _set_gate(worker: Any, threshold: int) -> None:
-    from sam_rollout.gating import ThresholdGate
+    from sam_rollout.gating import GuardedGate, ThresholdGate
 
-    worker.model_runner.drafter.gate = ThresholdGate(threshold)
+    drafter = worker.model_runner.drafter
+    drafter.gate = GuardedGate(ThresholdGate(threshold, drafter.config.max_draft_tokens))
 
 
 class _CpuClock:

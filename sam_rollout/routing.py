@@ -145,7 +145,9 @@ class GroupRouter(LeastLoaded):
             del self._groups[group]
 
     def add(self, replica: Hashable) -> None:
-        """As `LeastLoaded.add`."""
+        """As `LeastLoaded.add`; one that is known has begun anew."""
+        if replica in self.running:
+            self.remove(replica)
         super().add(replica)
         self._reserved[replica] = 0
 

@@ -42,6 +42,8 @@ for word in "$@"; do
         repeats=*) REPEATS="${word#*=}" ;;
         sam=* | run_dir=* | compare.baseline_run=* | compare.group=* | trainer.resume_mode=*)
             die "$word: this script sets it" ;;
+        data.seed=* | actor_rollout_ref.rollout.seed=*)
+            die "$word: this script sets it, another one for each pair; SEED=N names the first" ;;
         *=* | ~*) OVERRIDES+=("$word") ;;
         *) die "$word: expected experiment=NAME, repeats=N or a Hydra override (key=value)" ;;
     esac
@@ -142,9 +144,9 @@ train() {
     wait "$FOLLOWER_PID" || true # in the background, both: a signal is heeded at once
     wait "$RUN_PID" || status=$?
     trap - EXIT INT TERM
-    case "$status" in
-        0) touch "$run_dir/.finished" ;;
-        124 | 137) die "$1 was stopped after $TIMEOUT_S s; its log: $log. The same command goes on from here" ;;
+    case "$TIMEOUT_S:$status" in
+        *:0) touch "$run_dir/.finished" ;;
+        [1-9]*:124 | [1-9]*:137) die "$1 was stopped after $TIMEOUT_S s; its log: $log. The same command goes on from here" ;;
         *) die "$1 failed with status $status; its log: $log. The same command goes on from here" ;;
     esac
 }

@@ -68,7 +68,7 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
     """
     baseline, *others = map(Run.read, folders)
     others = [run.beside(baseline) for run in others]
-    runs = {run.folder.path.name: run for run in (baseline, *others)}
+    runs = dict(zip(_names(folders), (baseline, *others), strict=True))
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for section in SECTIONS:
@@ -76,6 +76,12 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
         _draw(section, runs, path)
         written.append(path)
     return written
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, their paths where two have the same."""
+    names = [folder.absolute().name for folder in folders]
+    return names if len(set(names)) == len(names) else list(map(str, folders))
 
 
 def _draw(section: Section, runs: Mapping[str, Run], path: Path) -> None:

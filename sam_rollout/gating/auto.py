@@ -8,9 +8,9 @@ requests that joined or left, steps in which the engine did not call.
 
 Rate of a budget k: requests * (1 + expected accepted tokens) / expected step time. The budget with
 the highest rate is taken. A lead of less than `_LEAD` changes nothing, and drafts have to promise
-as much before they are made at all. Now and then another one is
-tried, where its time or its acceptance is not known (any more). The time this loses against the
-best one is kept below `exploration` of all step time; a few steps are given in advance.
+as much before they are made at all. Now and then another one is tried, where its time or its
+acceptance is not known (any more). The time this loses against the best one is kept below
+`exploration` of all step time; a few steps are given in advance.
 
 Nothing here is random and nothing depends on a seed: decisions follow from times alone. They are
 not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
@@ -57,6 +57,8 @@ class AutoGate:
         self._faded_at = 0
         self._last_ns = 0
         self._context = 0
+        self._no_prompt = True  # in the last step
+        self._drafting_share = 1.0  # of the requests: may draft at all
         self._best = 0  # the budget chosen
         self._decided_for = 0  # requests
         self._budget = 0  # the one given, which may be a trial
@@ -77,10 +79,15 @@ class AutoGate:
         tokens = int(_sum(step.sampled))
         context = int(_sum(step.num_tokens))
         before, self._context, self._last_ns = self._context, context, step.now_ns
+        everybody = isinstance(step.may_draft, int)
+        self._drafting_share = 1.0 if everybody else float(_sum(step.may_draft)) / max(rows, 1)
         budget = self._budget
         if budget and step.same_batch:  # those who join were allowed nothing
-            self._acceptance.observe(budget, step.drafts, step.sampled)
-        if not rows or not step.same_batch or before + tokens != context or not _all(step.sampled):
+            self._learn_acceptance(budget, step)
+        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(step.sampled))
+        # With a prompt unfinished before, this step computed its last part.
+        decoding = rows and no_prompt_before and self._no_prompt
+        if not decoding or not step.same_batch or before + tokens != context:
             self._left_out += 1
             return
         draft_tokens = int(_sum(step.drafts)) + int(_sum(step.filling))
@@ -104,6 +111,12 @@ class AutoGate:
         batch[1] += rows
         batch[2] += before
 
+    def _learn_acceptance(self, budget: int, step: EngineStep) -> None:
+        sampled = step.sampled
+        if not isinstance(step.may_draft, int):
+            sampled = sampled * step.may_draft  # who gets no drafts tells nothing about them
+        self._acceptance.observe(budget, step.drafts, sampled)
+
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """The budget with the highest expected rate, or one that has to be tried."""
         self._steps += 1
@@ -122,14 +135,15 @@ class AutoGate:
         if rows.bit_length() != self._octave:
             self._enter(rows.bit_length())
         if not self._times.ready:
+            self._best = 0
             return 0
         self._decided_for = rows
-        acceptance, expected = self._acceptance, self._expected
-        self._times.expect(rows, self._context, rows * acceptance.fill, expected)
-        gains = acceptance.gains
+        share, expected, gains = self._drafting_share, self._expected, self._acceptance.gains
+        fill = share * rows * self._acceptance.fill
+        self._times.expect(rows, self._context, fill, expected)
         best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
-        for k in choices:
-            rate = (1 + gains[k]) / expected[k]
+        for k in choices if share else (0,):
+            rate = (1 + share * gains[k]) / expected[k]
             if k and rate > drafting_rate:
                 drafting, drafting_rate = k, rate
             if k == 0:
@@ -139,8 +153,8 @@ class AutoGate:
             if rate > best_rate:
                 best, best_rate = k, rate
         self._best = best
-        self._fair_s_per_token = expected[best] / (rows * (1 + gains[best]))
-        return self._trial(rows, drafting, choices)
+        self._fair_s_per_token = expected[best] / (rows * (1 + share * gains[best]))
+        return self._trial(rows, drafting, choices) if share else best
 
     def _enter(self, octave: int) -> None:
         """Change to what is accepted with about so many requests."""
@@ -165,9 +179,8 @@ class AutoGate:
             asked = k > best and ask and (k == rival or self._acceptance.is_vague(k))
             if known and not asked:
                 continue
-            loss = self._expected[k] - rows * (1 + self._acceptance.gains[k]) * (
-                self._fair_s_per_token
-            )
+            tokens = rows * (1 + self._drafting_share * self._acceptance.gains[k])
+            loss = self._expected[k] - tokens * self._fair_s_per_token
             if loss <= room:
                 if k > best:
                     self._asked_at = self._steps

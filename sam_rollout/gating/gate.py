@@ -21,6 +21,7 @@ class EngineStep(NamedTuple):
     filling: np.ndarray  # int[B], tokens that filled them up
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # the rows are those of the step before
+    may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
 
 
 class Gate(Protocol):

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from sam_rollout.report.lossless import Losslessness
@@ -30,20 +31,30 @@ FEW_STEPS = 3
 # Configuration that may differ between two fair runs: the sam group, wherever it travels, where
 # results go and what they are shown beside. A speculative_config is the sam group's doing only
 # where that is enabled.
-SAM_PARTS = {"sam", "sam_rollout", "compare"}
+# A control has no drafts on one side only: it is a finding of its own.
+REPEATS_PARTS = {"sam_rollout", "compare"}
+SAM_PARTS = REPEATS_PARTS | {"sam", "control_share", "control_unit"}
 SPECULATION = "speculative_config"
+# Written below the run folder by a run that routes siblings, null in others.
+_ROUTER = "actor_rollout_ref.rollout.router_config_path"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
 ABSENT = "absent"
-_FAILURES = "sam/draft/failures"
+_FAILURES, _CONTROL = "sam/draft/failures", "sam/control/share"
+_OF_A_RESUME = {  # where a start begins and ends
+    "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
+}  # fmt: skip
 _TOLD_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # told by the seeds of a start
 
 # Name of a finding -> what a configuration key of that kind ends in. The rest is "config".
 KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
-    "saving": ("trainer.save_freq", "rollout_telemetry.record_traces"),
+    "saving": (
+        "trainer.save_freq", "rollout_telemetry.record_traces", "rollout_telemetry.curve_every",
+        "rollout_telemetry.progress",
+    ),
     "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
@@ -51,7 +62,7 @@ KINDS = {
     "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "do_sample"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
-}
+}  # fmt: skip
 MILD = {"validation", "saving", "steps"}  # they touch the whole step or its number, no rollout
 
 
@@ -119,10 +130,17 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
         text = f"BASE verified {of_base:.0f} draft tokens"
         yield Finding("drafts", UNFAIR, text, {"base": of_base})
     if of_sam == 0:
-        yield Finding("drafts", UNFAIR, "SAM verified no draft token", {"sam": 0})
+        # sam=matched shows what our path costs without drafts.
+        meant = all(run.label == "sam=matched" for run in sam)
+        severity = NOTE if meant else UNFAIR
+        yield Finding("drafts", severity, "SAM verified no draft token", {"sam": 0})
     if of_base is None or of_sam is None:
         text = "whether drafts were verified is not recorded on both sides"
         yield Finding("drafts", UNKNOWN, text)
+    shares = [run.steps[_CONTROL].reindex(steps).mean() for run in sam if _CONTROL in run.steps]
+    if shares and (share := float(np.mean(shares))) > 0:
+        text = f"SAM sampled {share:.0%} of its responses without drafts: gains are smaller for it"
+        yield Finding("control", WARNING, text, {"share": share})
     counted = [run.steps[_FAILURES].max() for run in sam if _FAILURES in run.steps]
     if failures := max(counted, default=0):
         text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
@@ -135,7 +153,7 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
 def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
     for side, runs in (("BASE", base), ("SAM", sam)):
         for (number, one), (_, other) in pairwise(enumerate(runs, start=1)):
-            for finding in _two_starts(one, other):
+            for finding in _two_starts(one, other, repeats=True):
                 if finding.severity in (UNFAIR, WARNING):
                     text = f"repeats {number} and {number + 1} of {side} differ: {finding.text}"
                     yield Finding("repeats", finding.severity, text, finding.figures)
@@ -144,12 +162,13 @@ def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
     yield from _resumes(base, sam)
 
 
-def _two_starts(base_run: Run, sam_run: Run) -> Iterator[Finding]:
+def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[Finding]:
+    """What two runs say of themselves, side by side; repeats draft alike, too."""
     base, sam = base_run.start, sam_run.start
     if base.config is None or sam.config is None:
         yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
     else:
-        one, other = comparable(base.config), comparable(sam.config)
+        one, other = (comparable(start.config, repeats) for start in (base, sam))
         for name, left, right in differences(one, other):
             kind = _kind(name)
             if kind == "seeds" and name in _TOLD_SEEDS:
@@ -195,7 +214,7 @@ def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
         names = [
             name
             for name in ("config", "seeds", "versions", "host")
-            if any(getattr(start, name) != getattr(first, name) for start in later)
+            if any(_told(start, name) != _told(first, name) for start in later)
         ]
         if names:
             text = f"{side} was resumed with other {', '.join(names)}"
@@ -205,15 +224,40 @@ def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
             yield Finding("resumed", NOTE, text, {"resumes": len(later)})
 
 
-def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with dotted names, without what two fair runs may differ in."""
+def _told(start: Start, name: str) -> Any:
+    """A field of a start; of the configuration what a resumed run may not change."""
+    value = getattr(start, name)
+    if name != "config" or value is None:
+        return value
+    settings = comparable(value, repeats=True)
+    return {key: left for key, left in settings.items() if key not in _OF_A_RESUME}
+
+
+def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
+    """A configuration with dotted names, without what two fair runs may differ in.
+
+    Repeats of one side may not differ in the sam group either.
+    """
+    named = in_place(config)
+    hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
+        {SPECULATION} if named.get("sam.enabled") else set()
+    )
+    if str(named.get(_ROUTER)).startswith("<run_dir>"):
+        named[_ROUTER] = None
+    return {
+        name: value
+        for name, value in named.items()
+        if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
+    }
+
+
+def in_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with dotted names and <run_dir> for the run's own folder."""
     named = flat(config)
-    hidden = SAM_PARTS | ({SPECULATION} if named.get("sam.enabled") else set())
     run_dir = str(named.get("run_dir", ""))
     return {
         name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value
         for name, value in named.items()
-        if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
     }
 
 
@@ -241,12 +285,16 @@ def _moved(left: Any, right: Any) -> bool:
 
 
 def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    one, other = base[0].requests, sam[0].requests
-    if one.empty or other.empty:
+    if any(run.requests.empty for run in [*base, *sam]):
         text = "the prompts of one side or both are not recorded"
         yield Finding("prompts", UNKNOWN, text)
         return
-    groups = [rows.groupby("step")["group"].agg(set) for rows in (one, other)]
+    groups = [
+        pd.concat([run.requests[["step", "group"]] for run in runs])
+        .groupby("step")["group"]
+        .agg(set)
+        for runs in (base, sam)
+    ]
     shared = {}
     for step in steps:
         left, right = (side.get(step, set()) for side in groups)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from sam_rollout.report import fairness, svg
 from sam_rollout.report.compare import Comparison, TimeRow
-from sam_rollout.report.runs import Run, flat
+from sam_rollout.report.runs import Run
 from sam_rollout.report.statistics import Estimate
 from sam_rollout.report.tables import number
 
@@ -50,7 +50,6 @@ def render_page(comparison: Comparison) -> str:
         headline=_headline(comparison),
         tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.time(key))],
         unfair=[f for f in comparison.findings if f.severity == fairness.UNFAIR],
-        rows=[(row, _best(row)) for row in comparison.times],
         gains=_gains(comparison),
         tail=_tail(comparison),
         curves=_curves(comparison),
@@ -251,18 +250,22 @@ def _drafts(comparison: Comparison) -> list[Chart]:
 
 
 def _config_rows(comparison: Comparison) -> list[tuple[str, str, str, bool]] | None:
-    """Settings that differ: name, BASE, SAM, whether they may; None if a side has none recorded."""
+    """Settings that differ: name, BASE, SAM, whether they may; None if a side has none recorded.
+
+    What a run is shown beside is none, nor are places: a page is handed on.
+    """
     configs = [side[0].start.config for side in (comparison.base, comparison.sam)]
     if any(config is None for config in configs):
         return None
-    everything = [flat(config) for config in configs]
+    everything = [fairness.in_place(config) for config in configs]
     judged = [fairness.comparable(config) for config in configs]
     rows = []
     for name, left, right in fairness.differences(*everything):
         expected = all(name not in side for side in judged) or (
             judged[0].get(name) == judged[1].get(name)
         )
-        if name.split(".")[-1] not in fairness.PLACES:
+        parts = name.split(".")
+        if parts[0] != "compare" and parts[-1] not in {"run_dir", *fairness.PLACES}:
             rows.append((name, _short(left), _short(right), expected))
     return sorted(rows, key=lambda row: row[3])
 

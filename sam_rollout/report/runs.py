@@ -53,7 +53,8 @@ class Run:
     @property
     def training_steps(self) -> list[int]:
         """Steps with more than validation: the one before training has nothing to compare."""
-        validation = self.steps.columns.str.match("val-|sam_val/")
+        # Without any metric pandas numbers the columns.
+        validation = self.steps.columns.astype(str).str.match("val-|sam_val/")
         return list(self.steps.index[self.steps.loc[:, ~validation].notna().any(axis=1)])
 
     @property

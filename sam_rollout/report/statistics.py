@@ -1,9 +1,9 @@
 """Gains and differences with bootstrap intervals over repeats and steps.
 
-Runs hold steps, and the same step has the same prompts in every run. So a draw takes repeats of
-each side with replacement, then steps with replacement, the same steps for all runs (a bootstrap of
-two crossed factors: Owen, The pigeonhole bootstrap, 2007). Where a side has one run only, its
-repeats cannot be drawn, and the interval holds the noise within the run alone.
+Runs hold steps, and the same step has the same prompts in every run of a seed. So a draw takes
+repeats of each side with replacement, then steps with replacement, the same steps for all runs (a
+bootstrap of two crossed factors: Owen, The pigeonhole bootstrap, 2007). Where a side has one run
+only, its repeats cannot be drawn, and the interval holds the noise within the run alone.
 """
 
 import math

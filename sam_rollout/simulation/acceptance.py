@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sam_rollout.bench.replay import accepted_tokens
+from sam_rollout.bench.replay import Replay, accepted_tokens, replay
 from sam_rollout.bench.sides import Session, Side
 from sam_rollout.bench.traces import Trace
 
@@ -138,7 +138,6 @@ def count_replay(
     session: Session, traces: list[Trace], into: Counts, k: int, step: int = 0
 ) -> None:
     """Generate traces together, every request one verify step at a time, and count acceptance."""
-    from sam_rollout.bench.replay import Replay, replay
 
     class _Booked(Replay):
         def book(self, known: int, drafted: int, accepted: int, remaining: int) -> int:

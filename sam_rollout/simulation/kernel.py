@@ -179,6 +179,8 @@ def run_server(
     ks = np.zeros(engines, np.int64)
     joined = np.zeros(engines, np.int64)
     top = budget.shape[0] - 1
+    # Room that whoever joins leaves each request: at least a step's, or it would be put out again.
+    spare = max(BLOCK, budget.max() + 1)
     time = 0.0
     last_running, last_open = -1, -1
     while True:
@@ -192,7 +194,7 @@ def run_server(
             if rows[e] >= max_num_seqs or (
                 kv_tokens > 0
                 and rows[e] > 0
-                and text[e] + known + BLOCK * (rows[e] + 1) > kv_tokens
+                and text[e] + known + spare * (rows[e] + 1) > kv_tokens
             ):
                 full = True
                 break
@@ -210,7 +212,7 @@ def run_server(
                     if (
                         kv_tokens > 0
                         and rows[e] > 0
-                        and (text[e] + prompt[i] + BLOCK * (rows[e] + 1) > kv_tokens)
+                        and (text[e] + prompt[i] + spare * (rows[e] + 1) > kv_tokens)
                     ):
                         break
                     head[e] += 1

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.gating import Gate, make_gate
+from sam_rollout.gating import Gate, ScheduleGate, ThresholdGate
 
 IntArray = npt.NDArray[np.int64]
 
@@ -23,19 +23,18 @@ class DraftBudget(Protocol):
 
 
 class GateBudget:
-    """A gate of the library, which opens or shuts, and a fixed number of drafts.
+    """A gate of the library that looks at the number of running requests alone.
 
     Args:
-        gate: asked with the number of running requests, as in the engine.
-        k: drafts a request while it is open.
+        gate: asked as in the engine.
     """
 
-    def __init__(self, gate: Gate, k: int) -> None:
-        self._gate, self._k = gate, k
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     def __call__(self, running: int, context: float) -> int:
         """As `DraftBudget`."""
-        return self._k if self._gate.open(running) else 0
+        return self._gate.budget(running)
 
 
 def no_drafts(running: int, context: float) -> int:
@@ -44,10 +43,22 @@ def no_drafts(running: int, context: float) -> int:
 
 
 def budget_of(sam: SamConfig) -> DraftBudget:
-    """What a configuration drafts."""
-    if not sam.enabled:
+    """What a configuration drafts.
+
+    Raises:
+        ValueError: its gate learns from the engine's own steps, of which there are none here.
+    """
+    kind, k = sam.gate.kind, sam.max_draft_tokens
+    if kind == "auto":
+        raise ValueError(
+            "sam.gate.kind = 'auto' learns from the steps of an engine and cannot be simulated: "
+            "simulate 'threshold' or 'schedule'"
+        )
+    if not sam.enabled or kind == "closed":
         return no_drafts
-    return GateBudget(make_gate(sam.gate), sam.max_draft_tokens)
+    if kind == "schedule":
+        return GateBudget(ScheduleGate(sam.gate.schedule_by_rows(), k))
+    return GateBudget(ThresholdGate(sam.gate.threshold, k))
 
 
 def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntArray:

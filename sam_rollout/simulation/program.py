@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from sam_rollout.simulation.policies import GateBudget
 from sam_rollout.simulation.published import SETUPS, Assumptions, OnPaper, Prediction
 from sam_rollout.simulation.recorded import FIRST, HISTORY, OWN, SIBLINGS, Recorded, siblings_kind
 from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
-from sam_rollout.simulation.setups import Setup
 from sam_rollout.simulation.validation import Row, Validation
 from sam_rollout.simulation.workload import EDGES, Workload
 
@@ -73,8 +73,8 @@ def sources_on_paper(
     """
     setup, recorded = paper.setups[name], Recorded(ACCEPTANCE)
     k = setup.sam.max_draft_tokens
-    budget = GateBudget(ThresholdGate(setup.sam.gate.threshold), k)
-    grouped = _grouped(setup)
+    budget = GateBudget(ThresholdGate(setup.sam.gate.threshold, k))
+    grouped = _grouped(setup.siblings)
     common = {"tail_threshold": setup.sam.gate.threshold}
     siblings = recorded.by_siblings(k)
     settings = {
@@ -100,11 +100,9 @@ def sources_on_paper(
     }  # fmt: skip
 
 
-def _grouped(setup: Setup) -> Callable[[Iterable[Hashable]], GroupRouter]:
-    def make(engines: Iterable[Hashable]) -> GroupRouter:
-        return GroupRouter(engines, max_excess=setup.siblings)
-
-    return make
+def _grouped(siblings: int) -> Callable[[Iterable[Hashable]], GroupRouter]:
+    """Grouped routing that keeps groups of this size whole where nothing else runs."""
+    return partial(GroupRouter, max_imbalance=siblings)
 
 
 def replay_settings(
@@ -128,19 +126,22 @@ def replay_settings(
     thresholds, ks = list(thresholds), list(ks)
     costs = table.compile(max(ks), captured=captured, pad=pad)
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
+    grouped = _grouped(int(np.unique(workload.round.group, return_counts=True)[1].max()))
     settings = {"baseline": Setting(tail_threshold=tail_threshold)}
     for k in ks:
         chances = () if workload.chances is None else (workload.chances,)
-        shared = tuple(_siblings_chances(workload, k, n) for n in SIBLINGS) if siblings else ()
+        shared = ()
+        if siblings:  # as `siblings_kind` counts: nobody else, two, four, ...
+            shared = tuple(_siblings_chances(workload, k, n) for n in (1, *SIBLINGS))
         for threshold in thresholds:
-            budget = GateBudget(ThresholdGate(threshold), k)
+            budget = GateBudget(ThresholdGate(threshold, k))
             name = f"k={k}, threshold {threshold}"
             common = {"tail_threshold": tail_threshold}
             settings[name] = Setting(budget, chances, **common)
             if siblings:
                 settings[f"{name}, siblings"] = Setting(budget, shared, siblings_kind, **common)
                 settings[f"{name}, siblings, grouped"] = Setting(
-                    budget, shared, siblings_kind, GroupRouter, **common
+                    budget, shared, siblings_kind, grouped, **common
                 )
     found = {}
     for name, setting in settings.items():

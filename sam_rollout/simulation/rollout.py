@@ -196,6 +196,8 @@ def simulate(
         if survival.shape[2] < budget.max():
             raise ValueError(f"acceptance is known up to {survival.shape[2]} drafts")
     kinds = _kinds(engine, round_.group, setting.kind_of)
+    if drafts and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
+        raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
     servers = fleet.engines // fleet.lockstep
     sums = np.zeros((servers, kernel.SUMS))
     ends = np.zeros(len(round_))

@@ -106,7 +106,7 @@ class Validation:
         round_ = round_of(texts, [self._right[id(text)] for text in texts])
         costs = self._tables["off" if k == 0 else f"on{k}"].compile(max(k, 1))
         setting = Setting(
-            GateBudget(ThresholdGate(threshold), k) if k else no_drafts,
+            GateBudget(ThresholdGate(threshold, k)) if k else no_drafts,
             (self.acceptance(k),),
             tail_threshold=self._setting["tail_threshold"],
         )

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sam_rollout.telemetry.aggregate import tail_mask
 from sam_rollout.telemetry.records import ENGINE_STEPS
+from sam_rollout.telemetry.tables import of_split, tail_mask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +59,7 @@ def running_curve(
 ) -> RunningCurve | None:
     """The curve of one training step's engine steps (all replicas); None if there are none."""
     table = pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps])
-    table = table.filter(pc.equal(table["split"], split))
+    table = of_split(table, split)
     if not table.num_rows:
         return None
     table = table.sort_by([("replica", "ascending"), ("time_s", "ascending")])

@@ -187,6 +187,7 @@ def _alive(word: str) -> bool:
     [
         (["sam=on"], "sam=on: this script sets it"),
         (["run_dir=x"], "run_dir=x: this script sets it"),
+        (["data.seed=3"], "data.seed=3: this script sets it, another one for each pair"),
         (["repeats=0"], "repeats=0: must be a number from 1 on"),
         (["--fast"], "unknown option '--fast'"),
         (["tiny"], "tiny: expected experiment=NAME, repeats=N or a Hydra override"),

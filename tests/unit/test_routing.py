@@ -159,3 +159,12 @@ def test_nobody_is_sent_above_the_bound_but_to_the_replica_with_the_fewest(
             running.append((event, replica))
         elif running:
             router.finished(*running.pop(event % len(running)))
+
+
+def test_a_known_replica_that_joins_again_begins_anew():
+    router = GroupRouter(["a", "b"])
+    router.assign("g", 8)
+    router.add("a")
+    router.finished("g", "a")
+    assert [router.assign(group, 1) for group in ("h", "i")] == ["b", "a"]
+    assert router.running == {"a": 1, "b": 1}

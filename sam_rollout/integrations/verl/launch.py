@@ -94,8 +94,11 @@ def check(config: DictConfig) -> None:
         )
     check_cluster(config)
     telemetry.check_control(rollout_layout(config).replicas)
-    if telemetry.control_share and not sam.enabled:
-        print("Note: rollout_telemetry.control_share: there is no control without drafts")
+    never_drafts = not sam.enabled or not sam.gate.most_drafting(rollout.max_num_seqs)
+    if telemetry.control_share and never_drafts:
+        print(
+            "Note: rollout_telemetry.control_share: there is no control without drafts", flush=True
+        )
     _check_baseline(config)
     check_wandb(config.trainer.logger)
 

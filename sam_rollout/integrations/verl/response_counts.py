@@ -29,7 +29,11 @@ DUMPED = {
 
 
 class ResponseCounts(NamedTuple):
-    """Of one response, over all requests (turns) that made it."""
+    """Of one response.
+
+    verl's client gives each turn of a conversation a request of its own, and its agent loop keeps
+    the first one's id: with several turns these are the first turn's counts.
+    """
 
     drafted_tokens: int = 0
     accepted_tokens: int = 0

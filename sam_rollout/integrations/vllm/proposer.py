@@ -172,7 +172,12 @@ class SamProposer:
         self._booking_ns += time.perf_counter_ns() - booking_ns
         k = self.gate.next_budget(
             EngineStep(
-                started_ns, sampled, *self.ledger.in_flight(rows), num_tokens, same_batch=same_batch
+                started_ns,
+                sampled,
+                *self.ledger.in_flight(rows),
+                num_tokens,
+                same_batch=same_batch,
+                may_draft=self._may_draft,
             ),
             whole=self.padding.in_use,
         )

@@ -75,14 +75,16 @@ def read(path: Path) -> Run:
     if not steps:
         raise RunFolderError(f"{file}: expected metrics of at least one step")
     config.pop("_wandb", None)
+    ours = config.pop("sam_run", {})  # what a run of ours says of itself, no setting
     start = Start(
         config=config or None,
-        versions=versions or None,
-        seeds=_seeds(config),
-        host={name: value for name, value in host.items() if value} or None,
-        started_at=started_at,
+        versions=ours.get("versions") or versions or None,
+        seeds=ours.get("seeds") or _seeds(config),
+        host=ours.get("host") or {name: value for name, value in host.items() if value} or None,
+        started_at=ours.get("started_at", started_at),
     )
-    return Run(path, NAME, _label(config, path), [start], steps_frame(steps), problems)
+    label = ours.get("label") or _label(config, path)
+    return Run(path, NAME, label, [start], steps_frame(steps), problems)
 
 
 def _label(config: dict[str, Any], path: Path) -> str:

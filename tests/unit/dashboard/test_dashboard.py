@@ -9,7 +9,7 @@ import wandb_workspaces.workspaces as ws
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
-from sam_rollout.dashboard import layout, workspace
+from sam_rollout.dashboard import layout, picture, workspace
 from sam_rollout.dashboard.picture import draw_sections
 from sam_rollout.dashboard.tensorboard import write_layouts
 from sam_rollout.telemetry.curve import CURVE_NAME
@@ -115,6 +115,11 @@ def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
         "engine.png",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+def test_runs_whose_folders_have_the_same_name_are_told_apart():
+    assert picture._names([Path("a/off"), Path("a/on")]) == ["off", "on"]
+    assert picture._names([Path("a/on"), Path("b/on")]) == ["a/on", "b/on"]
 
 
 def test_tensorboard_gets_the_same_layout(run):

@@ -141,6 +141,39 @@ def test_steps_that_do_more_than_decode_are_left_out(changes):
     assert gate.counters()["gate/measured_steps"] == measured
 
 
+def test_the_last_part_of_a_prompt_is_left_out():
+    """All requests gain a token in it, the new one its first."""
+    gate = auto()
+    feed(gate, 50, seconds=1e-3)
+    measured = gate.counters()["gate/measured_steps"]
+    feed(gate, 1, seconds=1.5e-3, sampled=np.array([1, 1, 1, 0], np.int32))
+    feed(gate, 1, seconds=1.5e-3)
+    assert gate.counters()["gate/measured_steps"] == measured
+    feed(gate, 1, seconds=1e-3)
+    assert gate.counters()["gate/measured_steps"] == measured + 1
+
+
+def test_requests_that_get_no_drafts_tell_nothing_about_acceptance():
+    gate = auto()
+    k = 2
+    sampled, drafts = np.array([3, 3, 1, 1], np.int32), np.array([k, k, 0, 0], np.int32)
+    for number in range(100):
+        gate._budget = k
+        texts = 0 * sampled  # only acceptance is learned
+        may = np.array([1, 1, 0, 0], np.int32)
+        gate.observe(EngineStep(number, sampled, drafts, 0 * drafts, texts, True, may_draft=may))
+    assert gate._acceptance.gains[k] == pytest.approx(k, rel=0.1)
+    assert gate._acceptance.fill == pytest.approx(1)
+
+
+def test_nothing_is_tried_where_nobody_may_draft():
+    gate = Recorder()
+    feed(gate, 200, seconds=1e-3, may_draft=np.zeros(4, np.int32))
+    assert set(gate.given) == {0}
+    feed(gate, 200, seconds=1e-3)
+    assert gate.counters()["gate/trials"] > 0
+
+
 def test_a_lasting_change_of_speed_is_believed():
     gate = auto()
     feed(gate, 100, seconds=1e-3)

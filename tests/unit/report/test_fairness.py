@@ -141,6 +141,57 @@ def test_resuming_with_another_version(base, synthetic):
     assert texts(comparison, "resumed") == ["SAM was resumed with other versions"]
 
 
+def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
+    sam = [
+        synthetic(f"on-{k}", sam=True, fields={"more_config": {"sam": {"enabled": True, "k": k}}})
+        for k in (3, 8)
+    ]
+    (text,) = texts(compare_folders(base, sam), "repeats")
+    assert text == "repeats 1 and 2 of SAM differ: sam.k: 3 in BASE, 8 in SAM"
+
+
+def test_a_second_repeat_with_other_prompts_is_seen(base, synthetic):
+    sam = [synthetic("on-1", sam=True), synthetic("on-2", sam=True, seed=2)]
+    assert found(compare_folders([base, base], sam))["prompts"] == "unfair"
+
+
+def test_resuming_up_to_more_steps_is_no_other_configuration(base, synthetic):
+    sam = synthetic("on", sam=True)
+    folder = RunFolder(sam)
+    (start,) = folder.read_starts()
+    later = replace(
+        start,
+        started_at="2030-07-02T00:00:00+00:00",
+        config={**start.config, "trainer": {"total_training_steps": 6, "resume_mode": "auto"}},
+    )
+    folder.write_start(later)
+    assert found(compare_folders(base, sam))["resumed"] == "note"
+    folder.write_start(replace(later, config={**later.config, "sam": {"enabled": False}}))
+    assert texts(compare_folders(base, sam), "resumed") == ["SAM was resumed with other config"]
+
+
+def test_what_routing_of_siblings_writes_is_no_difference():
+    sam, off = (
+        fairness.comparable(
+            {"run_dir": "/r/x", "actor_rollout_ref": {"rollout": {"router_config_path": path}}}
+        )
+        for path in ("/r/x/sam/routing.yaml", None)
+    )
+    assert off == sam
+
+
+def test_a_control_is_told_and_no_other_configuration(base, synthetic):
+    telemetry = {"rollout_telemetry": {"control_share": 0.1}}
+    sam = synthetic("on", sam=True, fields={"more_config": telemetry})
+    log = RunFolder(sam).train_steps_path
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        entry["metrics"]["sam/control/share"] = 0.1
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    comparison = compare_folders(base, sam)
+    assert found(comparison)["control"] == "warning" and comparison.fair is True
+
+
 def test_another_checkout_of_the_same_files_is_a_note(synthetic):
     base, sam = (
         synthetic(name, sam=name == "on", fields={"more_config": {"model": {"path": path}}})

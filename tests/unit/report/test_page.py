@@ -92,3 +92,21 @@ HOVER = """(() => {
   const tip = document.getElementById('tip');
   return tip.hidden ? '' : tip.textContent;
 })()"""
+
+
+def test_a_page_tells_no_folder_of_the_machine(synthetic):
+    runs = [
+        synthetic(
+            name,
+            sam=name == "on",
+            fields={
+                "more_config": {
+                    "trainer": {"rollout_data_dir": f"/runs/{name}/dump"},
+                    "compare": {"baseline_run": "/runs/off" if name == "on" else ""},
+                }
+            },
+        )
+        for name in ("off", "on")
+    ]
+    page = render_page(compare_folders(*runs))
+    assert "Settings that differ" in page and "/runs/" not in page

@@ -42,11 +42,12 @@ def by_tensorboard(path):
     writer.close()
 
 
-def by_wandb(path):
+def by_wandb(path, **more_config):
     wandb = pytest.importorskip("wandb")
     path.mkdir()
     settings = wandb.Settings(mode="offline", console="off", silent=True, x_disable_stats=True)
     config = {"sam": {"enabled": True}, "data": {"seed": 3}, "actor_rollout_ref": {"rollout": {}}}
+    config |= more_config
     run = wandb.init(project="test", dir=str(path), config=config, settings=settings)
     for step, metrics in STEPS.items():
         run.log(metrics | {"table": "no number"}, step=step)
@@ -95,6 +96,26 @@ def test_what_sources_cannot_tell_is_said(tmp_path):
     assert comparison.fair is None
     assert comparison.time("rollout").raw.speed_up_minus_one.value == 0.0
     assert comparison.time("rollout").tokens == "perf/total_num_tokens"
+
+
+def test_what_a_run_of_ours_tells_wandb_of_itself_is_no_setting(tmp_path):
+    told = {
+        "label": "sam=matched", "versions": {"verl": "0.9.1"}, "seeds": {"rollout": 3},
+        "host": {"cpus": 2}, "started_at": "2026-07-01T00:00:00+00:00", "git": {"commit": "a"},
+    }  # fmt: skip
+    by_wandb(tmp_path / "run", sam_run=told)
+    run = load_run(tmp_path / "run")
+    assert run.label == "sam=matched" and "sam_run" not in run.start.config
+    assert {name: getattr(run.start, name) for name in ("versions", "seeds", "host")} == {
+        name: told[name] for name in ("versions", "seeds", "host")
+    }
+
+
+def test_a_log_without_a_single_figure_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "data": {}}\n')
+    with pytest.raises(RunFolderError, match="no training step in it"):
+        compare_folders(path, path)
 
 
 def test_wandb_tells_configuration_and_seeds_and_survives_damage(tmp_path):

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -9,10 +10,15 @@ from typer.testing import CliRunner
 from sam_rollout.bench.generator import group
 from sam_rollout.cli import app
 from sam_rollout.config import SamConfig
+from sam_rollout.simulation import program
+from sam_rollout.simulation.acceptance import Acceptance
 from sam_rollout.simulation.check import judge
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.published import GAINS, Prediction
+from sam_rollout.simulation.recorded import siblings_kind
+from sam_rollout.simulation.rollout import Fleet, Round
 from sam_rollout.simulation.validation import Row
+from sam_rollout.simulation.workload import Workload
 
 
 @pytest.fixture
@@ -48,6 +54,24 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
     assert next(iter(settings)) == "baseline" and len(settings) == 7
     assert settings["k=3, threshold 8"]["rollout_s"] < settings["baseline"]["rollout_s"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_choose_the_table_of_as_many_siblings(monkeypatch):
+    made = []
+
+    def chances(workload, k, count):
+        made.append(count)
+        return Acceptance(np.zeros(1), np.full((1, k), 0.5))
+
+    monkeypatch.setattr(program, "_siblings_chances", chances)
+    n, some = 32, Acceptance(np.zeros(1), np.full((1, 3), 0.5))
+    round_ = Round(np.full(n, 10), np.full(n, 50), np.zeros(n, np.int64))
+    table = CostTable([CostRow(1, query, 0, False, 0.01) for query in (1, 4)])
+    workload = Workload(1, round_, Fleet(1, n), chances=some)
+    program.replay_settings(workload, table, Fleet(1, n), [8], [3], siblings=True)
+    assert made[0] == 1
+    assert [siblings_kind(count) for count in made] == list(range(len(made)))
+    assert siblings_kind(10 * n) == len(made) - 1
 
 
 def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_path):

@@ -13,7 +13,7 @@ from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
 def drafting(threshold, k=3, acceptance=(), **options):
-    return Setting(GateBudget(ThresholdGate(threshold), k), acceptance, **options)
+    return Setting(GateBudget(ThresholdGate(threshold, k)), acceptance, **options)
 
 
 def test_the_baseline_takes_the_longest_chain_of_steps(make_round, flat_costs):
@@ -104,6 +104,17 @@ def test_a_full_cache_preempts_the_last_to_join(make_round, flat_costs):
     assert found.ends.min() < found.ends.max()
 
 
+def test_a_full_cache_with_long_drafts_comes_to_an_end(make_round):
+    """Who joins leaves room for a verify step of all, or would be put out and join for ever."""
+    k = 24
+    costs = StepCosts(np.ones(1), np.zeros(1), np.full((k + 1, 1, 1), 0.1))
+    some = Acceptance(np.zeros(1), np.full((1, k), 0.3))
+    fleet = Fleet(1, 6, kv_tokens=1_000)
+    found = simulate(make_round([400] * 6), fleet, costs, drafting(8, k, (some,)))
+    assert found.figures()["preempted"] < 100
+    assert found.ends.min() > 0
+
+
 def test_prompts_take_time(make_round, flat_costs):
     costs = StepCosts(flat_costs.batches, flat_costs.contexts, flat_costs.seconds, 0.01)
     found = simulate(make_round([1, 1], prompt=20), Fleet(1, 2), costs, Setting())
@@ -162,6 +173,13 @@ def test_budgets_follow_the_configuration():
     sam = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
     assert tabulate(budget_of(sam), 3, [0.0]).ravel().tolist() == [0, 5, 5, 0]
     assert tabulate(budget_of(SamConfig(enabled=False)), 3, [0.0]).max() == 0
+    assert tabulate(budget_of(SamConfig(gate=GateConfig(kind="closed"))), 3, [0.0]).max() == 0
+    schedule = SamConfig(
+        max_draft_tokens=5, gate=GateConfig(kind="schedule", schedule={"1": 4, "2": 2})
+    )
+    assert tabulate(budget_of(schedule), 3, [0.0]).ravel().tolist() == [0, 4, 2, 0]
+    with pytest.raises(ValueError, match="cannot be simulated"):
+        budget_of(SamConfig(gate=GateConfig(kind="auto")))
 
 
 def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
@@ -171,6 +189,9 @@ def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
         simulate(make_round([1]), Fleet(3, 1, lockstep=2), flat_costs, Setting())
     with pytest.raises(ValueError, match="costs end at 4 drafts"):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, (always_right,)))
+    with pytest.raises(ValueError, match="kind_of names table 1, there are 1"):
+        beyond = drafting(1, 3, (always_right,), kind_of=lambda siblings: 1)
+        simulate(make_round([9]), Fleet(1, 1), flat_costs, beyond)
     with pytest.raises(ValueError, match="need acceptance"):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1))
 

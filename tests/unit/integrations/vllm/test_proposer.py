@@ -448,6 +448,19 @@ def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
     assert engine.proposer._control == set()
 
 
+def test_the_gate_is_told_who_gets_no_drafts():
+    engine = Engine()
+    gate = GateOnRecord()
+    engine.proposer.gate = GuardedGate(gate)
+    prompt = PERIOD * 2 + PERIOD[:1]
+    engine.requests |= control_of(prompt, "control") | {"a": Request(list(prompt), {})}
+    engine.step("control", "a")
+    engine.step("a")
+    first, second = gate.seen
+    assert first.may_draft.tolist() == [0, 1]
+    assert second.may_draft == 1
+
+
 def test_describe_names_class_and_configuration():
     description = Engine().proposer.describe()
     assert description["proposer"] == "sam_rollout.integrations.vllm.proposer.SamProposer"
