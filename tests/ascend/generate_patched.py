@@ -80,7 +80,9 @@ def main() -> None:
     bound = llm.collective_rpc("sam_bind")
     report["start-up"] = f"{check_drafters(bound, SAM)}\n{check_samplers(bound, SAMPLER)}"
     for name, gate in {"closed": CLOSED, "open": OPEN}.items():
-        runner.drafter.gate = make_gate(gate)
+        runner.drafter.gate = make_gate(
+            gate, max_rows=len(PROMPTS), max_draft_tokens=SAM.max_draft_tokens
+        )
         report[name] = generate(llm)
     json.dump(report, sys.stdout)
 
