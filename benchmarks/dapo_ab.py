@@ -27,7 +27,15 @@ from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.page import write_page
 from sam_rollout.report.plots import plot_comparison
-from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, RUNS, UNFAIR, compare_recorded
+from sam_rollout.report.recorded import (
+    FAIR,
+    RECORD,
+    RESULTS,
+    RUNS,
+    SIDES_PICTURE,
+    UNFAIR,
+    compare_recorded,
+)
 from sam_rollout.report.tables import print_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
@@ -130,7 +138,7 @@ def write_record(about: dict[str, Any], setting: dict[str, Any], repeats: int) -
     page = (RESULTS / RECORD).with_suffix(".html")
     write_page(comparisons[FAIR], page)
     write_page(comparisons[UNFAIR], page.with_stem(f"{page.stem}_unfair"))
-    plot_comparison(comparisons[FAIR], RESULTS / "dapo_ab_tiny_cpu.png")
+    plot_comparison(comparisons[FAIR], RESULTS / SIDES_PICTURE)
     if not screenshot(page, page.with_suffix(".png")):
         print("no Chromium here: the screenshot stays as it was")
     for one in comparisons.values():

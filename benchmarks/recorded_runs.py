@@ -6,6 +6,7 @@ Paths of the machine are taken out of the configuration; names of hosts are in n
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TABLES = ("engine_steps", "requests")
 # Decimals kept: durations are what is added up, times of day put rows in order.
 DECIMALS = {"time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0}
+# An absolute path inside a value, but no host (hdfs://data/x) and no part of another path.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.>-])(?<!:/)(?:~|/(?:home|root|tmp|data|mnt|work|var|opt|usr))"
+    r"(?:/[^\s/\"',:;=()\[\]{}]+)*/([^\s/\"',:;=()\[\]{}]+)"
+)
 OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ in their last bytes
 
 
@@ -69,4 +75,6 @@ def scrub(value: Any, run_dir: Path) -> Any:
         return value
     for path, name in ((run_dir.absolute(), "<run_dir>"), (REPOSITORY, "<repository>")):
         value = value.replace(str(path), name)
-    return f"<path>/{Path(value).name}" if value.startswith(("/", "~")) else value
+    if value.startswith(("/", "~")):
+        return f"<path>/{Path(value).name}"
+    return MACHINE_PATH.sub(r"<path>/\1", value)

@@ -16,7 +16,8 @@ from typing import Any
 
 from benchmarks import rollout, routing
 from recipes.dapo_qwen3 import published_setups
-from sam_rollout.report.recorded import FAIR, load_recorded
+from sam_rollout.report.compare import TimeRow
+from sam_rollout.report.recorded import FAIR, SIDES_PICTURE, UNFAIR, load_recorded
 from sam_rollout.report.recorded import tables as tables_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -98,18 +99,19 @@ def dapo_section() -> str:
     recorded = load_recorded(RESULTS)
     record, comparison = recorded.content, recorded.comparisons[FAIR]
     setting, tables = record["setting"], tables_of(recorded.comparisons)
+    rollout_row = recorded.comparisons[UNFAIR].time("rollout")
     text = (
         f"{setting['repeats']} run(s) of each side, alternating, {setting['steps']} training steps "
         "each, the first left out. Means over steps and runs; a gain is BASE / SAM - 1, time saved "
-        "1 - SAM / BASE; in brackets 95 % bootstrap intervals of the noise "
+        "1 - SAM / BASE; in brackets 95 % intervals of the noise "
         f"{comparison.noise}. Equal tokens: time per generated token. `sam-rollout compare "
         "--check` makes these tables again from the runs in `benchmarks/results/runs`. As a page: "
         "[compare_tiny_cpu.html](../benchmarks/results/compare_tiny_cpu.html)."
     )
     unfair = (
         "A pair that is not fair, on purpose: the other side has another seed and shorter "
-        f"responses ({setting['unfair_steps']} steps). The raw gain is mostly the shorter work, "
-        "and the comparison says so:"
+        f"responses ({setting['unfair_steps']} steps). {_raw_and_equal(rollout_row)}What the "
+        "comparison says of it is below the table:"
     )
     return _section(
         "Whole DAPO runs",
@@ -121,11 +123,19 @@ def dapo_section() -> str:
         tables["figures beside the times"],
         "What the comparison finds to object:",
         tables["findings"],
-        "![both sides](../benchmarks/results/dapo_ab_tiny_cpu.png)",
+        f"![both sides](../benchmarks/results/{SIDES_PICTURE})",
         unfair,
         tables["times and gains of the unfair pair"],
         tables["findings of the unfair pair"],
     )
+
+
+def _raw_and_equal(row: TimeRow | None) -> str:
+    """What equal tokens leave of a row's gain; nothing where it has not both."""
+    if row is None or row.raw is None or row.equal_tokens is None:
+        return ""
+    raw, equal = (gain.speed_up_minus_one.value for gain in (row.raw, row.equal_tokens))
+    return f"The gain of its {row.title} is {raw:+.1%} raw, {equal:+.1%} at equal tokens. "
 
 
 def learning_section() -> str:
@@ -186,6 +196,8 @@ def drafter_section() -> str:
         ),
         "![acceptance against context length and against k](../benchmarks/results/drafter.png)",
     ]
+    if held_out := record.get("held_out_seed"):
+        parts.append(_drafter_held_out(held_out, record))
     return _section("The drafter alone", "python -m benchmarks.drafter", record, *parts)
 
 
@@ -199,6 +211,37 @@ def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
     return _table(
         ["drafter", *(f"{data}, k = {k}" for data, k in columns)],
         [[side, *(length.get((side, *column), "") for column in columns)] for side in sides],
+    )
+
+
+def _drafter_held_out(held_out: dict[str, Any], record: dict[str, Any]) -> str:
+    """The gains of the main record beside those on texts that nothing was chosen on."""
+    pairs = (
+        ("CoT", "own", "first occurrence"),
+        ("CoT", "own", "arctic"),
+        ("CoT groups", "own + siblings", "own"),
+    )
+    lengths = [
+        {(row["data"], row["side"], row["k"]): row["mean_acceptance_length"] for row in rows}
+        for rows in (held_out["acceptance"], record["acceptance"])
+    ]
+    rows = [
+        [f"{data}, k = {k}: {side} against {other}"]
+        + [
+            f"{of[data, side, k] / of[data, other, k] - 1:+.1%} "
+            f"({of[data, side, k]:.3f}, {of[data, other, k]:.3f})"
+            for of in lengths
+        ]
+        for data, side, other in pairs
+        for k in (3, 8)
+        if all((data, name, k) in of for of in lengths for name in (side, other))
+    ]
+    return (
+        "Texts of another seed, `python -m benchmarks.drafter --held-out-seed "
+        f"{held_out['seed']}` ({held_out['machine']['date']}). The constants of the rule that "
+        "drafts from own text were chosen on the generated texts above, those of this seed were "
+        "read once, for this table:\n\n"
+        + _table(["", f"seed {held_out['seed']}, held out", "seed of the tables above"], rows)
     )
 
 
@@ -540,6 +583,67 @@ def routing_section() -> str:
 
 
 # Record below benchmarks/results -> the section that shows it.
+def simulation_section() -> str:
+    """Published setups on paper; docs/simulation.md says how they are simulated."""
+    record = _load("simulate_published")
+    studies, speed = record["experiments"], record["speed"]
+    first = next(iter(studies.values()))
+    fit, fitted, tail = first["fit"], first["fitted_baseline"], first["tail_factor"]
+    gains = [
+        [
+            name, row["title"],
+            f"{row['baseline_s']:,.0f} s", f"{row['predicted_baseline_s']:,.0f} s",
+            f"{row['published_gain']:.2%}", f"{row['predicted_gain']:.2%}",
+            f"{row['error_points']:+.1f}", f"{row['constant_error_points']:+.1f}",
+            f"{row['verify_needed']:.2f}x" if row["verify_needed"] else "none",
+        ]
+        for name, study in studies.items() for row in study["predictions"]
+    ]  # fmt: skip
+    sensitivities = [
+        [title] + [f"{study['sensitivities'][title]:.1%}" for study in studies.values()]
+        for title in first["sensitivities"]
+    ]
+    sources = [
+        [title] + [f"{_gain(study['simulated_sources'], title):.1%}" for study in studies.values()]
+        for title in first["simulated_sources"]
+    ]
+    remarks = {row["remark"]: name for name, study in studies.items()
+               for row in study["predictions"] if row["remark"]}  # fmt: skip
+    return _section(
+        "Published setups, simulated",
+        "python -m benchmarks.simulate_published",
+        record,
+        "Predicted by the [simulator](simulation.md), none of it run: gains are baseline / SAM - 1."
+        f" Fitted on three baseline figures of Qwen3-32B: {1000 * fit['layer_s']:.3f} ms a layer, "
+        f"sigma of log length {fit['sigma']:.2f}, {fit['capped_share']:.2%} of the responses up to "
+        f"the limit. Reproduced: {fitted['mean_s']:.0f} s, {fitted['rollout_s']:.0f} s, long tail "
+        f"{fitted['tail_s']:.0f} s. *One gain for all* predicts the mean of the other published "
+        "gains. *Verify steps*: how many times as dear as assumed they would have to be for the "
+        "published gain; none where no factor of 0.5 to 3 gives it.",
+        _table(
+            ("setup", "figure", "baseline published", "predicted", "gain published", "predicted",
+             "error, points", "one gain for all, error", "verify steps"),
+            gains,
+        ),
+        f"Long tail of Qwen3-32B: {tail['predicted']:.2f}x as fast predicted, "
+        f"{tail['published']}x published.",
+        "\n".join(f"{name}: {remark}." for remark, name in remarks.items()),
+        "What the assumptions weigh, gain of a step's rollout; the fit stays:",
+        _table(("assumption", *studies), sensitivities),
+        "What more sources would add, on generated texts, half of the variance of lengths common "
+        "to siblings:",
+        _table(("source", *studies), sources),
+        f"The simulator itself: a round of {speed['responses']:,} responses of up to "
+        f"{speed['max_response']:,} tokens on {speed['replicas']:,} replicas took "
+        f"{speed['median_s']:.1f} s of one core (median of {len(speed['all_s'])}).",
+    )  # fmt: skip
+
+
+def _gain(sources: dict[str, dict[str, float]], title: str) -> float:
+    """Baseline / it - 1, of the rollout."""
+    return sources["baseline"]["rollout_s"] / sources[title]["rollout_s"] - 1
+
+
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
     "compare_tiny_cpu": dapo_section,
@@ -553,6 +657,7 @@ SECTIONS = {
     "telemetry_overhead": telemetry_section,
     "routing_tiny_cpu": routing_section,
     "gate": gate_section,
+    "simulate_published": simulation_section,
 }
 
 

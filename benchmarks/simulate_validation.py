@@ -7,7 +7,7 @@
 Each part starts one engine, in this process. First it measures steps at fixed batches (responses
 that do not end), then it samples rollouts in several settings: limits of the batch, thresholds of
 the gate. The coupled sampler makes the texts of a rollout the same in all settings. Chances of
-acceptance are fitted on other rollouts (`FIT_STEPS`) than those that are predicted.
+acceptance are fitted on rollouts of other prompts (`FIT_STEPS`) than those that are predicted.
 
 Times are CPU seconds of this process, in which the engine runs with one thread and does nothing but
 compute: on an idle machine they are what a clock shows, on a shared one others' work is left out.
@@ -40,7 +40,7 @@ TRACES = RESULTS / "traces" / "simulate_validation.parquet"
 
 # As in experiment=tiny_cpu.
 PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 8, 8, 1024, 64
-SEED, PROMPT_SEED = 1, 5
+SEED, PROMPT_SEED, FIT_PROMPT_SEED = 1, 5, 6
 ROLLOUT_STEPS, FIT_STEPS = (1, 2), (11,)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_EDGES = (0, 180, 360, 1300)  # costs are medians over such stretches
@@ -264,8 +264,9 @@ def _rollouts(
     """Every setting on every rollout; texts of each rollout once. Yields what there is so far."""
     found, texts = [], []
     if k == 0:
+        others = load_prompts(FIT_PROMPT_SEED)
         for step in FIT_STEPS:
-            texts += engine.run(prompts, SIBLINGS, step)[0]
+            texts += engine.run(others, SIBLINGS, step)[0]
     for step in ROLLOUT_STEPS:
         for max_num_seqs, threshold in settings:
             said, steps, wall_s = engine.run(
@@ -304,8 +305,8 @@ def _measured(
 TAIL_THRESHOLD = 16
 
 
-def load_prompts() -> list[list[int]]:
-    """Token ids of the benchmark's prompts."""
+def load_prompts(seed: int = PROMPT_SEED) -> list[list[int]]:
+    """Token ids of the prompts of the rollouts that are predicted, or of others."""
     from transformers import AutoTokenizer
 
     from recipes.dapo_qwen3.synthetic_math import draw_problems
@@ -315,12 +316,34 @@ def load_prompts() -> list[list[int]]:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.question}], add_generation_prompt=True
         )["input_ids"]
-        for problem in draw_problems(seed=PROMPT_SEED, count=PROMPTS)
+        for problem in draw_problems(seed=seed, count=PROMPTS)
     ]
 
 
+def require_same_texts(rollouts: list[dict[str, Any]]) -> None:
+    """Rollouts of one step wrote as many tokens in every setting of every part.
+
+    Texts are kept once, of the part without drafts, and stand for all.
+    """
+    for step in sorted({rollout["step"] for rollout in rollouts}):
+        found = {
+            (one["k"], one["max_num_seqs"], one["threshold"]): one["response_tokens"]
+            for one in rollouts
+            if one["step"] == step
+        }
+        if len(set(found.values())) > 1:
+            raise SystemExit(
+                f"rollout {step} has other texts in some settings, tokens by (k, max_num_seqs, "
+                f"threshold): {found}; record the parts anew, on one machine with one installation"
+            )
+
+
 def assemble(folder: Path) -> None:
-    """Write the record and the traces from the parts."""
+    """Write the record and the traces from the parts.
+
+    Raises:
+        SystemExit: the parts do not have the same texts.
+    """
     costs, rollouts, texts, about = {}, [], [], {}
     for part in PARTS:
         for file in sorted(folder.glob(f"{part}-*.json")):
@@ -329,12 +352,13 @@ def assemble(folder: Path) -> None:
             costs.update({part: content["rows"]} if "rows" in content else {})
             rollouts += content.get("rollouts", [])
         texts += pq.read_table(folder / f"{part}.parquet").to_pylist() if part == "off" else []
+    require_same_texts(rollouts)
     record_ = {
         "machine": about,
         "setting": {
             "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS,
             "tail_threshold": TAIL_THRESHOLD, "rollout_steps": ROLLOUT_STEPS,
-            "fit_steps": FIT_STEPS,
+            "fit_steps": FIT_STEPS, "prompt_seed": PROMPT_SEED, "fit_prompt_seed": FIT_PROMPT_SEED,
         },
         "costs": costs,
         "rollouts": rollouts,

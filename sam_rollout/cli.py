@@ -77,7 +77,9 @@ class _CompareCommand(TyperCommand):
     def parse_args(self, ctx: "click.Context", args: list[str]) -> list[str]:
         spread, after_with = [], False
         for argument in args:
-            if argument.startswith("-") and argument != "-":
+            if argument.startswith("--with="):
+                argument, after_with = argument.removeprefix("--with="), True
+            elif argument.startswith("-") and argument != "-":
                 after_with = argument == "--with"
                 if after_with:
                     continue
@@ -197,6 +199,8 @@ def dashboard(
 
     if (picture is not None or tensorboard) and not runs:
         raise typer.BadParameter("--picture and --tensorboard need run folders")
+    if runs and picture is None and not tensorboard:
+        typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
     with _one_line_errors(workspace.DashboardError):
         if picture is not None:
             from sam_rollout.dashboard.picture import draw_sections
@@ -309,6 +313,10 @@ def drafter(
     ] = None,
     picture: PictureOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter texts.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of the generated texts; the recorded one unless given."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Hold the figures against targets; exit 1 if missed.")
     ] = False,
@@ -322,7 +330,8 @@ def drafter(
         texts = [] if traces is None else read_traces(traces)
         sizes = program.QUICK if quick else program.Sizes()
         with _console().status("starting") as status:
-            result = program.Bench(sizes, texts, progress=status.update).run()
+            given = program.SEED if seed is None else seed
+            result = program.Bench(sizes, texts, given, progress=status.update).run()
         drafter_report.show(result, _console())
         if json_path is not None:
             json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
@@ -573,7 +582,7 @@ def simulate_command(
         typer.Option(
             "--check",
             help="Predict recorded rollouts and published figures; exit 1 if one falls short "
-            "without a stated reason.",
+            "that is no known miss, differs from its record, or has none.",
         ),
     ] = False,
 ) -> None:

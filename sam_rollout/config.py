@@ -8,6 +8,7 @@ and under the name its user typed.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -97,6 +98,8 @@ def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
     """What a value should have been; empty if it is right."""
     if type(value) is not kind and not (kind is float and type(value) is int):
         return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
+    if isinstance(value, float) and not math.isfinite(value):  # in no order with any limit
+        return "must be a finite number"
     if "choices" in limits and value not in limits["choices"]:
         return "must be one of " + ", ".join(map(repr, limits["choices"]))
     minimum, maximum = limits.get("minimum"), limits.get("maximum")
@@ -338,13 +341,28 @@ class RolloutTelemetryConfig(Section):
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
 
-    def check_control(self, replicas: int) -> None:
-        """Raise ConfigError if a control cannot be told from the rest with so many replicas."""
-        if self.control_share and self.control_unit == "replicas" and replicas < 2:
+    def check_control(self, replicas: int, *, refills: bool) -> None:
+        """Raise ConfigError if a control of replicas cannot be compared with the rest.
+
+        Args:
+            replicas: of the rollout.
+            refills: whether dropped prompts are replaced while others run.
+        """
+        if not self.control_share or self.control_unit != "replicas":
+            return
+        field = f"{self.PATH}.control_unit"
+        if replicas < 2:
             raise ConfigError(
-                f"{self.PATH}.control_unit",
+                field,
                 self.control_unit,
                 f"needs at least 2 rollout replicas, this run has {replicas}; use 'groups'",
+            )
+        if refills:
+            raise ConfigError(
+                field,
+                self.control_unit,
+                "cannot be compared with dynamic_sampling.kind = 'refill', where the faster "
+                "replicas get more prompts; use 'groups', or 'rounds' or 'none' there",
             )
 
 

@@ -18,13 +18,18 @@
 #                in a file system that this machine and the head share
 #   SEED         of the first pair, of prompts and rollouts; 1
 #   TIMEOUT_S    of one run; none
+#   PYTHON       a command or path; that of .venv, python3 where there is none
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 usage() { sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
-PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
-[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+if [ -n "${PYTHON:-}" ]; then
+    command -v "$PYTHON" > /dev/null || die "PYTHON=$PYTHON: there is no such command"
+else
+    PYTHON="$ROOT/.venv/bin/python"
+    [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+fi
 COMPARE="${COMPARE:-$PYTHON -m sam_rollout.cli compare}"
 SEED="${SEED:-1}"
 TIMEOUT_S="${TIMEOUT_S:-0}"

@@ -6,7 +6,8 @@
 # Parts that leave a core idle run side by side, their output comes when they are done, and lies
 # below .test-results. The comparison page is tried in a Chromium where there is one (apt-get install
 # chromium, or a path in CHROMIUM); otherwise that test is shown as skipped. Exits with 0 only if every
-# part passed. The last line sums up pytest's results over the parts.
+# part passed. The last line sums up pytest's results over the parts; a part that failed without a
+# failed test counts as one.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
@@ -96,19 +97,27 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
+# Prints with a command, one writer at a time, also where that is longer than a pipe's buffer.
+alone() {
+    {
+        flock 9
+        "$@"
+    } 9> "$RESULTS/printing.lock"
+}
+
+print_log() {
+    say "$1"
+    cat "$RESULTS/$1.log"
+}
+
 # Runs parts one after the other, without mixing their output with another lane's.
 run_lane() {
     local part
     for part in "$@"; do
         part_exists "$part" || continue
-        say "$part has started; its output: ${RESULTS#"$ROOT"/}/$part.log"
+        alone say "$part has started; its output: ${RESULTS#"$ROOT"/}/$part.log"
         run_part "$part" > "$RESULTS/$part.log" 2>&1
-        # One writer at a time, also where the output is longer than a pipe's buffer.
-        {
-            flock 9
-            say "$part"
-            cat "$RESULTS/$part.log"
-        } 9> "$RESULTS/printing.lock"
+        alone print_log "$part"
     done
 }
 
@@ -195,5 +204,6 @@ echo
 for line in "${SUMMARY[@]}"; do say "$line"; done
 [ ${#FAILED[@]} -eq 0 ] || say "failed parts: ${FAILED[*]}"
 [ "$PARTS" = lint ] \
-    || "$VENV_PYTHON" scripts/lib/sum_junit.py "$RESULTS" "$((SECONDS - STARTED))"
+    || "$VENV_PYTHON" scripts/lib/sum_junit.py "$RESULTS" "$((SECONDS - STARTED))" \
+        ${FAILED[@]+"${FAILED[@]}"}
 [ ${#FAILED[@]} -eq 0 ]

@@ -64,8 +64,8 @@ AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
 PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
-COPIED = 5  # prefix that the text's copy of itself has come to, 0 if it copies nothing
-AGREED = 6  # how far the text agrees with it, see `_follow_copy`
+COPIED = 5  # prefix that the text's copy of itself has come to; means nothing where AGREED is 0
+AGREED = 6  # how far the text agrees with it, see `_follow_copy`; 0 if there is no copy
 GUARD = 7  # the last GUARD_TOKENS tokens, by position modulo their number
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
@@ -139,7 +139,9 @@ MATCH_END = 1  # the prefix whose continuation to draft
 MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
 MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
 MATCH_STATE = 4
-MATCH_CONFIRMED = 5  # 1 if what followed there followed the match twice running
+# 1 if there is more than one witness: in a text's own automaton, what followed there followed the
+# match twice running; in a shared one, texts were noted to go on from the match more than once.
+MATCH_CONFIRMED = 5
 MATCH_WIDTH = 6
 
 
@@ -710,7 +712,8 @@ def _match(automata, text, max_branches, out):
             out[MATCH_LENGTH] = _length_of(header, state)
             out[MATCH_END] = end
             out[MATCH_STATE] = state
-            out[MATCH_CONFIRMED] = min(np.int64(entry[LATEST]) >> COUNT_SHIFT, 1)
+            count = np.int64(entry[LATEST]) >> COUNT_SHIFT
+            out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
             break
         state = np.int64(entry[LINK])
     if text[AGREED] > out[MATCH_LENGTH]:

@@ -51,6 +51,14 @@ class _Directories:
 _NOTHING = np.zeros(0, np.int64)
 
 
+class AutomatonFullError(ValueError):
+    """An automaton can hold no more tokens; `automaton` is its number."""
+
+    def __init__(self, message: str, automaton: int) -> None:
+        super().__init__(message)
+        self.automaton = automaton
+
+
 class AutomatonPool:
     """Suffix automata of texts that grow (SAM-Decoding, arXiv 2411.10666).
 
@@ -202,7 +210,8 @@ class AutomatonPool:
             TypeError: an array is not int32 (ids of 2**31 and more do not fit a token).
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read. Or an automaton would hold over 2**24 tokens.
+                offending one have been read.
+            AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
         row = 0
@@ -304,8 +313,9 @@ class AutomatonPool:
                 f"token_ids{list(token_ids.shape)}"
             )
         if reason == kernels.TOO_LONG:
-            raise ValueError(
-                f"rows[{i}]: an automaton reads no more than {LARGEST_AUTOMATON} tokens"
+            raise AutomatonFullError(
+                f"rows[{i}]: an automaton reads no more than {LARGEST_AUTOMATON} tokens",
+                self._automaton_of(int(slots[i])),
             )
         position = self.length(int(slots[i]))
         raise ValueError(

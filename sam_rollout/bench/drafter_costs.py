@@ -55,16 +55,15 @@ class Batch:
     """Requests in rows that grow by two tokens a step on average.
 
     Args:
-        texts: siblings of one prompt; rows beyond their number are groups of the same texts, each
-            with its own memory.
+        texts: siblings of one prompt; rows beyond their number are groups of the same texts with
+            token ids of their own, so that one group finds nothing in another.
         rows, context: requests, and the tokens each begins with.
         steps: how often it will grow.
     """
 
     def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
         self.traces = [
-            dataclasses.replace(texts[row % len(texts)], group=str(row // len(texts)))
-            for row in range(rows)
+            _regrouped(texts[row % len(texts)], row // len(texts)) for row in range(rows)
         ]
         room = context + 3 * steps
         self.tokens = np.stack([trace.tokens[:room] for trace in self.traces])
@@ -93,6 +92,13 @@ class Batch:
             row[start:stop].tolist()
             for row, start, stop in zip(self.tokens, before, self.lengths, strict=True)
         ]
+
+
+def _regrouped(trace: Trace, group: int) -> Trace:
+    shift = group * generator.MODEL.vocabulary
+    return dataclasses.replace(
+        trace, group=str(group), prompt=trace.prompt + shift, response=trace.response + shift
+    )
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
@@ -232,11 +238,11 @@ def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[
         calls_ms.append(_cpu_ms(call))
     tokens = int(work.lengths.sum())
     nbytes = session.nbytes()
-    session.finish(work.ids)
-    session.end_step()
+    end_ms = _cpu_ms(partial(session.finish, work.ids)) + _cpu_ms(session.end_step)
     return {
         "tokens": tokens,
         "slowest_ms": max(calls_ms),
+        "end_ms": end_ms,
         "p999_ms": float(np.percentile(calls_ms, 99.9)),
         "bytes_per_token": None if nbytes is None else nbytes / tokens,
         "start_bytes": start_bytes,

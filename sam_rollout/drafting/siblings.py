@@ -3,14 +3,20 @@
 All responses to a prompt, running or finished, share one automaton while the training step lasts.
 They grow in turns, so a row finds what its siblings wrote one engine step ago. The prompt is read
 once for all of them. With the scope `run` all responses that the engine samples share one, step
-after step, until it grows too large: prompts of one task are solved with the same phrases.
+after step, until it grows too large and another one takes over: prompts of one task are solved with
+the same phrases.
+
+No request changes its automaton: reading a long text anew would hold up an engine step, and all of
+them at once for seconds. One that loses its automaton does without until it ends.
 """
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sam_rollout.automaton.pool import LARGEST_AUTOMATON
+import numpy as np
+
+from sam_rollout.automaton.pool import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
 from sam_rollout.config import SiblingsSourceConfig
 from sam_rollout.drafting.live import NO_SLOT, LiveTexts
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
@@ -18,14 +24,14 @@ from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
-_GroupKey = tuple[str, int, str]  # split, step, group
+_GroupKey = tuple[str, int, str]  # split, step, group; of a run: split, which automaton, ""
 
 
 @dataclasses.dataclass
 class _Group:
     automaton: int
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of live requests
-    step_is_over: bool = False
+    is_over: bool = False  # freed with the last live request
 
 
 class SiblingTexts(LiveTexts):
@@ -35,11 +41,15 @@ class SiblingTexts(LiveTexts):
         max_rows: most requests in one batch.
         config: `scope`, and `max_bytes`, the memory of all automata, checked after every step.
             Beyond it whole groups are given up, the one that has been absent from the batch
-            longest first; the requests of a group that was given up do without until the training
-            step is over. A group that comes near the largest automaton there can be is given up,
-            too. What all responses of a run share begins anew after a step that leaves it at half
-            of either limit.
+            longest first, and so is a group that comes near the largest automaton there can be.
+            Its requests do without until they end, and so do those that join them in the same
+            training step. What all responses of a run share is replaced instead: requests that
+            come later share another one. After a step that leaves it at half of either limit it
+            is replaced as well, and freed when its live requests have ended.
         max_branches: as for `LiveTexts`.
+
+    Attributes:
+        restarts: how often what a run shares was replaced at the end of a step.
     """
 
     name = "siblings"
@@ -52,7 +62,10 @@ class SiblingTexts(LiveTexts):
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest absent first
         self._key_of: dict[str, _GroupKey] = {}  # of live requests
         self._given_up: set[_GroupKey] = set()
+        self._without: set[str] = set()  # live requests that do without
+        self._replaced: Counter[str] = Counter()  # by split: automata of the run before this one
         self._bound: list[str] = []
+        self.restarts = 0
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -61,6 +74,15 @@ class SiblingTexts(LiveTexts):
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             self._slots[row] = self._slot_of(request_id, identity)
         self._bound = list(request_ids)
+
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """As `LiveTexts`; a group is given up that one step carries to the largest automaton."""
+        while True:
+            try:
+                return super().catch_up(token_ids, num_tokens, eligible)
+            except AutomatonFullError as full:
+                automata = {group.automaton: key for key, group in self._groups.items()}
+                self._give_up(automata[full.automaton])
 
     def settle(self) -> None:
         """Give groups up until the rest fits into memory."""
@@ -74,69 +96,84 @@ class SiblingTexts(LiveTexts):
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended: their texts stay for their siblings. Unknown ids are passed over."""
         for request_id in request_ids:
+            self._without.discard(request_id)
             key = self._key_of.pop(request_id, None)
             if key is None:
                 continue
             group = self._groups[key]
             self.pool.close(group.slots.pop(request_id))
-            if group.step_is_over and not group.slots:
+            if group.is_over and not group.slots:
                 self._free(key)
 
     def end_step(self) -> None:
         """The training step is over: free groups, those with live requests when these end."""
-        if self._of_run:
-            for key in [key for key in self._groups if self._is_half_full(key)]:
-                self._give_up(key)
-            self._given_up.clear()
-            return
         self._given_up.clear()
         for key, group in list(self._groups.items()):
-            group.step_is_over = True
+            if self._of_run and not group.is_over:
+                if not self._is_half_full(group):
+                    continue
+                self._replace(key)
+                self.restarts += 1
+            group.is_over = True
             if not group.slots:
                 self._free(key)
 
     def counters(self) -> Mapping[str, int]:
-        """Groups and bytes as they stand, evictions since the start."""
+        """Groups and bytes as they stand, evictions and restarts since the start."""
         return {
             "siblings_groups": len(self._groups),
             "siblings_bytes": self.pool.nbytes,
             "siblings_evictions": self.evictions,
+            "siblings_restarts": self.restarts,
         }
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
         """The slot of a request that is in the batch."""
         if (key := self._key_of.get(request_id)) is None:
             key = self._group_of(identity)
-            if key is None or key in self._given_up:
+            if key in self._given_up:
+                self._without.add(request_id)
+            if key is None or request_id in self._without:
                 return NO_SLOT
             if key not in self._groups:
                 self._groups[key] = _Group(self.pool.create())
             self._key_of[request_id] = key
             group = self._groups[key]
             group.slots[request_id] = self.pool.open(group.automaton)
-        self._groups.move_to_end(key)
-        return self._groups[key].slots[request_id]
+        group = self._groups[key]
+        if not (self._of_run and group.is_over):  # what was replaced is given up first
+            self._groups.move_to_end(key)
+        return group.slots[request_id]
 
     def _group_of(self, identity: RequestIdentity | None) -> _GroupKey | None:
         """What a request shares its automaton by, None if it shares none."""
         if self._of_run:
-            return (TRAIN_SPLIT if identity is None else identity.split, 0, "")
+            split = TRAIN_SPLIT if identity is None else identity.split
+            return (split, self._replaced[split], "")
         return None if identity is None else (identity.split, identity.step, identity.group)
 
-    def _is_half_full(self, key: _GroupKey) -> bool:
-        automaton = self._groups[key].automaton
+    def _is_half_full(self, group: _Group) -> bool:
         return (
-            self.pool.places_of_automaton(automaton) > LARGEST_AUTOMATON // 4
-            or self.pool.nbytes_of_automaton(automaton) > self._max_bytes // 2
+            self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 4
+            or self.pool.nbytes_of_automaton(group.automaton) > self._max_bytes // 2
         )
 
+    def _replace(self, key: _GroupKey) -> None:
+        """Let requests of a run that come from now on share another automaton."""
+        self._replaced[key[0]] += 1
+
     def _give_up(self, key: _GroupKey) -> None:
-        for request_id in self._groups[key].slots:
+        group = self._groups[key]
+        for request_id in group.slots:
             self._key_of.pop(request_id)
+            self._without.add(request_id)
             if request_id in self._bound:
                 self._slots[self._bound.index(request_id)] = NO_SLOT
         self._free(key)
-        self._given_up.add(key)
+        if not self._of_run:
+            self._given_up.add(key)
+        elif not group.is_over:
+            self._replace(key)
         self.evictions += 1
 
     def _free(self, key: _GroupKey) -> None:

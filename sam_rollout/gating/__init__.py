@@ -1,7 +1,7 @@
 """Whether to draft at this step, and how much."""
 
 from sam_rollout.gating.gate import ClosedGate, EngineStep, Gate, ScheduleGate, ThresholdGate
-from sam_rollout.gating.guard import GuardedGate, make_gate
+from sam_rollout.gating.guard import GuardedGate, fixed_gate, make_gate
 
 __all__ = [
     "ClosedGate",
@@ -10,5 +10,6 @@ __all__ = [
     "GuardedGate",
     "ScheduleGate",
     "ThresholdGate",
+    "fixed_gate",
     "make_gate",
 ]

@@ -13,12 +13,13 @@ class GuardedGate:
     """Another gate, closed for good if that fails: no failure in here ends a rollout.
 
     Attributes:
-        failures: 1 once the gate has failed.
+        failures: 1 once the gate has failed, and 1 more once its counters have.
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._kept: dict[str, float] = {}
+        self._reports = True
         self.failures = 0
 
     def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
@@ -31,12 +32,19 @@ class GuardedGate:
             return 0
 
     def counters(self) -> dict[str, float]:
-        """The gate's counters, the last ones known if it has failed, and `gate/failures`."""
-        try:
-            self._kept.update(self._gate.counters())
-        except Exception:
-            self._close()
+        """The gate's counters, the last ones known if it or they failed, and `gate/failures`."""
+        if self._reports:
+            try:
+                self._kept.update(self._gate.counters())
+            except Exception:
+                self._stop_reporting()
         return self._kept | {"gate/failures": self.failures}
+
+    def _stop_reporting(self) -> None:
+        """Keep the counters as they are; a gate that only cannot report still decides."""
+        self.failures += 1
+        self._reports = False
+        logger.warning("The gate's counters failed and stay as they are.", exc_info=True)
 
     def _close(self) -> None:
         self.failures += 1
@@ -59,20 +67,21 @@ def make_gate(
             then not its own, and engines that measure apart would decide apart: `auto` becomes
             `threshold`.
     """
-    return GuardedGate(_make(config, max_rows, max_draft_tokens, in_lockstep))
-
-
-def _make(config: GateConfig, max_rows: int, max_draft_tokens: int, in_lockstep: bool) -> Gate:
-    if config.kind == "closed":
-        return ClosedGate()
-    if config.kind == "schedule":
-        return ScheduleGate(config.schedule_by_rows(), max_draft_tokens)
+    if config.kind == "auto" and not in_lockstep:
+        return GuardedGate(AutoGate(max_rows, max_draft_tokens, config.exploration))
     if config.kind == "auto":
-        if not in_lockstep:
-            return AutoGate(max_rows, max_draft_tokens, config.exploration)
         logger.warning(
             "sam.gate.kind = 'auto' does not work with engines that share experts (data parallel); "
             "this engine drafts up to sam.gate.threshold = %d running requests instead.",
             config.threshold,
         )
+    return GuardedGate(fixed_gate(config, max_draft_tokens))
+
+
+def fixed_gate(config: GateConfig, max_draft_tokens: int) -> Gate:
+    """The gate that looks at the number of running requests alone; `threshold` for `auto`."""
+    if config.kind == "closed":
+        return ClosedGate()
+    if config.kind == "schedule":
+        return ScheduleGate(config.schedule_by_rows(), max_draft_tokens)
     return ThresholdGate(config.threshold, max_draft_tokens)

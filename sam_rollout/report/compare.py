@@ -20,7 +20,7 @@ from sam_rollout.report import fairness
 from sam_rollout.report.acceptance import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
-from sam_rollout.report.runs import Run, held_out_names
+from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
 from sam_rollout.report.sources import load_run
 from sam_rollout.report.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
@@ -183,7 +183,7 @@ class Comparison:
                 "findings": [asdict(found) for found in self.findings],
                 "gain_definition": "speed_up_minus_one = BASE / SAM - 1; "
                 "time_saved = 1 - SAM / BASE",
-                "interval": f"95 % bootstrap, noise {self.noise}",
+                "interval": f"95 %, noise {self.noise}",
                 "base": [_facts(run) for run in self.base],
                 "sam": [_facts(run) for run in self.sam],
                 "left_out": self.left_out,
@@ -311,8 +311,9 @@ class _Both:
         """Values of metrics over the steps of which every run knows all of them."""
         frames = [self.every(name) for name in names]
         whole = pd.concat(frames, axis=1).notna().all(axis=1)
+        paired = seeds_in_pairs(self.base, self.sam)
         return [
-            Sides(*(frame.loc[whole, side].to_numpy().T for side in ("base", "sam")))
+            Sides(*(frame.loc[whole, side].to_numpy().T for side in ("base", "sam")), paired)
             for frame in frames
         ]
 

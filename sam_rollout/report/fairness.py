@@ -7,7 +7,7 @@ source does not tell. Bounds are constants below, explained in docs/compare.md.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -63,6 +63,7 @@ KINDS = {
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
+WHAT_IS_READ = ("model.path", "_files")  # keys; other files there are another model, other data
 MILD = {"validation", "saving", "steps"}  # they touch the whole step or its number, no rollout
 
 
@@ -113,11 +114,29 @@ def _named(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
     ]
 
 
-def _total(runs: list[Run], steps: list[int], name: str) -> float | None:
-    """A metric summed over steps, mean over runs; None if a run does not know it."""
+def _count(runs: list[Run], steps: list[int], name: str) -> float | None:
+    """What is known of a count, summed over steps, mean over runs; None if a run knows nothing."""
     if any(name not in run.steps for run in runs):
         return None
-    return float(np.mean([run.steps[name].reindex(steps).sum() for run in runs]))
+    sums = [run.steps[name].reindex(steps).sum(min_count=1) for run in runs]
+    return None if np.isnan(sums).any() else float(np.mean(sums))
+
+
+def _means(
+    base: list[Run], sam: list[Run], steps: list[int], *names: str
+) -> list[tuple[float, float]] | None:
+    """Mean of each metric in BASE and in SAM, over the steps of which every run knows them all.
+
+    None if there is no such step.
+    """
+    sides = [
+        [run.steps.reindex(index=steps, columns=names) for run in runs] for runs in (base, sam)
+    ]
+    whole = np.all([table.notna().all(axis=1) for side in sides for table in side], axis=0)
+    if not whole.any():
+        return None
+    of_base, of_sam = (np.mean([table[whole].mean() for table in side], axis=0) for side in sides)
+    return [(float(left), float(right)) for left, right in zip(of_base, of_sam, strict=True)]
 
 
 # -- which side drafts -----------------------------------------------------------------------------
@@ -125,7 +144,7 @@ def _total(runs: list[Run], steps: list[int], name: str) -> float | None:
 
 def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     name = "sam/draft/drafted_tokens"
-    of_base, of_sam = _total(base, steps, name), _total(sam, steps, name)
+    of_base, of_sam = _count(base, steps, name), _count(sam, steps, name)
     if of_base:
         text = f"BASE verified {of_base:.0f} draft tokens"
         yield Finding("drafts", UNFAIR, text, {"base": of_base})
@@ -174,8 +193,9 @@ def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[
             if kind == "seeds" and name in _TOLD_SEEDS:
                 continue
             severity = WARNING if kind in MILD else UNFAIR
-            if _moved(left, right):
-                severity, kind = NOTE, "paths"
+            if alike := _common_end(left, right):
+                other_files = name.endswith(WHAT_IS_READ) and alike < 2
+                severity, kind = (UNFAIR if other_files else WARNING), "paths"
             text = f"{name}: {left} in BASE, {right} in SAM"
             yield Finding(kind, severity, text, {"key": name, "base": left, "sam": right})
     for name in ("versions", "host"):
@@ -274,11 +294,15 @@ def _kind(name: str) -> str:
     return next(found, "config")
 
 
-def _moved(left: Any, right: Any) -> bool:
-    """Whether two values are paths that end alike: another checkout of the same files."""
+def _common_end(left: Any, right: Any) -> int:
+    """How many last components two paths have in common; 0 if one is no path.
+
+    Another checkout of the same files ends alike, but so may the checkpoints of two runs.
+    """
     if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
-        return False
-    return PurePosixPath(left).name == PurePosixPath(right).name
+        return 0
+    ends = zip(*(reversed(PurePosixPath(path).parts) for path in (left, right)), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
 
 
 # -- what was asked and answered -------------------------------------------------------------------
@@ -329,11 +353,11 @@ def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
             yield Finding("response_lengths", UNFAIR, text, figures)
         means = [float(side.mean()) for side in sides]
     else:
-        totals = [_total(runs, steps, "response_length/mean") for runs in (base, sam)]
-        if not all(totals):
+        known = _means(base, sam, steps, "response_length/mean")
+        if not known or not all(known[0]):
             yield Finding("response_lengths", UNKNOWN, "response lengths are not recorded")
             return
-        means = [total / len(steps) for total in totals if total]
+        means = list(known[0])
     ratio = means[1] / means[0] - 1
     if abs(ratio) >= TOKENS_WARNING:
         text = (
@@ -382,14 +406,11 @@ def _ranges(steps: list[int]) -> str:
 
 def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     """The actor's update has nothing to do with drafts: its time per token tells of other load."""
-    time, tokens = "timing_s/update_actor", "perf/total_num_tokens"
-    per_token = []
-    for runs in (base, sam):
-        spent, made = _total(runs, steps, time), _total(runs, steps, tokens)
-        if not spent or not made:
-            return
-        per_token.append(spent / made)
-    ratio = per_token[1] / per_token[0] - 1
+    known = _means(base, sam, steps, "timing_s/update_actor", "perf/total_num_tokens")
+    if not known or not all(map(all, known)):
+        return
+    (base_s, sam_s), (base_tokens, sam_tokens) = known
+    ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1
     if abs(ratio) < CONTROL_WARNING:
         return
     text = (
@@ -436,10 +457,10 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
         )
         yield Finding("samples", WARNING, text, figures | {"first_step": first})
     else:
-        text = (
-            f"{same} of {total} {what} are the same; this sampler keeps the distribution, not the "
-            "samples"
-        )
+        why = "this sampler keeps the distribution, not the samples"
+        if lossless.coupled is None:
+            why = "which sampler was on, and so whether they should be, is unknown"
+        text = f"{same} of {total} {what} are the same; {why}"
         yield Finding("samples", NOTE, text, figures)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.report.runs import Run, flat
+from sam_rollout.report.runs import Run, flat, partners
 
 GAP = "training/rollout_probs_diff_mean"
 LARGEST_GAP = "training/rollout_probs_diff_max"
@@ -50,7 +50,7 @@ class Losslessness:
 
     coupled: bool | None
     gaps: list[Gap]
-    pairs: list[Pair]  # BASE n with SAM n
+    pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
 
 
@@ -59,7 +59,7 @@ def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessn
     gaps = [_gap(side, runs, steps) for side, runs in (("BASE", base), ("SAM", sam))]
     named = [(f"BASE {n}", run) for n, run in enumerate(base, 1)]
     named_sam = [(f"SAM {n}", run) for n, run in enumerate(sam, 1)]
-    pairs = [_pair(one, other, steps) for one, other in zip(named, named_sam, strict=False)]
+    pairs = [_pair(named[one], named_sam[other], steps) for one, other in partners(base, sam)]
     controls = [_pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]]
     return Losslessness(
         _coupled([*base, *sam]),

@@ -6,6 +6,8 @@ the page against it.
 """
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,12 @@ from sam_rollout.telemetry.records import RunFolderError
 
 RESULTS = Path("benchmarks/results")
 RECORD = "compare_tiny_cpu.json"
+SIDES_PICTURE = "compare_tiny_cpu_sides.png"
 RUNS = "runs"
 PAGE = Path("docs/results.md")
 FAIR, UNFAIR = "fair", "unfair"  # the two comparisons of the record
+_STORED = ("times", "quantities", "findings")  # parts of a stored comparison that are checked
+_TOLERANCE = 1e-6  # relative, of their figures: another machine adds up in another order
 _SHOWN_FINDINGS = (fairness.UNFAIR, fairness.WARNING)
 
 
@@ -72,9 +77,37 @@ def check_recorded(root: Path) -> list[str]:
                 f"{RESULTS / RECORD}: fair is {stored['fair']} for the {name} pair, its runs say "
                 f"{comparison.fair}"
             )
+        wrong += _changed_figures(name, stored, comparison)
     if recorded.comparisons[UNFAIR].fair is not False:
         wrong.append("the unfair pair is not flagged as unfair")
     return wrong
+
+
+def _changed_figures(name: str, stored: dict[str, Any], comparison: Comparison) -> Iterator[str]:
+    made = json.loads(json.dumps(comparison.to_dict()))
+    for part in _STORED:
+        changed = list(_differences(part, stored[part], made[part]))
+        if changed:
+            where, left, right = changed[0]
+            yield (
+                f"{RESULTS / RECORD}: {len(changed)} figure(s) of the {name} pair do not follow "
+                f"from its runs, first {where}: {left} stored, {right} computed"
+            )
+
+
+def _differences(where: str, stored: Any, made: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Place and both values of whatever differs in two trees of plain values."""
+    if isinstance(stored, dict) and isinstance(made, dict) and stored.keys() == made.keys():
+        for name in stored:
+            yield from _differences(f"{where}.{name}", stored[name], made[name])
+    elif isinstance(stored, list) and isinstance(made, list) and len(stored) == len(made):
+        for place, pair in enumerate(zip(stored, made, strict=True)):
+            yield from _differences(f"{where}[{place}]", *pair)
+    elif isinstance(stored, float) and isinstance(made, float):
+        if not math.isclose(stored, made, rel_tol=_TOLERANCE, abs_tol=1e-12):
+            yield where, stored, made
+    elif stored != made:
+        yield where, stored, made
 
 
 def tables(comparisons: dict[str, Comparison]) -> dict[str, str]:
@@ -127,10 +160,15 @@ def _interval(estimate: Estimate, factor: float, form: str) -> str:
 def _samples(comparison: Comparison) -> str:
     lossless = comparison.lossless
     rows = [
-        [" / ".join(pair.runs), pair.by, f"{pair.identical:,} of {pair.matched:,}"]
+        [
+            " / ".join(pair.runs),
+            pair.by,
+            f"{pair.identical:,} of {pair.matched:,}",
+            str(pair.unmatched),
+        ]
         for pair in (*lossless.pairs, *lossless.controls)
     ]
-    return _table(["runs", "compared by", "the same responses"], rows)
+    return _table(["runs", "compared by", "the same responses", "without partner"], rows)
 
 
 def _quantities(comparison: Comparison) -> str:

@@ -94,6 +94,27 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
+def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
+    """Whether repeats are pairs: run n of both sides has the same seeds, and no other run has."""
+    seeds = [run.start.seeds for run in base]
+    known = len(base) > 1 and all(seeds)
+    alone = all(seeds.count(own) == 1 for own in seeds)
+    return known and alone and seeds == [run.start.seeds for run in sam]
+
+
+def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
+    """Places of the runs to be laid beside each other: those of the same seeds, then in order."""
+    left, found = list(range(len(sam))), {}
+    for place, run in enumerate(base):
+        for other in left:
+            if run.start.seeds and run.start.seeds == sam[other].start.seeds:
+                found[place] = other
+                left.remove(other)
+                break
+    alone = [place for place in range(len(base)) if place not in found]
+    return sorted([*found.items(), *zip(alone, left, strict=False)])
+
+
 def held_out_names(columns: Iterable[str]) -> list[str]:
     """The trainer's metrics of held-out accuracy among `columns`.
 

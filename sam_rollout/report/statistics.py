@@ -1,9 +1,13 @@
-"""Gains and differences with bootstrap intervals over repeats and steps.
+"""Gains and differences with intervals over repeats and steps.
 
 Runs hold steps, and the same step has the same prompts in every run of a seed. So a draw takes
 repeats of each side with replacement, then steps with replacement, the same steps for all runs (a
-bootstrap of two crossed factors: Owen, The pigeonhole bootstrap, 2007). Where a side has one run
-only, its repeats cannot be drawn, and the interval holds the noise within the run alone.
+bootstrap of two crossed factors: Owen, The pigeonhole bootstrap, 2007). Repeats that are pairs, run
+n of both sides with a seed of its own, are drawn as pairs: what the seed does then cancels.
+
+A bootstrap of two or three repeats is too narrow. Where both sides have repeats an interval also
+spans the t-interval of the runs' totals (Welch's, or that of pairs), which knows how few they are.
+Where a side has one run only, the interval holds the noise within the run alone.
 """
 
 import math
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy import stats
 
 RESAMPLES = 10_000
 SEED = 0  # the same runs give the same intervals
@@ -43,10 +48,14 @@ class Gain:
 
 @dataclass(frozen=True)
 class Sides:
-    """One figure of both sides: arrays [runs of the side, steps], without NaN."""
+    """One figure of both sides: arrays [runs of the side, steps], without NaN.
+
+    `paired`: run n of BASE and run n of SAM share a seed that no other run has.
+    """
 
     base: np.ndarray
     sam: np.ndarray
+    paired: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -56,6 +65,10 @@ class Sides:
     def means(self) -> tuple[float, float]:
         """Mean over runs of each side's sum over steps."""
         return self.base.sum() / len(self.base), self.sam.sum() / len(self.sam)
+
+    def totals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sum over steps of every run of BASE, [runs], and of SAM."""
+        return self.base.sum(axis=1), self.sam.sum(axis=1)
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
@@ -68,13 +81,16 @@ def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
     draws = np.concatenate(
         [
             _ratio(_sums(time_s, weights), _sums(tokens, weights) if tokens else None)
-            for weights in _weights(*time_s.shape)
+            for weights in _weights(time_s)
         ]
     )
     draws = draws[np.isfinite(draws) & (draws > 0)]
+    of_runs = _log_ratios(time_s, tokens)
+    width = _t_width(*of_runs, time_s.paired) if of_runs else None
+    factors = np.exp([-width, width]) * value if width is not None else np.empty(0)
     return Gain(
-        _estimate(value - 1, draws - 1, time_s.shape),
-        _estimate(1 - 1 / value, 1 - 1 / draws, time_s.shape),
+        _estimate(value - 1, draws - 1, time_s.shape, factors - 1),
+        _estimate(1 - 1 / value, 1 - 1 / draws, time_s.shape, 1 - 1 / factors),
     )
 
 
@@ -85,28 +101,55 @@ def difference(values: Sides) -> Estimate:
         return Estimate(math.nan, None, None)
     base, sam = values.means()
     draws = []
-    for weights in _weights(*values.shape):
+    for weights in _weights(values):
         base_sums, sam_sums = _sums(values, weights)
         draws.append((sam_sums - base_sums) / count)
-    return _estimate((sam - base) / count, np.concatenate(draws), values.shape)
+    value, width = (sam - base) / count, _t_width(*values.totals(), values.paired)
+    ends = value + np.array([-width, width]) / count if width is not None else np.empty(0)
+    return _estimate(value, np.concatenate(draws), values.shape, ends)
+
+
+def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Logarithm of every run's time, or time per token; None if one of them is zero."""
+    times = time_s.totals()
+    made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
+    if min(side.min() for side in (*times, *made)) <= 0:
+        return None
+    base, sam = (np.log(time / count) for time, count in zip(times, made, strict=True))
+    return base, sam
+
+
+def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
+    """Half the t-interval of the difference of two means; None where a side has one run."""
+    if min(len(base), len(sam)) < 2:
+        return None
+    parts = [side.var(ddof=1) / len(side) for side in ([base - sam] if paired else [base, sam])]
+    if not sum(parts):
+        return 0.0  # runs that agree to the last digit
+    runs = [len(base)] if paired else [len(base), len(sam)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (count - 1) for part, count in zip(parts, runs, strict=True)
+    )
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(sum(parts)))
 
 
 # [draws, runs of BASE], [draws, runs of SAM], [draws, steps]
 _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _weights(*shape: int) -> Iterator[_Weights]:
+def _weights(values: Sides) -> Iterator[_Weights]:
     """How often each run and step is drawn, `_AT_ONCE` draws at a time, the same every time."""
+    base_runs, sam_runs, steps = values.shape
     for block in range(RESAMPLES // _AT_ONCE):
-        yield tuple(  # type: ignore[misc]
-            _drawn(count, seed, block) for seed, count in enumerate(shape, start=SEED)
-        )
+        of_base = _drawn(base_runs, SEED, block)
+        of_sam = of_base if values.paired else _drawn(sam_runs, SEED + 1, block)
+        yield of_base, of_sam, _drawn(steps, SEED + 2, block)
 
 
-@lru_cache(maxsize=64)  # every row of a comparison draws the same
+@lru_cache(maxsize=32)  # every row of a comparison draws the same
 def _drawn(count: int, seed: int, block: int) -> np.ndarray:
     generator = np.random.default_rng([seed, block])
-    drawn = generator.multinomial(count, [1 / count] * count, size=_AT_ONCE)
+    drawn = generator.multinomial(count, [1 / count] * count, size=_AT_ONCE).astype(np.int16)
     drawn.setflags(write=False)
     return drawn
 
@@ -127,11 +170,14 @@ def _ratio(
         return ratio if tokens is None else ratio * tokens[1] / tokens[0]
 
 
-def _estimate(value: float, draws: np.ndarray, shape: tuple[int, int, int]) -> Estimate:
+def _estimate(
+    value: float, draws: np.ndarray, shape: tuple[int, int, int], also: np.ndarray
+) -> Estimate:
+    """The value with the interval of its draws, made wide enough to hold `also`."""
     base_runs, sam_runs, steps = shape
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):
         return Estimate(value, None, None)
     outside = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws, [outside, 1 - outside])
-    return Estimate(value, float(low), float(high))
+    ends = [*np.quantile(draws, [outside, 1 - outside]), *also]
+    return Estimate(value, float(min(ends)), float(max(ends)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a comparison need not wait for scipy
 _GAINS = (
     "speed-up - 1 = BASE / SAM - 1 (the form of published results); time saved = 1 - SAM / BASE; "
     "both from sums over the steps. Equal tokens: time per generated token of the step; inside and "
-    "outside the tail, time of all replicas per token made there. CI: bootstrap, runs and steps."
+    "outside the tail, time of all replicas per token made there. CI: of runs and steps."
 )
 
 

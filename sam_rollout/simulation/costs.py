@@ -6,8 +6,9 @@ versions}`: the median time of a step in which `batch` requests of `context` kno
 eager. Rows with a `query_len` of at least `PREFILL_QUERY` are prompts being computed.
 
 Between rows the time is linear in context, then in batch, then in query length. Beyond the last
-context and the last batch it goes on as between the last two rows; below the first, the first
-counts. Where a table holds one row of an axis only, that axis is flat.
+context, batch and query length it goes on as between the last two rows, but never falls: it stays
+at the last row's time where the last two rows do. Below the first, the first counts. Where a table
+holds one row of an axis only, that axis is flat.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from sam_rollout.simulation.kernel import along
 
 FloatArray = npt.NDArray[np.float64]
 MIN_STEPS = 8  # recorded steps that make a row
@@ -84,12 +87,12 @@ class StepCosts:
 
 
 def _linear(x: float, grid: FloatArray, values: FloatArray) -> float:
-    """Value at `x`: linear, constant below the grid, as in its last stretch above."""
+    """Value at `x`: linear, constant below the grid; above as in its last stretch, or constant."""
     if len(grid) == 1 or x <= grid[0]:
         return float(values[0])
     i = min(int(np.searchsorted(grid, x)), len(grid) - 1)
     share = (x - grid[i - 1]) / (grid[i] - grid[i - 1])
-    return float(values[i - 1] + share * (values[i] - values[i - 1]))
+    return float(along(values[i - 1], values[i], share))
 
 
 class CostTable:
@@ -178,7 +181,7 @@ class CostTable:
             pad: steps with another query length are filled up to the next captured one.
 
         Raises:
-            CostTableError: graphs are asked for, and no row was measured with them.
+            CostTableError: a captured length without a row that was measured with its graph.
         """
         steps = [row for row in self.rows if row.query_len < PREFILL_QUERY]
         batches = np.array(sorted({row.batch for row in steps}), float)
@@ -191,9 +194,13 @@ class CostTable:
             if not any(row.query_len == 1 for row in rows) and not graph:
                 raise CostTableError("no eager row with query_len 1")
             surfaces[graph] = _surfaces(rows, batches, contexts)
-        if captured is not None and not surfaces[True]:
-            raise CostTableError("graph mode needs rows with graph = true: none was measured")
         lengths = sorted(captured or ())
+        unmeasured = [length for length in lengths if length not in surfaces[True]]
+        if unmeasured:
+            raise CostTableError(
+                "graph mode needs rows with graph = true for every captured query length (a "
+                "baseline's is 1); not measured: " + ", ".join(map(str, unmeasured))
+            )
         seconds = []
         for query in range(1, max_k + 2):
             fitting = [length for length in lengths if length == query or (pad and length > query)]
@@ -234,8 +241,4 @@ def _between(surfaces: dict[int, FloatArray], query: int) -> FloatArray:
     """Seconds [B, C] at a query length, linear between those measured."""
     known = np.array(sorted(surfaces), float)
     stack = np.stack([surfaces[int(length)] for length in known])
-    if len(known) == 1 or query <= known[0]:
-        return stack[0]
-    i = min(int(np.searchsorted(known, query)), len(known) - 1)
-    share = (query - known[i - 1]) / (known[i] - known[i - 1])
-    return stack[i - 1] + share * (stack[i] - stack[i - 1])
+    return np.apply_along_axis(lambda values: _linear(query, known, values), 0, stack)

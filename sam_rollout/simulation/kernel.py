@@ -47,7 +47,7 @@ def _hash_uniform(seed, request, position):
 
 @_compiled
 def _cell(x, grid):
-    """Left index and share of `x` on a grid: flat below it, going on above it."""
+    """Left index and share of `x` on a grid: 0 below it, more than 1 above it."""
     n = len(grid)
     if n == 1 or x <= grid[0]:
         return 0, 0.0
@@ -58,6 +58,14 @@ def _cell(x, grid):
 
 
 @_compiled
+def along(left, right, share):
+    """Between two values; beyond the right one it goes on, but never falls."""
+    if share > 1.0 and right < left:
+        return right
+    return left + share * (right - left)
+
+
+@_compiled
 def _step_seconds(batches, contexts, seconds, batch, k, context):
     """Time of one step, bilinear."""
     i, a = _cell(batch, batches)
@@ -65,9 +73,9 @@ def _step_seconds(batches, contexts, seconds, batch, k, context):
     table = seconds[k]
     i1 = min(i + 1, len(batches) - 1)
     j1 = min(j + 1, len(contexts) - 1)
-    low = table[i, j] + b * (table[i, j1] - table[i, j])
-    high = table[i1, j] + b * (table[i1, j1] - table[i1, j])
-    return low + a * (high - low)
+    low = along(table[i, j], table[i, j1], b)
+    high = along(table[i1, j], table[i1, j1], b)
+    return along(low, high, a)
 
 
 @_compiled

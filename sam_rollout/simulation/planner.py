@@ -2,7 +2,9 @@
 
 Every candidate replays the recorded responses, drafts and all, against the baseline. How sure the
 gain is, a bootstrap says that draws the prompts of the step anew: other prompts of the same task.
-The interval knows nothing of errors of the cost table or of what training changes later.
+The interval knows nothing of errors of the cost table or of what training changes later. Nor does
+it know of the choice: the best of many is chosen once, on the same responses, and only that one is
+drawn anew, which flatters it a little where candidates are close.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Plan:
 
     Attributes:
         best: the candidate with the largest gain.
-        low, high: interval of its gain.
+        low, high: interval of its gain, which leaves out that it was chosen.
         enabled: whether the whole interval is above 0.
         candidates: all that were tried, best first.
         baseline_s, sam_s: the recorded step, simulated.
@@ -80,7 +82,9 @@ class Plan:
         head = (
             f"# From {self.responses} responses to {self.groups} prompts: gain of the rollout "
             f"{self.best.gain:.1%}\n# (baseline / SAM - 1), {LEVEL:.0%} interval "
-            f"[{self.low:.1%}, {self.high:.1%}] over prompts; simulated.\n"
+            f"[{self.low:.1%}, {self.high:.1%}] over prompts; simulated. The best\n"
+            f"# of {len(self.candidates)} candidates, chosen on the same responses: a little "
+            "flattered.\n"
         )
         body = {"defaults": ["on", "_self_"], **self.options()}
         return head + yaml.safe_dump(body, sort_keys=False)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.gating import Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating import Gate, fixed_gate
 
 IntArray = npt.NDArray[np.int64]
 
@@ -48,17 +48,14 @@ def budget_of(sam: SamConfig) -> DraftBudget:
     Raises:
         ValueError: its gate learns from the engine's own steps, of which there are none here.
     """
-    kind, k = sam.gate.kind, sam.max_draft_tokens
-    if kind == "auto":
+    if sam.gate.kind == "auto":
         raise ValueError(
             "sam.gate.kind = 'auto' learns from the steps of an engine and cannot be simulated: "
             "simulate 'threshold' or 'schedule'"
         )
-    if not sam.enabled or kind == "closed":
+    if not sam.enabled:
         return no_drafts
-    if kind == "schedule":
-        return GateBudget(ScheduleGate(sam.gate.schedule_by_rows(), k))
-    return GateBudget(ThresholdGate(sam.gate.threshold, k))
+    return GateBudget(fixed_gate(sam.gate, sam.max_draft_tokens))
 
 
 def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntArray:

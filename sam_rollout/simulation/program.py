@@ -15,19 +15,35 @@ from sam_rollout.bench.traces import groups_of
 from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
-from sam_rollout.simulation.check import Finding, judge
+from sam_rollout.simulation.check import Finding, RecordedPredictions, compare, judge
 from sam_rollout.simulation.costs import CostTable
 from sam_rollout.simulation.policies import GateBudget
-from sam_rollout.simulation.published import SETUPS, Assumptions, OnPaper, Prediction
-from sam_rollout.simulation.recorded import FIRST, HISTORY, OWN, SIBLINGS, Recorded, siblings_kind
+from sam_rollout.simulation.published import (
+    FITTED_SETUP,
+    SETUPS,
+    TAIL_FACTOR,
+    Assumptions,
+    OnPaper,
+    Prediction,
+)
+from sam_rollout.simulation.recorded import (
+    FIRST,
+    HISTORY,
+    OWN,
+    SIBLINGS,
+    Recorded,
+    RecordError,
+    siblings_kind,
+)
 from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
-from sam_rollout.simulation.validation import Row, Validation
+from sam_rollout.simulation.validation import Row, Validation, ValidationError
 from sam_rollout.simulation.workload import EDGES, Workload
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RESULTS = CHECKOUT / "benchmarks" / "results"
 ACCEPTANCE = RESULTS / "simulate_acceptance.json"
 VALIDATION = RESULTS / "simulate_validation.json"
+PUBLISHED = RESULTS / "simulate_published.json"
 VALIDATION_TRACES = RESULTS / "traces" / "simulate_validation.parquet"
 Progress = Callable[[int, int], None]
 Compose = Callable[[str], Mapping[str, Any]]
@@ -52,12 +68,85 @@ def on_paper(compose: Compose, assumed: Assumptions | None = None) -> OnPaper:
 def check(
     compose: Compose, progress: Progress | None = None
 ) -> tuple[list[Finding], list[Row], list[Prediction], float]:
-    """Predict all that was recorded or published once more, and hold it against the targets."""
-    rows = Validation(VALIDATION, VALIDATION_TRACES).rows(progress)
+    """Predict all that was recorded or published once more, and hold it against the targets.
+
+    A record that is missing or damaged is a target that was missed; the others are still held.
+    """
+    missing, rows, recorded = [], [], None
+    try:
+        rows = Validation(VALIDATION, VALIDATION_TRACES).rows(progress)
+    except ValidationError as error:
+        missing.append(Finding("rollouts of the tiny model", f"no record: {error}", False))
+    try:
+        recorded = RecordedPredictions.read(PUBLISHED)
+    except RecordError as error:
+        missing.append(Finding("predictions as recorded", f"no record: {error}", False))
     paper = on_paper(compose)
     predictions = [row for name in SETUPS for row in paper.predictions(name)]
     tail = paper.tail_factor()
-    return judge(rows, predictions, tail), rows, predictions, tail
+    findings = [*missing, *judge(rows, predictions, tail)]
+    if recorded is not None:
+        findings += compare(predictions, tail, recorded)
+    return findings, rows, predictions, tail
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A published setup on paper: what is predicted of it, and what that rests on."""
+
+    name: str
+    paper: OnPaper
+    predictions: list[Prediction]
+    tail_factor: float  # of Qwen3-32B
+    sensitivities: list[tuple[str, float]]
+    sources: dict[str, list[Outcome]]
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Of every source, means over the draws of lengths."""
+        return {title: _mean(outcomes) for title, outcomes in self.sources.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "experiment": self.name,
+            "fit": dataclasses.asdict(self.paper.fit),
+            "fitted_baseline": dataclasses.asdict(self.paper.times(FITTED_SETUP, None)),
+            "assumed": dataclasses.asdict(self.paper.assumed),
+            "predictions": [_prediction(row) for row in self.predictions],
+            "tail_factor": {"published": TAIL_FACTOR, "predicted": self.tail_factor},
+            "sensitivities": dict(self.sensitivities),
+            "simulated_sources": self.figures(),
+        }
+
+
+def study(paper: OnPaper, name: str) -> Study:
+    """All that `simulate experiment=NAME` says."""
+    return Study(
+        name,
+        paper,
+        paper.predictions(name, diagnose=True),
+        paper.tail_factor(),
+        paper.sensitivities(name),
+        sources_on_paper(paper, name),
+    )
+
+
+def _prediction(row: Prediction) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row.published),
+        "published_gain": row.published.gain,
+        "predicted_baseline_s": row.baseline_s,
+        "predicted_sam_s": row.sam_s,
+        "predicted_gain": row.gain,
+        "error_points": row.error_points,
+        "constant_error_points": row.constant_error_points,
+        "verify_needed": row.verify_needed,
+    }
+
+
+def _mean(outcomes: list[Outcome]) -> dict[str, float]:
+    figures = [outcome.figures() for outcome in outcomes]
+    return {name: float(np.mean([one[name] for one in figures])) for name in figures[0]}
 
 
 def sources_on_paper(

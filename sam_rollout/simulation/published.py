@@ -73,6 +73,8 @@ MEAN_RESPONSE = 9315.0
 class Assumptions:
     """What is neither fitted nor published for these runs; each has a line in the sensitivities.
 
+    `bandwidth` (its 70 %) and `moe_layer` are guesses without a source.
+
     Attributes:
         bandwidth: bytes a second that a die reads the KV cache with: 1.6 TB/s, of which 70 %.
         rereads: whether the verify attention reads keys and values once for every query head, not
@@ -85,7 +87,7 @@ class Assumptions:
             the next, and were attention hidden behind launches, the article's warning of its cost
             in verify steps (3.1.1) would be moot.
         acceptance, verify: factors on the chances of drafts and on the time of verify steps.
-        mean_response: tokens.
+        mean_response: tokens, published of Qwen3-32B alone.
     """
 
     bandwidth: float = 0.7 * 1.6e12
@@ -313,6 +315,9 @@ class OnPaper:
             ("verify steps 20 % dearer", {"verify": 1.2}, {}),
             ("verify steps 60 % dearer", {"verify": 1.6}, {}),
             ("keys and values read once", {"rereads": False}, {}),
+            ("KV cache read at 50 % of the bandwidth", {"bandwidth": 0.5 * 1.6e12}, {}),
+            ("verification 10 ms a step", {"sampler_s": 0.010}, {}),
+            ("a layer with experts as quick as a dense one", {"moe_layer": 1.0}, {}),
             ("launching and running overlap", {"overlap": True}, {}),
             ("mean response 20 % shorter", {"mean_response": 0.8 * MEAN_RESPONSE}, {}),
         ]

@@ -58,6 +58,7 @@ class Recorded:
 
         The drafter prefers its own text where that matches at least as long, so that siblings do no
         harm: where the replays of few long siblings say less than the own table, that one counts.
+        The larger of two noisy figures is too large on average: this favours siblings.
         """
         own = self.table(OWN, k)
         tables = [own]

@@ -118,6 +118,10 @@ def print_plan(plan: Plan, console: Console, top: int = 8) -> None:
         sources = "own + siblings" if candidate.siblings else "own"
         table.add_row(str(candidate.k), str(candidate.threshold), sources, f"{candidate.gain:.1%}")
     console.print(table)
+    console.print(
+        f"The best of {len(plan.candidates)}, chosen on the responses that the interval is drawn "
+        "from: the interval leaves the choice out and flatters a little."
+    )
 
 
 def plot_outcomes(outcomes: Mapping[str, Outcome], path: Path, threshold: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
@@ -94,11 +95,12 @@ class Outcome:
     """What a round took.
 
     Attributes:
-        seconds: float64[servers], when each server had finished.
+        seconds: float64[servers], how long each server was at work.
         tail_seconds: float64[servers], of it with at most `tail_threshold` requests running.
         sums: float64[servers, columns of `kernel`].
         ends: float64[n], when each response ended.
         log: of the slowest server: time, running requests, gate open; float64[rows, 3].
+        rounds: of a rollout of several rounds, which wait for the slowest server each.
     """
 
     seconds: FloatArray
@@ -106,10 +108,13 @@ class Outcome:
     sums: FloatArray
     ends: FloatArray
     log: FloatArray
+    rounds: tuple[Outcome, ...] = ()
 
     @property
     def rollout_s(self) -> float:
-        """Until the last server has finished."""
+        """Until the last server has finished, round after round."""
+        if self.rounds:
+            return sum(round_.rollout_s for round_ in self.rounds)
         return float(self.seconds.max())
 
     @property
@@ -119,7 +124,9 @@ class Outcome:
 
     @property
     def tail_s(self) -> float:
-        """Long tail of the slowest server."""
+        """Long tail of the slowest server, round after round."""
+        if self.rounds:
+            return sum(round_.tail_s for round_ in self.rounds)
         return float(self.tail_seconds[self.seconds.argmax()])
 
     @property
@@ -167,8 +174,12 @@ def simulate(
         fleet: who runs it.
         costs: of steps with up to as many drafts as the budget gives.
         setting: what is drafted, accepted and routed.
-        seed: of the draws; settings with one seed draw the same numbers for the same token.
+        seed: of the draws; settings with one seed that route alike draw the same numbers for the
+            same token. A round of several turns draws each turn with a seed of its own.
         progress: called with servers done and their number.
+
+    Warns:
+        UserWarning: requests or contexts beyond the rows of the cost table.
 
     Raises:
         ValueError: empty round, engines that do not divide into groups, a budget beyond the costs.
@@ -180,7 +191,11 @@ def simulate(
     if round_.turn is not None:
         turns = [np.flatnonzero(round_.turn == turn) for turn in np.unique(round_.turn)]
         parts = [dataclasses.replace(round_.pick(turn), turn=None) for turn in turns]
-        outcomes = [simulate(part, fleet, costs, setting, seed=seed) for part in parts]
+        seeds = [_seed_of(seed, number) for number in range(len(parts))]
+        outcomes = [
+            simulate(part, fleet, costs, setting, seed=own)
+            for part, own in zip(parts, seeds, strict=True)
+        ]
         return _one_after_the_other(outcomes, turns)
     budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
     if budget.max() >= len(costs.seconds):
@@ -190,6 +205,7 @@ def simulate(
     if drafts and not exact and not setting.acceptance:
         raise ValueError("drafts need acceptance: a table, or exact counts")
     engine = place(round_.group.tolist(), fleet.engines, setting.router)
+    _warn_beyond(costs, min(fleet.max_num_seqs, int(np.bincount(engine).max())), round_)
     edges, survival = np.zeros(1), np.zeros((1, 1, 1))
     if drafts and not exact:
         edges, survival = pool(setting.acceptance)
@@ -222,6 +238,26 @@ def simulate(
     return Outcome(sums[:, kernel.TIME], sums[:, kernel.TAIL_TIME], sums, ends, log)
 
 
+def _seed_of(seed: int, turn: int) -> int:
+    """Seed of a turn, far from those of other rounds; the first turn has the round's."""
+    return seed if turn == 0 else int(np.random.SeedSequence([seed, turn]).generate_state(1)[0])
+
+
+def _warn_beyond(costs: StepCosts, running: int, round_: Round) -> None:
+    """Say where the cost table is left; an axis with one row is flat, and documented so."""
+    context = int((round_.prompt + round_.length).max())
+    for name, most, grid in (
+        ("requests at once", running, costs.batches),
+        ("tokens of context", context, costs.contexts),
+    ):
+        if len(grid) > 1 and most > grid[-1]:
+            warnings.warn(
+                f"the cost table ends at {grid[-1]:.0f} {name} and the simulation goes beyond: "
+                "times there go on as between its last two rows",
+                stacklevel=3,
+            )
+
+
 def _kinds(engine: IntArray, group: IntArray, kind_of: Callable[[int], int]) -> IntArray:
     """Table of each request, by its siblings on the same engine."""
     pairs = np.stack([engine, group], axis=1)
@@ -243,7 +279,10 @@ def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
 
 
 def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray]) -> Outcome:
-    """Rounds of dynamic sampling: each begins when the last response of the one before ended."""
+    """Rounds of dynamic sampling: each begins when the last response of the one before ended.
+
+    A server's time is the sum of its own, without waiting; the rollout's the sum of the rounds'.
+    """
     begin = np.concatenate([[0.0], np.cumsum([outcome.rollout_s for outcome in outcomes])])
     ends = np.zeros(sum(len(turn) for turn in turns))
     logs = []
@@ -251,9 +290,10 @@ def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray])
         ends[turn] = outcome.ends + start
         logs.append(outcome.log + [start, 0.0, 0.0])
     return Outcome(
-        begin[-1:],
-        np.array([sum(outcome.tail_s for outcome in outcomes)]),
-        sum(outcome.sums.sum(axis=0, keepdims=True) for outcome in outcomes),
+        sum(outcome.seconds for outcome in outcomes),
+        sum(outcome.tail_seconds for outcome in outcomes),
+        sum(outcome.sums for outcome in outcomes),
         ends,
         np.concatenate(logs),
+        rounds=tuple(outcomes),
     )

@@ -46,8 +46,6 @@ class Row:
     exact_s: float
     measured_tail_s: float
     predicted_tail_s: float
-    measured_acceptance: float
-    predicted_acceptance: float
 
     @property
     def ratio(self) -> float:
@@ -116,11 +114,8 @@ class Validation:
             simulate(dataclasses.replace(round_, right=None), fleet, costs, setting, seed=seed)
             for seed in range(5 if k else 1)
         ]
-        rows = rollout.get("verified_rows", 0)
         return Row(
             k, threshold, rollout["max_num_seqs"], rollout["step"], rollout["rollout_s"],
             float(np.mean([one.rollout_s for one in drawn])), exact.rollout_s,
             rollout["tail_s"], float(np.mean([one.tail_s for one in drawn])),
-            1 + rollout["accepted_tokens"] / rows if rows else 1.0,
-            float(np.mean([one.acceptance_length for one in drawn])),
         )  # fmt: skip

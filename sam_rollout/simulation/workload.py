@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from sam_rollout.bench.sides import OWN, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
@@ -95,7 +96,7 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
         rows["group"].map(groups).to_numpy(np.int64),
         turn=_turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy()),
     )
-    return Workload(number, round_, fleet, chances=_seen_chances(folder))
+    return Workload(number, round_, fleet, chances=_seen_chances(folder, requests))
 
 
 def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
@@ -155,7 +156,11 @@ def _which(steps: Sequence[int], step: int | None, where: Any) -> int:
 
 
 def _fleet(folder: RunFolder) -> Fleet:
-    """Engines by the replicas that recorded requests, their limit by the configuration."""
+    """Engines by the replicas that recorded requests, their limit by the configuration.
+
+    Neither what shares experts (`lockstep`) nor the size of the KV cache is recorded: engines run
+    on their own here, and nothing is preempted.
+    """
     replicas = {path.stem.split("-")[0] for path in (folder.root / "requests").glob("*.parquet")}
     config = folder.read_starts()[0].config
     try:
@@ -165,15 +170,21 @@ def _fleet(folder: RunFolder) -> Fleet:
     return Fleet(max(len(replicas), 1), limit)
 
 
-def _seen_chances(folder: RunFolder) -> Acceptance | None:
-    """Chances over all of the run's verify steps, whatever their context."""
+def _seen_chances(folder: RunFolder, requests: pd.DataFrame) -> Acceptance | None:
+    """Chances over all of the run's steps with an open gate, whatever their context.
+
+    A step in which a request found no draft counts, as one in which none was accepted: a simulated
+    request drafts in every step with an open gate. Control requests never draft and are left out.
+    """
+    drafting = requests["control"].ne(True)  # columns are null where an older run lacks them
+    opened = requests.loc[drafting, "open_steps"].sum()
     steps = folder.read("engine_steps").to_pandas()
-    steps = steps[(steps["split"] == "train") & (steps["draft_requests"] > 0)]
-    if steps.empty:
+    counts = steps.loc[steps["split"] == "train", "accepted_per_position"]
+    longest = max((len(of_step) for of_step in counts), default=0)
+    if not opened or not longest:
         return None
-    longest = max(len(counts) for counts in steps["accepted_per_position"])
     accepted = np.zeros(longest)
-    for counts in steps["accepted_per_position"]:
-        accepted[: len(counts)] += counts
-    survival = accepted / steps["draft_requests"].sum()
-    return Acceptance(np.zeros(1), survival[None])
+    for of_step in counts:
+        accepted[: len(of_step)] += of_step
+    # Steps of requests that never ended are in `accepted` alone.
+    return Acceptance(np.zeros(1), np.minimum(accepted / opened, 1.0)[None])

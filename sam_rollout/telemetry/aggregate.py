@@ -21,6 +21,7 @@ from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mas
 # Counter a drafter may report -> metric.
 DRAFTER_COUNTERS = {
     "failures": "draft/failures",
+    "record_failures": "draft/record_failures",
     "live_requests": "draft/live_requests",
     "bytes": "draft/bytes",
     "catch_up_tokens": "draft/catch_up_tokens",
@@ -41,6 +42,7 @@ DRAFTER_COUNTERS = {
     "siblings_groups": "draft/siblings_groups",
     "siblings_bytes": "draft/siblings_bytes",
     "siblings_evictions": "draft/siblings_evictions",
+    "siblings_restarts": "draft/siblings_restarts",
     "history_groups_found": "draft/history_groups_found",
     "history_groups_missing": "draft/history_groups_missing",
     "history_evictions": "draft/history_evictions",

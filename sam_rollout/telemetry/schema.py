@@ -171,6 +171,14 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("sam/draft/failures", "failures", "Drafter errors survived by drafting nothing.", TOTAL),
     Metric(
+        "sam/draft/record_failures",
+        "failures",
+        "Errors of the drafter's notes on engine steps. Drafting goes on, but from that training "
+        "step on the engine's steps count as without drafts, the gate closed; counts of requests "
+        "stay right.",
+        TOTAL,
+    ),
+    Metric(
         "sam/draft/live_requests",
         "requests",
         "Requests that still hold drafter state when "
@@ -261,15 +269,24 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "sam/draft/siblings_groups",
         "groups",
-        "Prompts whose responses share an automaton when the step is drained; "
-        "what is left then waits for requests that are still running.",
+        "Automata that responses share when the step is drained, one for each prompt: what is "
+        "left then waits for requests that are still running. With scope run one for each split "
+        "that stays, and those it replaced whose requests are still running.",
         SUM,
     ),
     Metric("sam/draft/siblings_bytes", "bytes", "Memory of these automata; part of bytes.", SUM),
     Metric(
         "sam/draft/siblings_evictions",
         "groups",
-        "Groups given up for max_bytes; part of evictions.",
+        "Automata given up before their requests ended: for max_bytes, or because they came near "
+        "2^24 tokens; part of evictions.",
+        TOTAL,
+    ),
+    Metric(
+        "sam/draft/siblings_restarts",
+        "automata",
+        "With scope run: automata replaced after a step because they were half as large as they "
+        "may be. No request loses its drafts by that.",
         TOTAL,
     ),
     Metric(
@@ -339,7 +356,12 @@ METRICS: tuple[Metric, ...] = (
         "Changes between open and closed from one engine step to the next.",
         SUM,
     ),
-    Metric("sam/gate/failures", "failures", "Gate errors survived by closing the gate.", TOTAL),
+    Metric(
+        "sam/gate/failures",
+        "failures",
+        "Gate errors survived by closing the gate, or by reporting its last counters.",
+        TOTAL,
+    ),
     Metric(
         f"sam/gate/steps_with_k_{BUDGET}",
         "steps",
@@ -391,15 +413,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "sam/control/tokens_per_step",
         "tokens",
-        "The same for control requests: 1, unless steps are filled up.",
+        "The same for control requests: 1 by construction, unless steps are filled up, when a "
+        "filling token that the model samples counts.",
         SUM_RATIO,
     ),
     Metric(
         "sam/control/gain",
         "1",
-        "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Prompts are assigned at "
-        "random and both arms share engine steps, so it holds for steps of the length they had; it "
-        "is no gain in time.",
+        "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Without filling the control "
+        "arm's value is 1, so this is what the drafted arm gains per step, less 1: a gain in "
+        "tokens per step over the steps there were, not in time. How long those steps would have "
+        "been without drafts it does not tell; for time there is unit replicas.",
         SUM_RATIO,
     ),
     Metric("sam/control/gain_low", "1", "Lower limit of gain, over prompts.", SUM_RATIO),
@@ -420,8 +444,10 @@ METRICS: tuple[Metric, ...] = (
         "sam/control/rollout_gain",
         "1",
         "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
-        "were given like work, which holds on average over steps. A control replica runs the "
-        "drafter, too, and uses no draft: the baseline is sam=matched, not sam=off.",
+        "were given like work. That holds on average over steps where all prompts of a round are "
+        "handed out before any of them runs; dynamic_sampling.kind=refill would give the faster "
+        "replicas more and is refused. A control replica runs the drafter, too, and uses no "
+        "draft: the baseline is sam=matched, not sam=off.",
         SUM_RATIO,
     ),
     Metric("sam/control/rollout_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),

@@ -1,27 +1,46 @@
 """Print one closing line over all JUnit files of a folder, worded as pytest words its own.
 
-python sum_junit.py <folder> <seconds>
+python sum_junit.py <folder> <seconds> [part that failed ...]
 """
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
 
-def closing_line(folder: Path, seconds: str) -> str:
-    """The sums over every ``*.xml``; a test that could not be set up counts as failed.
+def results_of(path: Path) -> Counter[str]:
+    """The counts of one file; one that cannot be read to its end is one failure.
+
+    A test that could not be set up counts as failed.
+    """
+    found: Counter[str] = Counter()
+    try:
+        suites = list(ElementTree.parse(path).iter("testsuite"))
+    except ElementTree.ParseError:
+        return Counter(failed=1)
+    for suite in suites:
+        number = {name: int(suite.get(name, 0)) for name in ("tests", "skipped")}
+        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        passed = number["tests"] - failed - number["skipped"]
+        found.update(passed=passed, failed=failed, skipped=number["skipped"])
+    return found
+
+
+def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
+    """The sums over every ``*.xml``, named by its part; no part fails without a failure.
 
     Parts run side by side: their seconds do not add up to ``seconds``.
     """
-    tests = failed = skipped = 0
-    for path in folder.glob("*.xml"):
-        for suite in ElementTree.parse(path).iter("testsuite"):
-            tests += int(suite.get("tests", 0))
-            failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-            skipped += int(suite.get("skipped", 0))
-    passed = tests - failed - skipped
-    return f"{passed} passed, {failed} failed, {skipped} skipped in {seconds}s"
+    results = {path.stem: results_of(path) for path in folder.glob("*.xml")}
+    for part in failed_parts:
+        own = results.setdefault(part, Counter())
+        own["failed"] = max(own["failed"], 1)  # stopped, killed, or it failed beside its tests
+    total = sum(results.values(), Counter())
+    counts = ", ".join(f"{total[name]} {name}" for name in ("passed", "failed", "skipped"))
+    return f"{counts} in {seconds}s"
 
 
 if __name__ == "__main__":
-    print(closing_line(Path(sys.argv[1]), sys.argv[2]))
+    print(closing_line(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

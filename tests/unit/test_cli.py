@@ -1,6 +1,7 @@
 """The command line: exit codes, error texts, files written."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -53,12 +54,12 @@ def test_compare_prints_and_writes(pair, tmp_path):
     assert json.loads(figures.read_text())["steps"] == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("spelt", ["--with A B", "--with A --with B"])
+@pytest.mark.parametrize("spelt", ["--with A B", "--with A --with B", "--with=A B"])
 def test_compare_takes_several_runs_a_side(pair, tmp_path, spelt):
     base, sam = pair
     other = make_run(tmp_path / "on-2", True, 3800.0)
     paths = {"A": str(sam), "B": str(other)}
-    spelt = [paths.get(word, word) for word in spelt.split()]
+    spelt = [re.sub(r"\b[AB]\b", lambda found: paths[found[0]], word) for word in spelt.split()]
     page, figures = tmp_path / "out.html", tmp_path / "out.json"
     result = run_cli("compare", base, base, *spelt, "--html", page, "--json", figures)
     assert result.exit_code == 0, result.output
@@ -204,6 +205,11 @@ def test_the_dashboard_is_written_without_a_network(tmp_path):
 def test_the_dashboard_says_what_it_lacks(arguments, message):
     result = run_cli("dashboard", *arguments)
     assert result.exit_code == 2 and message in result.output
+
+
+def test_the_dashboard_says_that_it_does_not_use_runs(pair):
+    result = run_cli("dashboard", pair[0], "--dry-run")
+    assert result.exit_code == 0 and "RUNS are for --picture and --tensorboard" in result.output
 
 
 def test_the_dashboard_names_the_extra_it_needs(monkeypatch):

@@ -205,3 +205,15 @@ def test_help_is_the_head_of_the_script(script):
     assert done.returncode == 0
     assert done.stdout.startswith("Trains without and with SAM") and "TIMEOUT_S" in done.stdout
     assert "set -euo" not in done.stdout
+
+
+def test_a_python_that_is_named_without_a_path_is_used(script, tmp_path):
+    named = tmp_path / "bin" / "some-python"
+    named.parent.mkdir()
+    named.symlink_to("/bin/true")
+    path = f"{named.parent}:{os.environ['PATH']}"
+    done = script("--dry-run", LAUNCH="", PYTHON="some-python", PATH=path)
+    assert done.returncode == 0 and "'some-python' '-m' 'recipes.dapo_qwen3.main'" in done.stdout
+    done = script("--dry-run", PYTHON="some-python")
+    assert done.returncode == 1
+    assert done.stderr == "error: PYTHON=some-python: there is no such command\n"

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from math import inf, nan
 
 import pytest
 
@@ -101,6 +102,8 @@ def test_absent_keys_take_the_defaults():
         ({"gate": {"schedule": {4: 8}}}, "sam.gate.schedule.4 = 8: must be at most sam.max_draft"),
         ({"gate": {"kind": "schedule"}}, "sam.gate.schedule = {}: must map running requests"),
         ({"gate": {"exploration": 0.2}}, "sam.gate.exploration = 0.2: must be 0..0.1"),
+        ({"gate": {"exploration": nan}}, "sam.gate.exploration = nan: must be a finite number"),
+        ({"min_confidence": -inf}, "sam.min_confidence = -inf: must be a finite number"),
         ({7: 3}, "sam.7 = 3: unknown key"),
         (
             {"sources": {"siblings": {"routing": "grouped", "max_imbalance": 0}}},
@@ -146,10 +149,17 @@ def test_construction_validates_as_well():
 
 def test_a_control_of_replicas_needs_several():
     config = RolloutTelemetryConfig(control_share=0.5, control_unit="replicas")
-    config.check_control(replicas=2)
+    config.check_control(replicas=2, refills=False)
     with pytest.raises(ConfigError, match="needs at least 2 rollout replicas, this run has 1"):
-        config.check_control(replicas=1)
-    RolloutTelemetryConfig(control_unit="replicas").check_control(replicas=1)
+        config.check_control(replicas=1, refills=False)
+    RolloutTelemetryConfig(control_unit="replicas").check_control(replicas=1, refills=True)
+
+
+def test_a_control_of_replicas_needs_like_work_for_all():
+    config = RolloutTelemetryConfig(control_share=0.5, control_unit="replicas")
+    with pytest.raises(ConfigError, match=r"control_unit = 'replicas': .* 'refill'"):
+        config.check_control(replicas=2, refills=True)
+    RolloutTelemetryConfig(control_share=0.5).check_control(replicas=2, refills=True)
 
 
 def test_errors_use_the_path_of_the_caller():

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_every_part_is_run_and_summed_up_in_order(checkout):
     verdicts = [line.split()[1:3] for line in lines[-1 - len(PARTS) : -1]]
     assert verdicts == [[f"{part}:", "passed"] for part in PARTS]
     for part in PARTS[1:]:
-        # Nobody else's output between a part's heading and its own.
+        # Nothing between a part's heading and its output, not even that another one has started.
         assert lines[lines.index(f"==> {part}") + 1] == f"output of {part}"
 
 
@@ -104,17 +105,38 @@ def test_a_failed_part_fails_the_command_and_stops_no_other(checkout):
     assert "==> failed parts: unit e2e" in lines
     assert any(line.startswith("==> cluster: passed") for line in lines)
     assert any(line.startswith("==> ascend: passed") for line in lines)
-    assert lines[-1].startswith("4 passed, 0 failed, 4 skipped in ")
+    assert lines[-1].startswith("4 passed, 2 failed, 4 skipped in ")
 
 
 def test_a_lane_that_dies_fails_the_command(checkout):
-    # The lane is the parent of timeout, which is the parent of the stand-in for Python.
-    let(checkout, "contracts", 'kill -9 "$(ps -o ppid= -p "$(ps -o ppid= -p $PPID)")"')
+    # The lane is the parent of timeout, which is the parent of the stand-in for Python. Without
+    # another process, which a machine under load might refuse.
+    let(
+        checkout,
+        "contracts",
+        "read -r _ _ _ timeout _ < /proc/$PPID/stat\n"
+        "read -r _ _ _ lane _ < /proc/$timeout/stat\n"
+        "kill -9 $lane",
+    )
     status, lines = run(checkout)
     assert status == 1
-    assert "==> contracts: FAILED (it came to no end)" in lines
+    assert "==> contracts: FAILED (it came to no end)" in lines, lines
     assert "==> failed parts: contracts ascend" in lines
     assert any(line.startswith("==> cluster: passed") for line in lines)
+    assert ", 2 failed, " in lines[-1]
+
+
+def test_a_part_that_fails_without_a_failed_test_counts(tmp_path):
+    suite = '<testsuites><testsuite tests="3" failures="{}" errors="0" skipped="1"/></testsuites>'
+    for name, text in (
+        ("unit", suite.format(0)), ("e2e", suite.format(1)), ("ascend", suite.format(0)[:40]),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.xml").write_text(text)
+    command = [sys.executable, SCRIPTS / "lib" / "sum_junit.py", tmp_path, "5"]
+    # One of e2e's own, one for what ascend left half written.
+    assert subprocess.check_output(command, text=True) == "3 passed, 2 failed, 2 skipped in 5s\n"
+    command += ["lint", "unit", "e2e", "ascend"]
+    assert subprocess.check_output(command, text=True) == "3 passed, 4 failed, 2 skipped in 5s\n"
 
 
 def test_one_part_alone_passes_options_on(checkout):

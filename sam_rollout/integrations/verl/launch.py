@@ -93,7 +93,7 @@ def check(config: DictConfig) -> None:
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
     check_cluster(config)
-    telemetry.check_control(rollout_layout(config).replicas)
+    telemetry.check_control(rollout_layout(config).replicas, refills=sampling.kind == "refill")
     never_drafts = not sam.enabled or not sam.gate.most_drafting(rollout.max_num_seqs)
     if telemetry.control_share and never_drafts:
         print(
@@ -251,8 +251,11 @@ def translate(config: DictConfig) -> None:
         sampler = RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))
         arguments = engine_arguments(sam, sampler)
         ours = arguments["additional_config"][ADDITIONAL_CONFIG_KEY]
-        ours["telemetry"] = _plain(config.rollout_telemetry)
-        ours["control"] = dataclasses.asdict(control_assignment(config))
+        # No more than the server needs: vLLM compiles anew when its configuration changes.
+        ours["telemetry"] = {"record_traces": config.rollout_telemetry.record_traces}
+        control = control_assignment(config)
+        if control.share:
+            ours["control"] = dataclasses.asdict(control)
         config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
             engine_kwargs, arguments
         )

@@ -167,16 +167,16 @@ class OnceWarning:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.failures = 0
+        self._said = False
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Run ``call``; its error is logged the first time and counted."""
+        """Run ``call``; its error is logged the first time."""
         try:
             call()
         except Exception:
-            if not self.failures:
+            if not self._said:
                 logger.warning("%s; training goes on.", self._what, exc_info=True)
-            self.failures += 1
+            self._said = True
 
 
 class GuardedWandb:

@@ -26,5 +26,10 @@ RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
 # verl 0.9.1 has no public way to register the training side's adapter; its own serves as it is.
 _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = _ROLLOUT_REGISTRY["vllm", "async"]
 
+# vLLM's API server imports model_hosting_container_standards, which sets the root logger to this
+# level (ERROR unless told) and raises the root's handlers to it: every warning of ours is lost.
+if "LOG_LEVEL" not in os.environ:
+    os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
+
 if os.environ.get(PLATFORM_ENV) == "cpu":
     use_single_gloo_backend()

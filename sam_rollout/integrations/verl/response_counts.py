@@ -48,9 +48,14 @@ class ResponseCounts(NamedTuple):
 
 
 class ResponseBook:
-    """Keeps the counts of the last steps' responses until they are trained on."""
+    """Keeps the counts of the last steps' responses until they are trained on.
 
-    def __init__(self) -> None:
+    Args:
+        dumped: Whether verl dumps what it trains on, so that ``columns`` will be asked for.
+    """
+
+    def __init__(self, *, dumped: bool) -> None:
+        self._dumped = dumped
         self._steps: list[dict[str, ResponseCounts]] = []
         self._by_key: dict[str, ResponseCounts] = {}
         self._drafting = False
@@ -74,6 +79,8 @@ class ResponseBook:
 
     def metrics(self, batch: KVBatchMeta) -> dict[str, float]:
         """Return ``rollout/spec_accept_*`` of the batch trained on; nothing without a drafter."""
+        if not (self._drafting or self._dumped):
+            return {}  # nobody asks: spare fetching the batch
         extra_fields = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         )["extra_fields"]

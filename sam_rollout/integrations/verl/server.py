@@ -101,7 +101,8 @@ class SamHttpServer(vLLMHttpServer):
         await super().run_server(args)
         settings = self._our_settings()
         self._record_traces: bool = settings["telemetry"]["record_traces"]
-        self._control = ControlAssignment(**settings["control"])
+        control = settings.get("control")
+        self._control = ControlAssignment(**control) if control else None
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
@@ -170,7 +171,7 @@ class SamHttpServer(vLLMHttpServer):
 
     def _is_control(self, identity: RequestIdentity | None) -> bool:
         """Whether a request is sampled without drafts; of training traffic only."""
-        if identity is None or identity.split != TRAIN_SPLIT:
+        if self._control is None or identity is None or identity.split != TRAIN_SPLIT:
             return False
         return self._control.is_control(
             step=identity.step, group=identity.group, replica=self.replica_rank

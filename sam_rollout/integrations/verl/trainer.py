@@ -56,7 +56,7 @@ class SamTrainerSync(PPOTrainerSync):
             OmegaConf.to_container(config.rollout_telemetry, resolve=True)
         )
         self._control = control_assignment(config)
-        self._responses = ResponseBook()
+        self._responses = ResponseBook(dumped=bool(config.trainer.get("rollout_data_dir", None)))
         self._run_folder = RunFolder(config.run_dir)
         self._run_info = collect_run_info(config)
         self._run_folder.write_start(self._run_info)
@@ -188,22 +188,30 @@ class SamTrainerSync(PPOTrainerSync):
                 self._run_folder.write_traces(records.replica, records.traces)
         if split == TRAIN_SPLIT:
             self._engine_steps = tables
+            self._responses.note(replicas)
         requests = [records.requests for records in replicas]
-        threshold = self._telemetry.tail_threshold
         metrics = aggregate(
             tables,
             requests,
-            tail_threshold=threshold,
+            tail_threshold=self._telemetry.tail_threshold,
             drafter_counters={records.replica: records.drafter_counters for records in replicas},
             split=split,
         )
-        if split == TRAIN_SPLIT:
-            self._responses.note(replicas)
-            if self._control.share:
-                metrics |= control_metrics(
-                    pa.concat_tables(tables),
-                    pa.concat_tables(requests),
-                    unit=self._control.unit,
-                    tail_threshold=threshold,
-                )
+        if split == TRAIN_SPLIT and self._control.share:
+            metrics |= self._control_metrics(tables, requests)
         return metrics
+
+    def _control_metrics(
+        self, engine_steps: list[pa.Table], requests: list[pa.Table]
+    ) -> dict[str, float]:
+        """Compare the step's two arms; if that fails, its other metrics stay."""
+        try:
+            return control_metrics(
+                pa.concat_tables(engine_steps),
+                pa.concat_tables(requests),
+                unit=self._control.unit,
+                tail_threshold=self._telemetry.tail_threshold,
+            )
+        except Exception:
+            logger.warning("This step's control metrics are left out.", exc_info=True)
+            return {}

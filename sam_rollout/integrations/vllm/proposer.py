@@ -5,14 +5,15 @@ lengths and what was just sampled. Rows are reordered and reused from step to st
 is bound to the model runner once (``bind``) and from then on knows requests by their id.
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
-in the log and counted. While the gate is closed the drafter only catches up. And ranks whose drafts
-vLLM ignores keep no state at all.
+in the log and counted; notes on engine steps that fail end alone. While the gate is closed the
+drafter only catches up. And ranks whose drafts vLLM ignores keep no state at all.
 
 Where steps have to keep the shape of a captured graph, drafts are filled up last (``padding.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import time
@@ -91,6 +92,7 @@ class SamProposer:
         )
         self.ledger = RequestLedger(self.max_rows)
         self.failures = 0
+        self.record_failures = 0
         self._runner: Any = None
         self._padding: DraftPadding | None = None
         self._drafts_are_used = True
@@ -203,16 +205,19 @@ class SamProposer:
             self.ledger.expect(batch.counts, filling, gate_open & decoding)
         else:
             self.ledger.expect_nothing()
-        if self._record:
-            self._steps.add(
-                started_ns,
-                logging_ns - self._booking_ns,
-                gate_open,
-                k,
-                verified_padding,
-                self.drafter.verified_by_source,
-                self._sampler_clock.take_us(),
-            )
+        if self._record and not self.record_failures:
+            try:
+                self._steps.add(
+                    started_ns,
+                    logging_ns - self._booking_ns,
+                    gate_open,
+                    k,
+                    verified_padding,
+                    self.drafter.verified_by_source,
+                    self._sampler_clock.take_us(),
+                )
+            except Exception:
+                self._stop_recording()
         self._booking_ns = 0
         return drafts
 
@@ -294,6 +299,7 @@ class SamProposer:
         if self._record and self._drafts_are_used and self._runner is not None:
             known = self._runner.requests
             self._follow_batch([one for one in self._runner.input_batch.req_ids if one in known])
+            self._booking_ns = 0  # part of no engine step
         self.drafter.end_step()
 
     def _switch_off(self) -> None:
@@ -302,6 +308,22 @@ class SamProposer:
         self.drafter = None  # whatever state it is in, nobody will trust it again
         logger.warning(
             "The drafter failed and is switched off; the rollout continues without drafts.",
+            exc_info=True,
+        )
+        # Nobody follows the batch from now on: its totals are told once.
+        with contextlib.suppress(Exception):  # the books may be what failed
+            self.ledger.follow([], live=())
+
+    def _stop_recording(self) -> None:
+        """Draft on without notes of engine steps; called while the exception is handled.
+
+        The ledger is kept: from it the gate knows what is in flight, and the drafter who has ended.
+        """
+        self.record_failures += 1
+        self._steps = StepLog(self.drafter.source_names)  # no half of a note is handed over
+        logger.warning(
+            "Engine steps cannot be recorded any more and count as without drafts; drafting goes "
+            "on.",
             exc_info=True,
         )
 
@@ -342,7 +364,12 @@ class SamProposer:
             "host": platform.node(),
             "requests": {request_id: tuple(one[:3]) for request_id, one in totals.items()},
             "open": {request_id: tuple(one[3:]) for request_id, one in totals.items()},
-            "counters": {**counters, **self.gate.counters(), "failures": self.failures},
+            "counters": {
+                **counters,
+                **self.gate.counters(),
+                "failures": self.failures,
+                "record_failures": self.record_failures,
+            },
         }
 
 

@@ -89,7 +89,6 @@ class EngineStepRecorder(StatLoggerBase):
         self._samples: list[StepSample] = []
         self._totals = _Totals()
         self._last_s: float | None = None
-        self._clock_offset_s = time.time() - time.monotonic()
 
     def log_engine_initialized(self) -> None:
         """Nothing to announce."""
@@ -160,6 +159,7 @@ class EngineStepRecorder(StatLoggerBase):
         if not samples:
             self._last_s = None  # work was announced, and went to another engine
         notes = _match(samples, drafter_steps)
+        clock_offset_s = time.time() - time.monotonic()  # moves when the host's time is set
         records = EngineSteps()
         drafted_before = True  # the step before the first belongs to an earlier drain
         for sample, noted in zip(samples, notes, strict=True):
@@ -173,7 +173,7 @@ class EngineStepRecorder(StatLoggerBase):
                 fields |= NO_DRAFTS
             else:
                 fields |= _without_padding(sample, note.padding)
-            time_s = fields.pop("monotonic_s") + self._clock_offset_s
+            time_s = fields.pop("monotonic_s") + clock_offset_s
             drafter_side = note._asdict()
             del drafter_side["padding"]
             drafter_side["telemetry_us"] += fields.pop("telemetry_us")

@@ -395,6 +395,37 @@ def test_a_shared_automaton_takes_many_texts_in_lock_step():
     assert (np.sort(lengths)[1:] > 1000).all()
 
 
+def confirmed(pool, slot):
+    matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
+    pool.match_rows(int32(slot), matches)
+    assert matches[0, kernels.MATCH_LENGTH] == 2
+    return matches[0, kernels.MATCH_CONFIRMED]
+
+
+def test_a_match_is_confirmed_by_a_second_witness():
+    text = [1, 2, 3, 10, 11, 1, 2, 3, 12, 13, 14, 1, 2, 4, 15, 16, 17, 1, 2]
+    pool = AutomatonPool()
+    slot = pool.open()
+    read(pool, slot, text, 7)
+    assert confirmed(pool, slot) == 0, "3 followed once"
+    read(pool, slot, text, 13)
+    assert confirmed(pool, slot) == 1, "twice running"
+    read(pool, slot, text, len(text))
+    assert confirmed(pool, slot) == 0, "not after a failure"
+
+
+def test_a_match_in_a_shared_automaton_is_confirmed_when_two_texts_went_on_from_it():
+    pool = AutomatonPool()
+    automaton = pool.create()
+    slots = [pool.open(automaton) for _ in range(3)]
+    read(pool, slots[0], [9, 1, 2, 3], 4)
+    read(pool, slots[1], [8, 1, 2], 3)
+    assert confirmed(pool, slots[1]) == 0
+    read(pool, slots[1], [8, 1, 2, 3], 4)
+    read(pool, slots[2], [7, 1, 2], 3)
+    assert confirmed(pool, slots[2]) == 1
+
+
 def occurs_and_goes_on(texts, suffix):
     """Whether something follows the string in one of the texts."""
     return any(0 <= text.find(suffix) < len(text) - len(suffix) for text in texts)

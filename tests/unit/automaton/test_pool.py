@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton import AutomatonPool, kernels
+from sam_rollout.automaton.pool import AutomatonFullError
 
 
 def int32(*values):
@@ -306,6 +307,21 @@ def test_a_closed_slot_is_refused_until_it_is_opened_again():
         pool.extend(int32(slot), int32(0), text, int32(4))
     with pytest.raises(IndexError, match="is not open"):
         pool.close(slot)
+
+
+def test_an_automaton_that_is_full_is_named():
+    pool = AutomatonPool()
+    other, automaton = pool.create(), pool.create()
+    slots = int32(pool.open(other), pool.open(automaton))
+    rows = np.ones((2, 4), np.int32)
+    pool.extend(slots, int32(0, 1), rows, int32(2, 2))
+    blocks = pool._automata.table[:, kernels.PREFIX_BLOCKS]
+    blocks[automaton] = kernels.MOST_PREFIX_BLOCKS
+    with pytest.raises(AutomatonFullError, match=r"rows\[1\].*16777216") as caught:
+        pool.extend(slots, int32(0, 1), rows, int32(3, 3))
+    assert caught.value.automaton == automaton
+    blocks[automaton] = 1
+    assert pool.length(int(slots[0])) == 3 and pool.length(int(slots[1])) == 2
 
 
 def test_sizes_below_one_are_refused():

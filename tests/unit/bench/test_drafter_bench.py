@@ -4,12 +4,13 @@ import copy
 import io
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sam_rollout.bench import drafter, drafter_check, drafter_report, sides
-from sam_rollout.bench.drafter_costs import CostSizes
+from sam_rollout.bench import drafter, drafter_check, drafter_report, generator, sides
+from sam_rollout.bench.drafter_costs import Batch, CostSizes
 from sam_rollout.bench.verdicts import show_check
 from sam_rollout.cli import app
 
@@ -28,7 +29,8 @@ TINY = drafter.Sizes(
     ),
 )  # fmt: skip
 OURS = {
-    sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_HISTORY, sides.ALL_SOURCES,
+    sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.OWN_HISTORY,
+    sides.ALL_SOURCES,
 }  # fmt: skip
 
 
@@ -84,9 +86,28 @@ def test_calls_and_costs_are_there_for_every_size(result):
     calls = {(row["side"], row["rows"], row["context"]) for row in result["calls"]}
     assert {(sides.OWN, 1, 512), (sides.OWN, 4, 512), (sides.OWN_SIBLINGS, 4, 512)} <= calls
     costs = {row["side"]: row for row in result["costs"]}
-    assert set(costs) == {sides.OWN, sides.OWN_SIBLINGS}
+    assert set(costs) == {sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN}
     for row in costs.values():
-        assert row["bytes_per_token"] > 4 and row["left_bytes"] == row["start_bytes"]
+        assert row["bytes_per_token"] > 4
+        assert (row["left_bytes"] > row["start_bytes"]) == (row["side"] == sides.OWN_RUN)
+
+
+def test_groups_of_a_batch_have_nothing_in_common():
+    texts = [generator.Problem(0).response(sibling, 600) for sibling in range(2)]
+    tokens = Batch(texts, 4, 512, 1).tokens
+    assert not set(tokens[:2].ravel()) & set(tokens[2:].ravel())
+    assert (np.diff(tokens[:2]) == np.diff(tokens[2:])).all()
+
+
+def test_another_seed_is_measured_on_generated_texts_alone():
+    bench = drafter.Bench(TINY, seed=5)
+    result = bench.held_out()
+    assert {row["data"] for row in result["acceptance"]} == set(drafter.GENERATED)
+    assert {row["side"] for row in result["acceptance"]} <= set(drafter.HELD_OUT_SIDES)
+    assert result["seed"] == 5 and "calls" not in result
+    tokens = [one.datasets()[0].runs[0][0].traces[0].tokens for one in (bench, drafter.Bench(TINY))]
+    assert (tokens[0] != tokens[1]).any()
+    json.dumps(result, allow_nan=False)
 
 
 def test_the_user_s_traces_are_measured_in_order_of_steps():
@@ -222,6 +243,14 @@ def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, 
     assert ("MISSED" in outcome.output) != reached
     assert json.loads((tmp_path / "a.json").read_text())["calls"]
     assert (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(("options", "seed"), [([], drafter.SEED), (["--seed", "0"], 0)])
+def test_the_command_passes_the_seed_on(options, seed, result, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(drafter.Bench, "run", lambda self: seeds.append(self.seed) or result)
+    outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick", *options])
+    assert (outcome.exit_code, seeds) == (0, [seed]), outcome.output
 
 
 def test_the_command_names_traces_it_cannot_read(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sam_rollout.automaton import AutomatonPool
+from sam_rollout.automaton.pool import AutomatonFullError
 from sam_rollout.config import OwnSourceConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
 from sam_rollout.drafting import SamDrafter
 from sam_rollout.identity import RequestIdentity
@@ -123,15 +125,91 @@ def test_what_a_run_shares_begins_anew_when_it_is_half_full():
     drafter.admit("a", identity("g"))
     text = list(range(17_000))
     step(drafter, {"a": text}, width=len(text))
-    assert counter(drafter, "siblings_evictions") == 0
     drafter.finish(["a"])
+    assert counter(drafter, "siblings_restarts") == 0
     drafter.end_step()
-    assert counter(drafter, "siblings_evictions") == 1
+    assert counter(drafter, "siblings_restarts") == 1
+    assert counter(drafter, "siblings_evictions") == 0, "nobody lost anything"
     assert counter(drafter, "siblings_bytes") == 0
     drafter.admit("b", identity("h"))
     assert step(drafter, {"b": [7, 6, 7, 8, 6]}) == {"b": [7, 8, 6]}
     drafter.admit("c", identity("i"))
     assert step(drafter, {"b": [7, 6, 7, 8, 6], "c": [5, 6, 7]})["c"][0] == 8
+
+
+def test_requests_of_a_run_keep_what_they_share_when_later_ones_begin_anew():
+    drafter = make_drafter(own=False, scope="run", max_bytes=1 << 20)
+    admitted(drafter, "g", "a", "b")
+    text = list(range(17_000))
+    step(drafter, {"a": text, "b": [8, 8]}, width=len(text))
+    drafter.finish(["a"])
+    read = drafter.snapshot().catch_up_tokens
+    drafter.end_step()
+    drafter.admit("late", identity("h", step=2))
+    drafts = step(drafter, {"b": [8, 8, 400, 401], "late": [9, 7, 400, 401]}, width=len(text))
+    assert drafts == {"b": [402, 403, 404], "late": []}
+    assert drafter.snapshot().catch_up_tokens == read + 2 + 4, "b was not read again"
+    assert counter(drafter, "siblings_groups") == 2
+    drafter.finish(["b"])
+    assert counter(drafter, "siblings_groups") == 1, "the old automaton went with its last request"
+    drafter.end_step()
+    assert counter(drafter, "siblings_restarts") == 1, "the new one is small"
+
+
+def test_a_run_that_outgrows_its_memory_begins_anew_though_no_step_ever_ends():
+    drafter = make_drafter(own=False, scope="run", max_bytes=1 << 20)
+    text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
+    for life in range(1, 4):
+        names = [f"{life}a", f"{life}b"]
+        admitted(drafter, "g", *names)
+        step(drafter, {names[0]: text, names[1]: text[:5]}, width=len(text))
+        assert counter(drafter, "siblings_evictions") == life
+        assert counter(drafter, "siblings_bytes") == 0
+        read = drafter.snapshot().catch_up_tokens
+        for _ in range(2):  # the live ones do without, and are not read again
+            drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
+            assert drafts[names[0]] == []
+        assert drafter.snapshot().catch_up_tokens == read + 3
+        assert step(drafter, {names[1]: text[:6], f"{life}d": [4, 2]})[f"{life}d"] == [3]
+        drafter.finish([f"{life}{name}" for name in "abcd"])
+    assert counter(drafter, "siblings_restarts") == 0
+
+
+def test_of_a_run_what_was_replaced_is_given_up_first():
+    drafter = make_drafter(own=False, scope="run", max_bytes=1 << 20)
+    rng = np.random.default_rng(0)
+    old, new = (rng.integers(0, 1000, 14_000).tolist() for _ in range(2))
+    drafter.admit("old", identity("g"))
+    step(drafter, {"old": old}, width=14_001)
+    drafter.end_step()
+    drafter.admit("new", identity("g", step=2))
+    step(drafter, {"new": new, "old": old}, width=14_001)
+    assert counter(drafter, "siblings_evictions") == 1
+    drafter.admit("newer", identity("g", 1, step=2))
+    texts = {"newer": [7, *new[50:60]], "new": new, "old": old}
+    drafts = step(drafter, texts, width=14_001)
+    assert drafts["newer"] == new[60:63] and drafts["old"] == []
+
+
+@pytest.mark.parametrize("scope", ["prompt", "run"])
+def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(scope, monkeypatch):
+    drafter = make_drafter(own=False, scope=scope)
+    drafter.admit("a", identity("g"))
+    drafter.admit("b", identity("g", split="val"))
+    texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
+    step(drafter, texts)
+    extend = AutomatonPool.extend
+
+    def full(pool, slots, *arguments):
+        if slots[0] >= 0:
+            raise AutomatonFullError("full", pool._automaton_of(int(slots[0])))
+        extend(pool, slots, *arguments)
+
+    monkeypatch.setattr(AutomatonPool, "extend", full)
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
+    assert counter(drafter, "siblings_evictions") == 1
+    monkeypatch.undo()
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
 
 
 def test_the_longer_match_wins_and_a_tie_goes_to_own_text():
@@ -194,6 +272,22 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     drafter.admit("new", identity("g0", 1))
     step(drafter, {"new": [1, 2]}, width=9001)
     assert counter(drafter, "siblings_groups") == 3
+
+
+def test_requests_of_a_group_that_was_given_up_are_never_read_again():
+    drafter = make_drafter(own=False, max_bytes=1 << 20)
+    admitted(drafter, "g", "a", "late")
+    text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
+    step(drafter, {"a": text}, width=len(text))
+    step(drafter, {"a": text, "late": [1]}, width=len(text))
+    read = drafter.snapshot().catch_up_tokens
+    drafter.end_step()
+    admitted(drafter, "g", "next")
+    texts = {"next": [1, 2, 3], "a": text, "late": [1, 2]}
+    assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
+    assert drafter.snapshot().catch_up_tokens == read + 3
+    drafter.finish(list(texts))
+    assert counter(drafter, "siblings_groups") == 1, "its step is not over"
 
 
 def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():

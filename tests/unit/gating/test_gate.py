@@ -94,3 +94,12 @@ def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
     assert len(caplog.records) == 1
     assert broken.asked == 2
     assert gate.counters() == {"gate/trials": 7, "gate/failures": 1}
+
+
+def test_a_gate_that_only_cannot_report_decides_on(monkeypatch, caplog):
+    monkeypatch.setattr(ThresholdGate, "counters", lambda self: 1 / 0)
+    gate = GuardedGate(ThresholdGate(4, K))
+    with caplog.at_level(logging.WARNING):
+        assert [gate.counters() for _ in range(2)] == [{"gate/failures": 1}] * 2
+    assert len(caplog.records) == 1
+    assert gate.next_budget(step_of(2)) == K

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.runs import held_out_names
+from sam_rollout.report.runs import held_out_names, seeds_in_pairs
+from sam_rollout.report.sources import load_run
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -132,3 +133,20 @@ def test_shorter_responses_count_as_speed_raw_but_not_at_equal_tokens(synthetic)
     assert row.raw.speed_up_minus_one.value > 0.4
     assert abs(row.equal_tokens.speed_up_minus_one.value) < 0.25
     assert row.tokens == "sam/engine/generation_tokens"
+
+
+@pytest.mark.parametrize(
+    ("base", "sam", "paired"),
+    [((1, 2), (1, 2), True), ((1, 1), (1, 1), False), ((1, 2), (2, 1), False), ((1,), (1,), False)],
+)
+def test_repeats_are_pairs_if_each_has_a_seed_of_its_own(make_run, base, sam, paired):
+    sides = [
+        [
+            load_run(
+                make_run(f"{side}-{place}", {1: {"timing_s/gen": 1.0}}, seeds={"rollout": seed})
+            )
+            for place, seed in enumerate(seeds)
+        ]
+        for side, seeds in (("off", base), ("on", sam))
+    ]
+    assert seeds_in_pairs(*sides) is paired

@@ -1,6 +1,7 @@
 """Every reason why a comparison is not fair is found by its name, and a fair pair has none."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -192,13 +193,44 @@ def test_a_control_is_told_and_no_other_configuration(base, synthetic):
     assert found(comparison)["control"] == "warning" and comparison.fair is True
 
 
-def test_another_checkout_of_the_same_files_is_a_note(synthetic):
+@pytest.mark.parametrize(
+    ("name", "paths", "severity"),
+    [
+        ("path", ("/a/models/qwen3", "/b/models/qwen3"), "warning"),
+        ("path", ("/ckpt/1/global_step_10/actor", "/ckpt/2/global_step_20/actor"), "unfair"),
+        ("train_files", ("/a/dapo/train.parquet", "/a/gsm8k/train.parquet"), "unfair"),
+        ("cache", ("/a/x/cache", "/b/y/cache"), "warning"),
+    ],
+)
+def test_paths_that_end_alike(synthetic, name, paths, severity):
     base, sam = (
-        synthetic(name, sam=name == "on", fields={"more_config": {"model": {"path": path}}})
-        for name, path in (("off", "/a/qwen3"), ("on", "/b/qwen3"))
+        synthetic(side, sam=side == "on", fields={"more_config": {"model": {name: path}}})
+        for side, path in zip(("off", "on"), paths, strict=True)
     )
     comparison = compare_folders(base, sam)
-    assert found(comparison)["paths"] == "note" and comparison.fair is True
+    assert found(comparison)["paths"] == severity
+    assert comparison.fair is (severity != "unfair")
+
+
+def test_the_actors_update_is_compared_over_steps_that_all_runs_know(base, synthetic):
+    sam = synthetic("on", sam=True)
+    log = RunFolder(sam).train_steps_path
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries[:3]:
+        entry["metrics"]["timing_s/update_actor"] = math.nan  # half the time, all the tokens
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert "other_load" not in found(compare_folders(base, sam))
+
+
+def test_an_unknown_sampler_is_not_said_to_keep_the_distribution(synthetic):
+    base, sam = (
+        synthetic(
+            side, sam=side == "on", seed=seed, fields={"more_config": {"rollout_sampler": {}}}
+        )
+        for seed, side in ((1, "off"), (2, "on"))
+    )
+    (text,) = texts(compare_folders(base, sam), "samples")
+    assert "which sampler was on" in text and "unknown" in text
 
 
 def test_a_speculation_of_others_in_the_baseline_is_unfair(base, synthetic):

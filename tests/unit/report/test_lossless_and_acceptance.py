@@ -83,3 +83,15 @@ def test_positions_weigh_steps_by_their_drafts(make_run):
     run = load_run(make_run("on", {1: metrics(0.9, 10), 2: metrics(0.5, 30)}, sam=True))
     (position,) = acceptance([run], [1, 2]).positions
     assert position.accepted_share == pytest.approx((0.9 * 10 + 0.5 * 30) / 40)
+
+
+def test_runs_of_the_same_seeds_are_laid_beside_each_other(synthetic):
+    def runs(name, seeds, sam):
+        return [
+            synthetic(f"{name}-{n}", seed=n, sam=sam, fields={"seeds": {"rollout": n}})
+            for n in seeds
+        ]
+
+    pairs = compare_folders(runs("off", (1, 2), False), runs("on", (2, 1), True)).lossless.pairs
+    assert [pair.runs for pair in pairs] == [("BASE 1", "SAM 2"), ("BASE 2", "SAM 1")]
+    assert all(pair.identical == pair.matched == 96 for pair in pairs)

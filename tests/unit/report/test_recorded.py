@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import dapo_ab
-from benchmarks.recorded_runs import REPOSITORY, scrub, store
+from benchmarks.recorded_runs import MACHINE_PATH, REPOSITORY, scrub, store
 from sam_rollout.cli import app
 from sam_rollout.report import recorded
 from sam_rollout.report.compare import compare_folders
@@ -44,7 +44,7 @@ def test_what_follows_passes(root):
     result = CliRunner().invoke(app, ["compare", "--check"])
     assert result.exit_code == 0, result.output
     assert {path.name for path in (root / recorded.RESULTS).iterdir()} >= {
-        RECORD, "compare_tiny_cpu.html", "compare_tiny_cpu_unfair.html", "dapo_ab_tiny_cpu.png",
+        RECORD, "compare_tiny_cpu.html", "compare_tiny_cpu_unfair.html", recorded.SIDES_PICTURE,
     }  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def test_what_is_published_follows_and_is_small():
     files = [f for f in (REPOSITORY / recorded.RESULTS / RUNS).rglob("*") if f.is_file()]
     assert sum(file.stat().st_size for file in files) < 1_000_000
     for info in (f for f in files if f.name.startswith("run")):
-        assert not re.search(r'"(/|~)', info.read_text()), info
+        text = info.read_text()
+        assert not re.search(r'"(/|~)', text) and not MACHINE_PATH.search(text), info
 
 
 def test_a_figure_changed_by_hand_is_found(root):
@@ -74,6 +75,19 @@ def test_a_changed_run_is_found(root):
     entries[3]["metrics"]["timing_s/gen"] += 5
     log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     assert check_recorded(root)
+
+
+def test_a_stored_figure_changed_by_hand_is_found(root):
+    path = root / recorded.RESULTS / RECORD
+    record = json.loads(path.read_text())
+    row = record["comparisons"]["fair"]["times"][0]
+    row["base"]["q1"] *= 1 + 1e-9
+    path.write_text(json.dumps(record))
+    assert check_recorded(root) == []
+    row["base"]["q1"] *= 1.001
+    path.write_text(json.dumps(record))
+    (line,) = check_recorded(root)
+    assert "1 figure(s) of the fair pair do not follow" in line and "times[0].base.q1" in line
 
 
 def test_an_unfair_pair_that_passes_for_fair_is_found(root):
@@ -115,6 +129,9 @@ def test_no_path_of_a_machine_is_stored(tmp_path):
         "cache": "~/models/qwen",
         "other": "/var/lib/data.parquet",
         "schedule": "constant",
+        "url": "file:///data/me/models/qwen",
+        "words": "run --x=/mnt/me/data.json --y=~/z /opt/lib/a:/usr/lib/b",
+        "elsewhere": "hdfs://data/store/x gs://bucket/data/x recipes/data/x",
     }
     assert scrub(config, run_dir) == {
         "run_dir": "<run_dir>",
@@ -123,6 +140,9 @@ def test_no_path_of_a_machine_is_stored(tmp_path):
         "cache": "<path>/qwen",
         "other": "<path>/data.parquet",
         "schedule": "constant",
+        "url": "file://<path>/qwen",
+        "words": "run --x=<path>/data.json --y=<path>/z <path>/a:<path>/b",
+        "elsewhere": config["elsewhere"],
     }
 
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from sam_rollout.report import statistics
 from sam_rollout.report.statistics import Sides, difference, gain
 
 
-def sides(base, sam) -> Sides:
-    return Sides(np.atleast_2d(np.asarray(base, float)), np.atleast_2d(np.asarray(sam, float)))
+def sides(base, sam, paired=False) -> Sides:
+    base, sam = (np.atleast_2d(np.asarray(side, float)) for side in (base, sam))
+    return Sides(base, sam, paired)
 
 
 def test_steps_are_resampled_in_pairs():
@@ -61,3 +63,30 @@ def test_difference_is_sam_minus_base():
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((1.0, 1.0, 1.0))
     assert estimate.clear
     assert np.isnan(difference(sides(np.empty((1, 0)), np.empty((1, 0)))).value)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_three_repeats_are_enough_for_the_coverage_that_is_said(paired, monkeypatch):
+    """Five steps of other prompts each, runs that differ by more than their steps explain."""
+    monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)  # of the bootstrap
+    generator = np.random.default_rng(1)
+    trials, covered = 400, 0
+    for _ in range(trials):
+        prompts = generator.normal(0.0, 0.3, size=(3 if paired else 1, 5))
+        seed = generator.normal(0.0, 0.2, size=(3, 1)) if paired else 0.0
+        between = generator.normal(0.0, 0.05, size=(2, 3, 1))
+        within = generator.normal(0.0, 0.02, size=(2, 3, 5))
+        base, sam = np.exp(prompts + seed + between + within)
+        estimate = gain(sides(1.2 * base, sam, paired)).speed_up_minus_one
+        covered += estimate.low <= 0.2 <= estimate.high
+    assert 0.90 <= covered / trials <= 0.99
+
+
+def test_what_the_seed_of_a_pair_does_cancels():
+    times = np.array([[10.0, 12.0], [20.0, 24.0], [40.0, 48.0]])
+    sure = gain(sides(1.25 * times, times, paired=True))
+    assert (sure.speed_up_minus_one.low, sure.time_saved.high) == pytest.approx((0.25, 0.2))
+    apart = gain(sides(1.25 * times, times)).speed_up_minus_one
+    assert apart.low < 0 < 0.25 < apart.high
+    shift = difference(sides(times, times + 1, paired=True))
+    assert (shift.low, shift.value, shift.high) == pytest.approx((1.0, 1.0, 1.0))

@@ -12,7 +12,7 @@ from sam_rollout.cli import app
 from sam_rollout.config import SamConfig
 from sam_rollout.simulation import program
 from sam_rollout.simulation.acceptance import Acceptance
-from sam_rollout.simulation.check import judge
+from sam_rollout.simulation.check import RecordedPredictions, compare, judge
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.published import GAINS, Prediction
 from sam_rollout.simulation.recorded import siblings_kind
@@ -102,7 +102,7 @@ def test_errors_are_one_line(arguments, said):
 
 
 def row(ratio, k=0):
-    return Row(k, 8, 64, 1, 10.0, 10.0 * ratio, 10.0, 3.0, 3.0, 1.0, 1.0)
+    return Row(k, 8, 64, 1, 10.0, 10.0 * ratio, 10.0, 3.0, 3.0)
 
 
 def test_a_rollout_off_by_more_than_a_tenth_fails_the_check():
@@ -110,13 +110,49 @@ def test_a_rollout_off_by_more_than_a_tenth_fails_the_check():
     assert [finding.failed for finding in findings] == [False, True, False]
 
 
-def test_a_missed_gain_names_its_reason():
-    right = Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + 0.02), 0.1)
-    wrong = Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + 0.05), 0.1)
-    ok, missed, tail = judge([], [right, wrong], 2.0)
+def predicted(points):
+    """The second published gain, predicted so many points too high."""
+    return Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + points / 100), 0.1)
+
+
+def test_a_known_miss_names_its_reason_and_ends_somewhere():
+    found = judge([], [predicted(2), predicted(5), predicted(40), predicted(-40)], 1.7)
+    ok, known, far, low, tail = found
     assert ok.reached and not ok.reason
-    assert not missed.reached and missed.reason and not missed.failed
+    assert not known.reached and known.reason and not known.failed
+    assert far.failed and low.failed, "a reason excuses so much and no more"
     assert not tail.reached and tail.reason
+    assert judge([], [], 3.0)[0].failed
+
+
+def test_a_prediction_that_moved_fails_even_where_its_miss_is_known():
+    known = predicted(5)
+    key = (known.published.setup, known.published.title)
+    same = RecordedPredictions({key: known.gain * (1 + 1e-9)}, 1.7)
+    assert not any(finding.failed for finding in compare([known], 1.7, same))
+    moved = RecordedPredictions({key: known.gain * (1 + 1e-4)}, 1.7)
+    assert [finding.failed for finding in compare([known], 1.7, moved)] == [True, False]
+    assert compare([known], 1.7, RecordedPredictions({}, 1.7))[0].failed, "not recorded at all"
+
+
+def test_a_check_without_records_says_so_and_holds_the_rest(monkeypatch, tmp_path):
+    class Paper:
+        def predictions(self, name):
+            return [predicted(2)] if name == GAINS[1].setup else []
+
+        def tail_factor(self):
+            return 1.35
+
+    monkeypatch.setattr(program, "on_paper", lambda compose: Paper())
+    for name in ("VALIDATION", "VALIDATION_TRACES", "PUBLISHED"):
+        monkeypatch.setattr(program, name, tmp_path / f"{name}.json")
+    output = tmp_path / "check.json"
+    done = run("simulate", "--check", "--json", output)
+    assert done.exit_code == 1 and "Traceback" not in done.output, done.output
+    findings = json.loads(output.read_text())["findings"]
+    assert [finding["reached"] for finding in findings] == [False, False, True, True]
+    assert "benchmarks/simulate_validation.py" in findings[0]["found"]
+    assert "benchmarks/simulate_published.py" in findings[1]["found"]
 
 
 def test_imports_no_engine():

@@ -25,6 +25,15 @@ def test_between_rows_costs_are_linear():
     assert costs.at(3, 0, 200) == pytest.approx(9.0), "above it goes on as in its last stretch"
 
 
+def test_beyond_the_last_row_costs_never_fall():
+    """A noisy last row, cheaper than the one before: far beyond it a step would cost nothing."""
+    rows = [row(1), row(8, median_s=2.0), row(16, median_s=1.9), row(16, 4, median_s=1.8)]
+    costs = CostTable(rows).compile(9)
+    assert costs.at(12, 0, 0) == pytest.approx(1.95)
+    assert costs.at(512, 0, 0) == pytest.approx(1.9)
+    assert costs.at(512, 9, 0) == pytest.approx(1.8)
+
+
 def test_query_lengths_between_rows():
     costs = CostTable([row(query_len=1), row(query_len=5, median_s=3.0)]).compile(4)
     assert [costs.at(1, k, 0) for k in range(5)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0])
@@ -65,9 +74,12 @@ def test_what_is_no_table_is_said(tmp_path):
             CostTable.read(path)
 
 
-def test_graph_mode_needs_measured_graphs():
+def test_graph_mode_needs_a_graph_measured_for_every_length():
     with pytest.raises(CostTableError, match="graph = true"):
         CostTable([row()]).compile(3, captured=[4])
+    verify = row(query_len=4, graph=True)
+    with pytest.raises(CostTableError, match=r"a baseline's is 1.*not measured: 1$"):
+        CostTable([row(), verify]).compile(1, captured={1, 4})
 
 
 def test_a_table_survives_json():

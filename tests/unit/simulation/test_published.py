@@ -61,6 +61,10 @@ def test_dearer_verification_and_worse_drafts_gain_less(paper, monkeypatch):
     assert found["verify steps 60 % dearer"] < found["verify steps 20 % dearer"]
     assert found["verify steps 20 % dearer"] < found["as assumed"]
     assert found["keys and values read once"] > found["as assumed"]
+    assert found["verification 10 ms a step"] < found["as assumed"]
+    slower = found["KV cache read at 50 % of the bandwidth"]
+    assert slower < found["as assumed"], "a verify step rereads what a decode step reads once"
+    assert found["a layer with experts as quick as a dense one"] == found["as assumed"]
 
 
 def test_the_constant_predictor_is_blind_to_its_row(paper, monkeypatch):

@@ -206,4 +206,26 @@ def test_a_round_waits_for_the_last_response_of_the_one_before(make_round, flat_
     assert found.rollout_s == pytest.approx(0.1 * 29 + 0.1 * 19)
     assert found.ends == pytest.approx([0.9, 2.9, 2.9 + 1.9, 2.9 + 0.4])
     assert found.tail_s == pytest.approx(found.rollout_s), "one request an engine"
+    assert found.mean_s == pytest.approx((0.1 * (9 + 29) + 0.1 * (19 + 4)) / 2)
     assert (np.diff(found.log[:, 0]) >= 0).all()
+
+
+def test_every_turn_draws_numbers_of_its_own(make_round, flat_costs):
+    """The same responses twice over: drafts that are accepted in one turn need not be in both."""
+    chances = Acceptance(np.zeros(1), np.array([[0.5, 0.3, 0.2]]))
+    setting = drafting(4, 3, (chances,))
+    lengths = [300, 500]
+    one = simulate(make_round(lengths), Fleet(1, 4), flat_costs, setting)
+    twice = dataclasses.replace(make_round(lengths * 2), turn=np.array([0, 0, 1, 1]))
+    two = simulate(twice, Fleet(1, 4), flat_costs, setting)
+    assert (two.ends[:2] == one.ends).all(), "the first turn draws as a round of its own"
+    assert (two.ends[2:] - one.rollout_s != one.ends).any()
+
+
+def test_leaving_the_cost_table_is_said(make_round):
+    batches, contexts = np.array([1.0, 2.0]), np.array([0.0, 100.0])
+    costs = StepCosts(batches, contexts, np.full((2, 2, 2), 0.1))
+    with pytest.warns(UserWarning, match="ends at 2 requests at once"):
+        simulate(make_round([50] * 3), Fleet(1, 8), costs, Setting())
+    with pytest.warns(UserWarning, match="ends at 100 tokens of context"):
+        simulate(make_round([200]), Fleet(1, 8), costs, Setting())

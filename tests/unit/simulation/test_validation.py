@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.simulate_validation import PARTS, require_same_texts
 from sam_rollout.bench.generator import group
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.validation import Validation, ValidationError
@@ -49,3 +50,15 @@ def test_recorded_rollouts_are_predicted(files):
 def test_a_missing_record_says_who_makes_it(tmp_path):
     with pytest.raises(ValidationError, match="benchmarks/simulate_validation"):
         Validation(tmp_path / "no.json", tmp_path / "no.parquet")
+
+
+def test_parts_with_other_texts_are_refused():
+    """Texts are kept of one part and stand for all."""
+    rollouts = [
+        {"k": k, "step": step, "max_num_seqs": most, "threshold": threshold, "response_tokens": 70}
+        for k, settings in PARTS.values() for most, threshold in settings for step in (1, 2)
+    ]  # fmt: skip
+    require_same_texts(rollouts)
+    rollouts[-1]["response_tokens"] += 1
+    with pytest.raises(SystemExit, match="rollout 2 has other texts"):
+        require_same_texts(rollouts)

@@ -15,20 +15,28 @@ from sam_rollout.telemetry.records import (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A step of two rounds: the third response came when the first two had ended."""
+    """A step of two rounds: the third response came when the first two had ended.
+
+    Two requests draft in five of eight open steps each; the third is a control.
+    """
     run = RunFolder(tmp_path)
     config = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 64}}}
     run.write_start(RunInfo("sam=on", config, {}, {}, {}, "2026-01-01T00:00:00+00:00"))
     times = {("a", 0): (10.0, 15.0), ("a", 1): (10.1, 20.0), ("b", 0): (20.0, 22.0)}
     requests = [
-        RequestRecord(1, "train", 0, group, sibling, 7, 30, 5, 15, 9, start, end, "stop")
+        RequestRecord(1, "train", 0, group, sibling, 7, 30, *counts, start, end, "stop", 8, 20,
+                      group == "b")
         for (group, sibling), (start, end) in times.items()
-    ]
+        for counts in [(0, 0, 0) if group == "b" else (5, 15, 2)]
+    ]  # fmt: skip
     run.write_requests(0, requests_table(requests))
     run.write_requests(1, requests_table([]))
     steps = EngineSteps()
-    steps.append(1, "train", 0, 11.0, 0.1, 2, 2, 0, draft_requests=10, draft_tokens=30,
-                 accepted_tokens=9, accepted_per_position=(6, 2, 1))  # fmt: skip
+    for number in range(8):
+        drafted = 2 * (number < 5)
+        steps.append(1, "train", 0, 11.0 + number, 0.1, 2, 2, 0, draft_requests=drafted,
+                     draft_tokens=3 * drafted, accepted_tokens=4 * (number == 0),
+                     accepted_per_position=(2, 1, 1) if number == 0 else ())  # fmt: skip
     run.write_engine_steps(0, steps.to_table())
     return run, times
 
@@ -40,7 +48,7 @@ def test_lengths_rounds_and_chances_of_a_run(folder):
     assert work.round.group.tolist() == [0, 0, 1]
     assert work.round.turn.tolist() == [0, 0, 1]
     assert (work.fleet.engines, work.fleet.max_num_seqs) == (2, 64)
-    assert work.chances.survival[0] == pytest.approx([0.6, 0.2, 0.1])
+    assert work.chances.survival[0] == pytest.approx([2 / 16, 1 / 16, 1 / 16]), "of 16 open steps"
     assert work.traces is None
 
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from sam_rollout.telemetry.baseline import Baseline
+from sam_rollout.report.fairness import comparable
+from sam_rollout.telemetry.baseline import COMPARED_SETTINGS, Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import METRICS
 
@@ -80,3 +81,15 @@ def test_what_is_no_run_is_refused(tmp_path, folder):
     folder.train_steps_path.write_text('{"step": 0, "metrics": {"val-core/x/acc/mean@1": 0.1}}\n')
     with pytest.raises(RunFolderError, match="no training step with sam/engine/rollout_s"):
         Baseline(folder.path)
+
+
+def test_the_report_compares_whatever_is_compared_while_a_run_trains():
+    """The report compares all settings but some; none of these may be among them."""
+    config: dict = {}
+    for name in COMPARED_SETTINGS:
+        *parents, key = name.split(".")
+        section = config
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[key] = "value"
+    assert comparable(config).keys() == set(COMPARED_SETTINGS)

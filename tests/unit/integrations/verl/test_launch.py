@@ -136,6 +136,17 @@ BAD = {
         "'replicas'",
         "needs at least 2 rollout replicas, this run has 1; use 'groups'",
     ),
+    "control of replicas that are refilled": (
+        [
+            "rollout_telemetry.control_share=0.5",
+            "rollout_telemetry.control_unit=replicas",
+            "dynamic_sampling.kind=refill",
+            "trainer.n_gpus_per_node=2",
+        ],
+        "rollout_telemetry.control_unit",
+        "'replicas'",
+        "cannot be compared with dynamic_sampling.kind = 'refill'",
+    ),
     "progress somewhere else": (
         ["rollout_telemetry.progress=log"],
         "rollout_telemetry.progress",
@@ -341,9 +352,20 @@ def test_drafting_is_switched_on_in_the_engine():
         OmegaConf.to_container(config.sam)
     )
     assert ours["rollout_sampler"] == {"kind": "coupled"}
-    assert ours["telemetry"]["tail_threshold"] == 16
-    assert ours["telemetry"]["record_traces"]
-    assert ours["control"] == {"share": 0.0, "unit": "groups", "seed": 42, "replicas": 1}
+    assert ours["telemetry"] == {"record_traces": True}
+    assert "control" not in ours
+
+
+def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
+    others = (
+        "rollout_telemetry.progress=on", "rollout_telemetry.curve_every=7",
+        "rollout_telemetry.tail_threshold=3", f"{ROLLOUT}.seed=7",
+    )  # fmt: skip
+    plain, changed = (
+        OmegaConf.to_container(OmegaConf.select(translated(*overrides), ENGINE))
+        for overrides in ((), others)
+    )
+    assert plain["additional_config"] == changed["additional_config"]
 
 
 def test_a_control_is_assigned_under_the_rollouts_seed():

@@ -82,6 +82,12 @@ def test_validation_and_requests_without_identity_have_no_control(ours, asked):
     assert not any(call["extra_args"]["sam_control"] for call in asked)
 
 
+def test_a_server_without_control_asks_for_drafts_always(ours, asked):
+    ours._control = None
+    asyncio.run(respond(ours))
+    assert not any(call["extra_args"]["sam_control"] for call in asked)
+
+
 def test_progress_before_during_and_after(ours, asked):
     assert asyncio.run(object.__new__(SamHttpServer).progress()) == EngineProgress()
     asyncio.run(respond(ours))
@@ -126,12 +132,16 @@ def drained_worker(drafting: list[int]) -> dict:
     }
 
 
-def test_a_step_goes_from_the_server_to_the_run_folder(ours, asked, tmp_path, monkeypatch):
-    drafting = [number for number, prompt in enumerate(PROMPTS) if not is_control(prompt)]
+DRAFTING = [number for number, prompt in enumerate(PROMPTS) if not is_control(prompt)]
+
+
+@pytest.fixture
+def collecting(ours, asked, tmp_path, monkeypatch) -> trainer.SamTrainerSync:
+    """A trainer with one replica that has sampled a step's responses."""
 
     async def answer(engine, method):
         assert method == "sam_drain"
-        return [[drained_worker(drafting), None]]  # the second rank's drafts are not used
+        return [[drained_worker(DRAFTING), None]]  # the second rank's drafts are not used
 
     monkeypatch.setattr(server, "ask_engines", answer)
     asyncio.run(respond(ours))
@@ -140,28 +150,41 @@ def test_a_step_goes_from_the_server_to_the_run_folder(ours, asked, tmp_path, mo
     trainer_ = object.__new__(trainer.SamTrainerSync)
     trainer_.global_steps = STEP
     trainer_._telemetry = RolloutTelemetryConfig(control_share=0.5)
-    trainer_._control, trainer_._responses = CONTROL, ResponseBook()
+    trainer_._control, trainer_._responses = CONTROL, ResponseBook(dumped=False)
     trainer_._run_folder = RunFolder(tmp_path)
     remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
     replica = SimpleNamespace(servers=[SimpleNamespace(drain_records=remote)])
     trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
     monkeypatch.setattr(trainer.ray, "get", lambda answers: answers)
-    metrics = trainer_._collect("train")
+    return trainer_
 
+
+def test_a_step_goes_from_the_server_to_the_run_folder(ours, collecting):
+    metrics = collecting._collect("train")
     for name, value in metrics.items():
         declared(name)
         assert math.isfinite(value), name
-    assert metrics["sam/control/share"] == 1 - len(drafting) / len(PROMPTS)
+    assert metrics["sam/control/share"] == 1 - len(DRAFTING) / len(PROMPTS)
     assert metrics["sam/control/gain"] == pytest.approx(0.5)
     assert metrics["sam/draft/verify_context_0"] == 8
     assert metrics["sam/sampler/time_us_per_step"] == 20.0
     assert metrics["sam/engine/telemetry_us_per_step"] > 2.0
-    table = trainer_._run_folder.root / "requests" / "0-000.parquet"
+    table = collecting._run_folder.root / "requests" / "0-000.parquet"
     rows = pq.ParquetFile(table).read().to_pylist()
     assert [row["control"] for row in rows] == [is_control(prompt) for prompt in PROMPTS]
     assert [(r["open_steps"], r["open_tokens"]) for r in rows] == [
-        (2, 3) if number in drafting else (3, 3) for number in range(len(PROMPTS))
+        (2, 3) if number in DRAFTING else (3, 3) for number in range(len(PROMPTS))
     ]
-    found = trainer_._responses._find({REQUEST_ID_FIELD: f"request-{drafting[0]}"})
+    found = collecting._responses._find({REQUEST_ID_FIELD: f"request-{DRAFTING[0]}"})
     assert found[:3] == (6, 1, 2)
     assert asyncio.run(ours.progress()) == EngineProgress(), "a new step begins"
+
+
+def test_a_control_that_cannot_be_compared_costs_no_other_metric(collecting, monkeypatch, caplog):
+    monkeypatch.setattr(trainer, "control_metrics", lambda *_, **__: 1 / 0)
+    metrics = collecting._drain("train")
+    assert metrics["sam/draft/verify_context_0"] == 8
+    assert not any(name.startswith("sam/control/") for name in metrics)
+    assert "control metrics are left out" in caplog.text and "are lost" not in caplog.text
+    request_id = f"request-{DRAFTING[0]}"
+    assert collecting._responses._find({REQUEST_ID_FIELD: request_id})[:3] == (6, 1, 2)

@@ -45,7 +45,7 @@ def batch(monkeypatch) -> KVBatchMeta:
 
 
 def test_verls_metrics_follow_its_rule(batch):
-    book = ResponseBook()
+    book = ResponseBook(dumped=False)
     book.note([records(("a", 4, 12, 6, 1.0)), records(("b", 2, 6, 0, 2.0), ("c", 0, 0, 0, 3.0))])
     assert book.metrics(batch) == pytest.approx(
         {
@@ -56,14 +56,21 @@ def test_verls_metrics_follow_its_rule(batch):
 
 
 def test_a_run_without_drafter_has_none_of_them(batch):
-    book = ResponseBook()
+    book = ResponseBook(dumped=True)
     book.note([records(("a", 0, 0, 0, 1.0), drafter=False)])
     assert book.metrics(batch) == {}
     assert book.columns(["u_0_0"])["generation_s"] == [1.0]
 
 
+def test_what_nobody_asks_for_is_not_fetched(batch, monkeypatch):
+    monkeypatch.setattr(response_counts.tq, "kv_batch_get", lambda **_: pytest.fail("fetched"))
+    book = ResponseBook(dumped=False)
+    book.note([records(("a", 0, 0, 0, 1.0), drafter=False)])
+    assert book.metrics(batch) == {}
+
+
 def test_turns_of_a_response_add_up(batch):
-    book = ResponseBook()
+    book = ResponseBook(dumped=False)
     book.note([records(("a", 1, 3, 1, 1.0), ("a", 2, 6, 4, 2.0), ("b", 0, 0, 0, 1.0))])
     book.metrics(batch)
     assert book.columns(["u_0_0"]) == {
@@ -76,7 +83,7 @@ def test_turns_of_a_response_add_up(batch):
 
 
 def test_responses_left_over_by_the_step_before_are_known(batch):
-    book = ResponseBook()
+    book = ResponseBook(dumped=False)
     book.note([records(("a", 4, 12, 6, 1.0))])
     book.note([records(("b", 4, 12, 6, 1.0))])
     assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx(1 / 3)
@@ -86,7 +93,7 @@ def test_responses_left_over_by_the_step_before_are_known(batch):
 
 def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
     """Through verl's own writer."""
-    book = ResponseBook()
+    book = ResponseBook(dumped=False)
     book.note([records(("a", 4, 12, 6, 1.5), ("b", 0, 0, 0, 2.0), ("c", 1, 3, 0, 2.0))])
     book.metrics(batch)
     ours = object.__new__(trainer.SamTrainerSync)

@@ -280,7 +280,36 @@ def test_a_failure_ends_drafting_and_nothing_else(caplog):
     assert drained["counters"]["gate/failures"] == 0
     assert "drafted_own" not in drained["counters"], "there is no drafter to ask"
     assert drained["steps"]["gate_open"] == [True]
-    assert engine.proposer.drain()["counters"]["failures"] == 1
+    assert drained["requests"].keys() == {"a", "b"}
+    later = engine.proposer.drain()
+    assert later["counters"]["failures"] == 1
+    assert later["requests"] == {}, "whoever ran when it failed is told once"
+
+
+def test_drafting_goes_on_without_records(monkeypatch, caplog):
+    engine = Engine()
+    engine.add("a")
+    engine.step("a")
+    monkeypatch.setattr(engine.proposer._sampler_clock, "take_us", lambda: 1 / 0)
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        for _ in range(3):
+            assert engine.step("a") == [next_of_period(engine.requests["a"])]
+    (warning,) = [record for record in caplog.records if record.name == LOGGER]
+    assert "drafting goes on" in warning.message and warning.exc_info is not None
+    drained = engine.proposer.drain()
+    assert (drained["counters"]["record_failures"], drained["counters"]["failures"]) == (1, 0)
+    assert not any(drained["steps"].values())
+    assert drained["requests"]["a"][0] == 3, "the ledger is kept"
+
+
+def test_what_books_cost_between_two_steps_is_charged_to_neither():
+    engine = Engine()
+    engine.add("a")
+    engine.step("a")
+    engine.requests.clear()
+    engine.input_batch.req_ids = []
+    engine.proposer.drain()
+    assert engine.proposer._booking_ns == 0
 
 
 def test_a_rank_whose_drafts_are_ignored_keeps_no_state():
@@ -559,6 +588,10 @@ def test_a_drafter_that_fails_at_the_end_of_a_step_is_switched_off(monkeypatch, 
     engine.step("a")
     monkeypatch.setattr(engine.proposer.drafter, "end_step", lambda: 1 / 0)
     with caplog.at_level(logging.WARNING, LOGGER):
-        assert engine.proposer.drain()["counters"] == {"failures": 1, "gate/failures": 0}
+        assert engine.proposer.drain()["counters"] == {
+            "failures": 1,
+            "gate/failures": 0,
+            "record_failures": 0,
+        }
     assert "switched off" in caplog.text
     assert engine.step("a") == [[]]

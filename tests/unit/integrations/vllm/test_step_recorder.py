@@ -174,6 +174,13 @@ def test_draining_starts_anew_and_files_by_split(clock):
     assert [row["split"] for row in drained(recorder)] == ["train"]
 
 
+def test_a_hosts_time_that_was_set_is_followed(clock, monkeypatch):
+    recorder = EngineStepRecorder()
+    monkeypatch.setattr(clock, "time", lambda: clock.now_s + UNIX_OFFSET_S + 60)
+    record_at(recorder, clock, 101.0)
+    assert [row["time_s"] for row in drained(recorder)] == [101.0 + UNIX_OFFSET_S + 60]
+
+
 def test_the_drafters_side_finds_its_step(clock):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0, 102.0, 103.0)

@@ -1,0 +1,39 @@
+"""What importing verl does with us installed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("model_hosting_container_standards")
+
+# What vLLM's API server imports; it sets the level once, so each case has a process of its own.
+LEVEL = """
+import logging
+import model_hosting_container_standards.logging_config
+print(logging.getLevelName(logging.getLogger().level))
+"""
+
+
+def root_level(program: str) -> str:
+    names = {"LOG_LEVEL", "SAGEMAKER_CONTAINER_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={name: value for name, value in os.environ.items() if name not in names},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return done.stdout.split()[-1]
+
+
+def test_the_root_logger_still_lets_warnings_through():
+    assert root_level("import verl\n" + LEVEL) == "WARNING"
+
+
+def test_upstream_still_silences_warnings():
+    """When this fails, the plugin's SAGEMAKER_CONTAINER_LOG_LEVEL can go."""
+    assert root_level(LEVEL) == "ERROR"
