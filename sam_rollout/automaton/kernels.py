@@ -35,7 +35,9 @@ int64[texts, TEXT_WIDTH], `arena` int64[1 + blocks]: how many blocks are free, t
 """
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types, uint32, uint64
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
@@ -112,6 +114,9 @@ MOVED_SLOTS = 32
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
+# Tokens of a step that rows read in turns, and suffix links that are fetched ahead for each.
+TOKENS_IN_TURNS = 3
+FETCHED_LINKS = 12
 # By what a token that differs from the copied text divides how far the two agree.
 DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
@@ -162,6 +167,23 @@ def _pointer_to(element):
 
 _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
+
+
+@intrinsic
+def _prefetch(typing_context, address):
+    """Ask for the cache line of an address, without waiting for it."""
+    signature = types.void(types.int64)
+
+    def generate(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # To read it, into the caches next to the core, as data.
+        hints = [number(0), number(3), number(1)]
+        builder.call(function, [builder.inttoptr(args[0], byte), *hints])
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 # --- memory -----------------------------------------------------------------------------------
@@ -729,6 +751,21 @@ def _match(automata, text, max_branches, out):
 
 
 @njit(nogil=True)
+def _fetch_match(automata, text, level):
+    """Fetch what `_match` and a draft read: level 0 the match and the copy, 1 where they go on."""
+    header = automata[text[AUTOMATON]]
+    if header[PREFIX_BLOCKS] == 0:
+        return
+    link = np.int64(_at(header, text[LAST])[LINK])
+    if level == 0:
+        _fetch_state(header, link)
+        if text[AGREED] > 0:
+            _fetch_state(header, text[COPIED])
+    else:
+        _fetch_state(header, _end_of(_at(header, link)))
+
+
+@njit(nogil=True)
 def _draft(header, last, end, k, out):
     """Copy what followed the prefix `end` into `out`; return how many tokens that is.
 
@@ -789,14 +826,100 @@ def _votes(header, state, is_latest):
     return 2 * count + (1 if is_latest else 0)
 
 
+@njit(nogil=True)
+def _fetch_state(header, state):
+    _prefetch(_row_of(header, state)[ADDRESS] + state * ENTRY_BYTES)
+
+
+@njit(nogil=True)
+def _fetch_edge(header, state, token):
+    """Fetch the slot where the search for an edge begins."""
+    hashed = _hash(state, token)
+    directory, home = header[EDGES], _home(hashed, header[EDGE_SLOTS])
+    if header[OLD_EDGE_SLOTS] != 0:
+        old_home = _home(hashed, header[OLD_EDGE_SLOTS])
+        if old_home >= header[FRONTIER]:
+            directory, home = header[OLD_EDGES], old_home
+    address = _int64_pointer(directory)[home >> BLOCK_SHIFT]
+    if address != 0:
+        _prefetch(address + home * ENTRY_BYTES)
+
+
+@njit(nogil=True)
+def _goes_on_alone(automata, texts, slot, token_ids, row, length):
+    """Whether a text in an automaton of its own has a next token."""
+    if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
+        return False
+    text = texts[slot]
+    read = text[LENGTH]
+    return (
+        0 < read < min(length, token_ids.shape[1])
+        and token_ids[row, read] >= 0
+        and automata[text[AUTOMATON], SHARED] == 0
+    )
+
+
+@njit(nogil=True)
+def _read_in_turns(
+    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, states
+):  # fmt: skip
+    """Let the texts with an automaton each read their first new tokens in turns.
+
+    A token is one wait after the other for memory: its chain of suffix links, each with an edge and
+    a place, all far apart. Rows know nothing of each other, so all take one link at a time and
+    fetch what the next one needs: one wait for all. Whatever stops a row is left to the caller.
+    """
+    for _ in range(TOKENS_IN_TURNS):
+        count = 0
+        for i in range(slots.size):
+            states[i] = 0
+            if _goes_on_alone(automata, texts, slots[i], token_ids, rows[i], lengths[i]):
+                text = texts[slots[i]]
+                states[i] = text[LAST]
+                _fetch_state(automata[text[AUTOMATON]], text[LAST])
+                count += 1
+        if count < 2:
+            return
+        for level in range(FETCHED_LINKS):
+            for i in range(slots.size):
+                if states[i] == 0:
+                    continue
+                text = texts[slots[i]]
+                header = automata[text[AUTOMATON]]
+                entry = _at(header, states[i])
+                if level > 0:
+                    _fetch_state(header, _end_of(entry))
+                states[i] = entry[LINK]
+                _fetch_state(header, states[i])
+                _fetch_edge(header, states[i], np.int64(token_ids[rows[i], text[LENGTH]]))
+        for i in range(slots.size):
+            if not _goes_on_alone(automata, texts, slots[i], token_ids, rows[i], lengths[i]):
+                continue
+            reason = _catch_up(
+                automata, texts, arena, slots[i], token_ids, rows[i],
+                texts[slots[i], LENGTH] + 1, max_link_updates, progress,
+            )  # fmt: skip
+            if reason != DONE:
+                return
+
+
 # --- what Python calls ------------------------------------------------------------------------
 
 
 @njit(nogil=True)
 def extend_rows(
-    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress
+    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
+    states,
 ):  # fmt: skip
-    """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done."""
+    """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
+
+    `states` is int64[slots.size] to write to.
+    """
+    if first == 0:
+        _read_in_turns(
+            automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress,
+            states,
+        )  # fmt: skip
     for i in range(first, slots.size):
         if slots[i] < 0:
             continue
@@ -812,6 +935,10 @@ def extend_rows(
 @njit(nogil=True)
 def match_rows(automata, texts, slots, max_branches, out_matches):
     """Find the match of each row; its length is 0 for rows that are skipped."""
+    for level in range(2):
+        for i in range(slots.size):
+            if slots[i] >= 0:
+                _fetch_match(automata, texts[slots[i]], level)
     for i in range(slots.size):
         if slots[i] >= 0:
             _match(automata, texts[slots[i]], max_branches, out_matches[i])
@@ -880,7 +1007,7 @@ _SIGNATURES = (
         extend_rows,
         (
             _TABLE, _TABLE, _COLUMN, _INPUT, _INPUT, _TOKEN_IDS, _INPUT, types.int64, types.int64,
-            _COLUMN,
+            _COLUMN, _COLUMN,
         ),
     ),
     (match_rows, (_TABLE, _TABLE, _INPUT, types.int64, _OUTPUTS)),

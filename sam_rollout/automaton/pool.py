@@ -86,6 +86,7 @@ class AutomatonPool:
         self._directories: dict[int, _Directories] = {}
         self._directory_bytes = 0
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
+        self._states = np.zeros(0, np.int64)  # of a call's rows
 
     def __len__(self) -> int:
         """Number of open slots."""
@@ -210,15 +211,17 @@ class AutomatonPool:
             TypeError: an array is not int32 (ids of 2**31 and more do not fit a token).
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read.
+                offending one have been read, those after it in part.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
+        if len(self._states) < len(slots):
+            self._states = np.zeros(len(slots), np.int64)
         row = 0
         while True:
             row = kernels.extend_rows(
                 self._automata.table, self._texts.table, self._arena.free, slots, rows, token_ids,
-                lengths, self._max_link_updates, row, self._progress,
+                lengths, self._max_link_updates, row, self._progress, self._states,
             )  # fmt: skip
             if row == len(slots):
                 return

@@ -38,6 +38,25 @@ def test_rows_of_a_batch_are_independent():
     assert pool.appended_tokens == lengths.sum()
 
 
+def test_rows_that_are_read_in_turns_are_read_as_if_alone():
+    rng = np.random.default_rng(0)
+    texts = np.stack([text_like_reasoning(3000, seed) for seed in range(5)])
+    together, alone = AutomatonPool(), AutomatonPool()
+    slots = np.array([together.open() for _ in texts], np.int32)
+    own_slots = [alone.open() for _ in texts]
+    rows, lengths = np.arange(5, dtype=np.int32), np.zeros(5, np.int32)
+    while lengths.min() < texts.shape[1]:
+        lengths = np.minimum(lengths + rng.integers(0, 9, 5), texts.shape[1]).astype(np.int32)
+        found = np.zeros((5, kernels.MATCH_WIDTH), np.int32)
+        together.extend(slots, rows, texts, lengths)
+        together.match_rows(slots, found)
+        for row, slot in enumerate(own_slots):
+            one = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
+            alone.extend(int32(slot), int32(row), texts, lengths[row : row + 1])
+            alone.match_rows(int32(slot), one)
+            assert (found[row] == one[0]).all()
+
+
 def test_rows_may_be_views_permuted_and_read_only():
     big = np.zeros((8, 64), np.int32)
     big[5, :6] = [1, 2, 3, 1, 2, 3]
