@@ -111,8 +111,18 @@ def test_logprobs_of_sampled_tokens_agree_with_hugging_face(with_sam, prompts, s
 
 
 def test_gate_opens_for_the_tail_only(with_sam, prompts):
+    from vllm import SamplingParams, TokensPrompt
+
     _drain(with_sam)
-    _generate(with_sam, prompts, temperature=1.0)
+    # Lengths that differ: texts cut at one length end in the same step, and there is no tail.
+    with_sam.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
+        [
+            SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=MAX_TOKENS - 3 * number)
+            for number in range(len(prompts))
+        ],
+        use_tqdm=False,
+    )
     drained = _drain(with_sam)
     gate = drained["steps"]["gate_open"]
     assert not gate[2], "24 requests run: closed"
