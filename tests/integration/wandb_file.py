@@ -1,28 +1,19 @@
-"""Reads what an offline run of wandb recorded.
-
-The file is a log of LevelDB's format (blocks of 32 KiB, records in fragments) behind seven bytes of
-wandb's own; the records are wandb's protocol buffers. wandb 0.31 has no reader for it in Python.
-"""
+"""What an offline run of wandb recorded, with kinds of records that a comparison has no use for."""
 
 import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
-IDENTITY, HEADER_BYTES = b":W&B", 7
-BLOCK_BYTES = 32 * 1024
-FRAGMENT_HEADER = struct.Struct("<IHB")  # checksum, length, kind
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+from sam_rollout.report.sources.wandb_offline import records
 
 
 def read_wandb(path: Path) -> SimpleNamespace:
     """run (its record), config, history {step: row}, metrics {name: definition}, summary."""
     run, config, history, metrics, summary = None, {}, {}, {}, {}
-    for content in _contents(path.read_bytes()):
+    for content in records(path, problems=[]):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
@@ -42,24 +33,6 @@ def read_wandb(path: Path) -> SimpleNamespace:
     return SimpleNamespace(
         run=run, config=config, history=history, metrics=metrics, summary=summary
     )
-
-
-def _contents(data: bytes) -> Iterator[bytes]:
-    assert data.startswith(IDENTITY)
-    place, parts = HEADER_BYTES, b""
-    while place + FRAGMENT_HEADER.size <= len(data):
-        left = BLOCK_BYTES - place % BLOCK_BYTES
-        if left < FRAGMENT_HEADER.size:  # no room for a header: the rest of a block is filled up
-            place += left
-            continue
-        _, length, kind = FRAGMENT_HEADER.unpack_from(data, place)
-        assert kind in (FULL, FIRST, MIDDLE, LAST)
-        place += FRAGMENT_HEADER.size
-        parts += data[place : place + length]
-        place += length
-        if kind in (FULL, LAST):
-            yield parts
-            parts = b""
 
 
 def _items(items: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def read(path: Path) -> Run:
     host: dict[str, Any] = {}
     versions: dict[str, str] = {}
     started_at = None
-    for chunk in _records(file, problems):
+    for chunk in records(file, problems):
         try:
             record = Record.FromString(chunk)
         except DecodeError:
@@ -114,7 +114,7 @@ def _items(items: Any) -> dict[str, Any]:
     return values
 
 
-def _records(file: Path, problems: list[str]) -> Iterator[bytes]:
+def records(file: Path, problems: list[str]) -> Iterator[bytes]:
     """Payloads of the log's records; ends with a line in `problems` where the log is damaged."""
     content = file.read_bytes()
     if content[: _HEADER.size] != _HEADER.pack(*_MAGIC):
