@@ -36,10 +36,10 @@ def in_run(folder: Path) -> dict[str, float]:
     time_s, telemetry_us = steps.duration_s.sum(), steps.telemetry_us.sum()
     return {
         "steps": len(steps),
-        "median_step_us": 1e6 * steps.duration_s.median(),
-        "telemetry_us": telemetry_us / len(steps),
+        "median_step_us": float(1e6 * steps.duration_s.median()),
+        "telemetry_us": float(telemetry_us / len(steps)),
         "median_telemetry_us": float(steps.telemetry_us.median()),
-        "share": 1e-6 * telemetry_us / time_s,
+        "share": float(1e-6 * telemetry_us / time_s),
     }
 
 

@@ -133,26 +133,34 @@ def _tail(comparison: Comparison) -> list[Chart]:
 
 
 def _profile(comparison: Comparison) -> Chart | None:
-    """Requests running over one step's rollout, in the first run of each side."""
+    """Requests running over one step's rollout, in the run of each side that is the middle one."""
     frame = comparison.series.get("rollout")
-    firsts = (comparison.base[0], comparison.sam[0])
-    if frame is None or any(run.engine_steps.empty for run in firsts):
+    if frame is None:
         return None
     known = frame["base"].dropna().sort_values()
     step = int(known.index[len(known) // 2])
-    lines = [
-        svg.Line(name, name.lower(), _running(run, step), stepped=True)
-        for name, run in zip(("BASE", "SAM"), firsts, strict=True)
-    ]
+    lines = []
+    for name, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
+        curves = sorted(filter(None, (_running(run, step) for run in runs)), key=_end)
+        if not curves:
+            return None
+        lines.append(svg.Line(name, name.lower(), curves[len(curves) // 2], stepped=True))
     reading = (
-        f"Step {step}, the middle one by time, slowest engine of each side. The low part on the "
-        "right is the long tail; the line that ends first is the faster side."
+        f"Step {step}, the middle one by time; of each side the middle run, its slowest engine. "
+        "The low part on the right is the long tail; the line that ends first is the faster side."
     )
     picture = svg.lines(lines, x_title="busy time of the engine, s", hints=False, zero_based=True)
     return Chart("Requests running", reading, picture)
 
 
+def _end(curve: list[tuple[float, float]]) -> float:
+    return curve[-1][0]
+
+
 def _running(run: Run, step: int) -> list[tuple[float, float]]:
+    """(s, requests) along one step of the run's slowest replica; empty if it was not recorded."""
+    if run.engine_steps.empty:
+        return []
     rows = run.engine_steps[run.engine_steps["step"] == step]
     if rows.empty:
         return []
