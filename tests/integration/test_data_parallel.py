@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import shutil
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,15 @@ def test_vllm_still_answers_for_the_first_engine_only(seen):
 
 def test_the_text_is_the_same_on_every_engine(seen):
     assert len({tuple(text) for text in seen["texts"]}) == 1
+
+
+def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():
+    """The reason for `cpu_experts.py`; once vLLM has both parts, that can go."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    assert "scatterv" not in inspect.getsource(CpuCommunicator)
+    assert inspect.getsource(CPUUnquantizedExperts).count("expert_map") == 1, "named, never used"
 
 
 @pytest.mark.parametrize("kind", GATES)
