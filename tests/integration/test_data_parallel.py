@@ -170,6 +170,7 @@ def test_every_engine_is_bound(seen):
         assert [report["proposer"] for report in workers] == [
             "sam_rollout.integrations.vllm.proposer.SamProposer"
         ]
+        assert [report["deciding_engines"] for report in workers] == [ENGINES]
 
 
 def test_every_engine_tells_its_own_requests(seen):

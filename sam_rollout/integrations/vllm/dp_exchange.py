@@ -36,11 +36,14 @@ class DpExchange:
         rank: this one's.
         ranks: of the group.
         dist: ``torch.distributed``.
+
+    Attributes:
+        ranks: of the group.
     """
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
         self._rank = rank
-        self._ranks = ranks
+        self.ranks = ranks
         self._dist = dist
         self._report = IDLE
         self._received = torch.zeros(len(Report._fields), ranks, dtype=torch.int32)
@@ -62,7 +65,7 @@ class DpExchange:
         """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self._dist.all_reduce(tensor, *args, **kwargs)
-        reports = torch.zeros(len(Report._fields), self._ranks, dtype=torch.int32)
+        reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
         reports[:, self._rank] = torch.tensor(self._report, dtype=torch.int32)
         self._report = IDLE
         fields = len(tensor)
@@ -74,7 +77,7 @@ class DpExchange:
         return None
 
     def _is_of_a_step(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype == torch.int32 and tensor.dim() == 2 and tensor.shape[1] == self._ranks
+        return tensor.dtype == torch.int32 and tensor.dim() == 2 and tensor.shape[1] == self.ranks
 
 
 class _DistWithReports:

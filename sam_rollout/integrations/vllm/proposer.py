@@ -340,6 +340,7 @@ class SamProposer:
             "bound": self._runner is not None,
             "drafts_are_used": self._drafts_are_used,
             "padding": self.padding.describe(),
+            "deciding_engines": self.exchange.ranks if self.exchange else 1,
         }
 
     def drain(self) -> dict[str, Any]:
