@@ -12,6 +12,9 @@ as much before they are made at all. Now and then another one is tried, where it
 acceptance is not known (any more). The time this loses against the best one is kept below
 `exploration` of all step time; a few steps are given in advance.
 
+Where engines decide together (``agreement.py``), times are learned from the busiest one's load, and
+acceptance from one's own requests.
+
 Nothing here is random and nothing depends on a seed: decisions follow from times alone. They are
 not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
 """
@@ -19,10 +22,8 @@ not repeatable, as times are not; with the coupled sampler the texts do not depe
 import numpy as np
 
 from sam_rollout.gating.acceptance import Acceptance
-from sam_rollout.gating.gate import EngineStep
+from sam_rollout.gating.step import EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
-
-_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
 
 _LEAD = 1.01
 _ADVANCE = 8  # steps that may be lost before any exploration was earned
@@ -57,7 +58,7 @@ class AutoGate:
         self._faded_at = 0
         self._last_ns = 0
         self._context = 0
-        self._no_prompt = True  # in the last step
+        self._meter = LoadMeter()
         self._drafting_share = 1.0  # of the requests: may draft at all
         self._best = 0  # the budget chosen
         self._decided_for = 0  # requests
@@ -74,29 +75,28 @@ class AutoGate:
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
-        rows = len(step.sampled)
+        if step.group is None:
+            load, budget = self._meter.load(step), self._budget
+            trial = self.is_trial
+        else:
+            load, budget, trial = step.group
+        rows, tokens, context = load.rows, load.tokens, load.context
         seconds = (step.now_ns - self._last_ns) * 1e-9
-        tokens = int(_sum(step.sampled))
-        context = int(_sum(step.num_tokens))
         before, self._context, self._last_ns = self._context, context, step.now_ns
         everybody = isinstance(step.may_draft, int)
-        self._drafting_share = 1.0 if everybody else float(_sum(step.may_draft)) / max(rows, 1)
-        budget = self._budget
+        own_rows = max(len(step.sampled), 1)
+        self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
         if budget and step.same_batch:  # those who join were allowed nothing
             self._learn_acceptance(budget, step)
-        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(step.sampled))
-        # With a prompt unfinished before, this step computed its last part.
-        decoding = rows and no_prompt_before and self._no_prompt
-        if not decoding or not step.same_batch or before + tokens != context:
+        if not load.steady or before + tokens != context:
             self._left_out += 1
             return
-        draft_tokens = int(_sum(step.drafts)) + int(_sum(step.filling))
         expected = self._expected[budget]
-        if budget != self._best:
+        if trial:
             # What the best budget would have made of a pause is not the trial's fault.
             fair_s = tokens * self._fair_s_per_token
             self._lost_s += min(max(0.0, seconds - fair_s), self._k * self._expected[self._best])
-        if not self._times.observe(rows, budget, draft_tokens, before, seconds, expected):
+        if not self._times.observe(rows, budget, load.draft_tokens, before, seconds, expected):
             self._left_out += 1
             return
         number = self._times.bin_of[rows]
@@ -110,6 +110,11 @@ class AutoGate:
         batch[0] += 1
         batch[1] += rows
         batch[2] += before
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the last budget is another than the best known."""
+        return self._budget != self._best
 
     def _learn_acceptance(self, budget: int, step: EngineStep) -> None:
         sampled = step.sampled

@@ -7,25 +7,19 @@ free. A gate sees the state of the engine only: where drafts come from is no con
 
 import bisect
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-
-
-class EngineStep(NamedTuple):
-    """What an engine step did, as seen when it asks for the next drafts; B rows."""
-
-    now_ns: int  # time.perf_counter_ns() when it asked
-    sampled: np.ndarray  # int32[B], tokens of each row, 0 for a prompt still being computed
-    drafts: np.ndarray  # int[B], draft tokens that were to be verified
-    filling: np.ndarray  # int[B], tokens that filled them up
-    num_tokens: np.ndarray  # int32[B], known tokens of each row
-    same_batch: bool  # the rows are those of the step before
-    may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
+from sam_rollout.gating.step import EngineStep
 
 
 class Gate(Protocol):
-    """Sets the budget of draft tokens of every engine step."""
+    """Sets the budget of draft tokens of every engine step.
+
+    Attributes:
+        is_trial: the last budget was given to learn about it, not because it seems the best.
+    """
+
+    is_trial: bool
 
     def observe(self, step: EngineStep) -> None:
         """See what the step before did; called once per step, before `budget`."""
@@ -47,6 +41,8 @@ class Gate(Protocol):
 
 class _Unmoved:
     """What gates share that only look at the number of requests."""
+
+    is_trial = False
 
     def observe(self, step: EngineStep) -> None:
         """Nothing to learn."""

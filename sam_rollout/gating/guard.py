@@ -3,8 +3,10 @@
 import logging
 
 from sam_rollout.config import GateConfig
+from sam_rollout.gating.agreement import AgreedGate, Exchange
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.gating.gate import ClosedGate, EngineStep, Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating.gate import ClosedGate, Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating.step import EngineStep
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class GuardedGate:
 
 
 def make_gate(
-    config: GateConfig, *, max_rows: int, max_draft_tokens: int, in_lockstep: bool = False
+    config: GateConfig, *, max_rows: int, max_draft_tokens: int, exchange: Exchange | None = None
 ) -> GuardedGate:
     """The gate that a configuration names; `GateConfig` admits only kinds that exist.
 
@@ -63,19 +65,14 @@ def make_gate(
         config: validated.
         max_rows: most requests in one batch (the engine's max_num_seqs).
         max_draft_tokens: k.
-        in_lockstep: other engines wait for every step of this one. What one engine measures is
-            then not its own, and engines that measure apart would decide apart: `auto` becomes
-            `threshold`.
+        exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
-    if config.kind == "auto" and not in_lockstep:
-        return GuardedGate(AutoGate(max_rows, max_draft_tokens, config.exploration))
-    if config.kind == "auto":
-        logger.warning(
-            "sam.gate.kind = 'auto' does not work with engines that share experts (data parallel); "
-            "this engine drafts up to sam.gate.threshold = %d running requests instead.",
-            config.threshold,
-        )
-    return GuardedGate(fixed_gate(config, max_draft_tokens))
+    fixed = fixed_gate(config, max_draft_tokens)
+    measures = config.kind == "auto"
+    gate = AutoGate(max_rows, max_draft_tokens, config.exploration) if measures else fixed
+    if exchange is not None and config.kind != "closed":
+        gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
+    return GuardedGate(gate)
 
 
 def fixed_gate(config: GateConfig, max_draft_tokens: int) -> Gate:

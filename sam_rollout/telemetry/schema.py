@@ -363,12 +363,31 @@ METRICS: tuple[Metric, ...] = (
         TOTAL,
     ),
     Metric(
-        f"sam/gate/steps_with_k_{BUDGET}",
+        "sam/gate/agreed_steps",
         "steps",
-        "sam.gate.kind=auto, as all below: engine steps for which it allowed k draft tokens.",
+        "Engines that share experts: steps for which their gates agreed on the draft tokens.",
         TOTAL,
     ),
-    Metric("sam/gate/trials", "steps", "Steps with a budget that was tried, not chosen.", TOTAL),
+    Metric(
+        "sam/gate/lone_steps",
+        "steps",
+        "Engines that share experts: steps for which one decided alone, since nothing had been "
+        "exchanged. Should be 0.",
+        TOTAL,
+    ),
+    Metric(
+        f"sam/gate/steps_with_k_{BUDGET}",
+        "steps",
+        "Engine steps for which k draft tokens were allowed: with sam.gate.kind=auto, and in "
+        "engines that share experts.",
+        TOTAL,
+    ),
+    Metric(
+        "sam/gate/trials",
+        "steps",
+        "sam.gate.kind=auto, as all below: steps with a budget that was tried, not chosen.",
+        TOTAL,
+    ),
     Metric("sam/gate/measured_steps", "steps", "Steps whose time was learned from.", TOTAL),
     Metric(
         "sam/gate/left_out_steps",

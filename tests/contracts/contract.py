@@ -316,6 +316,53 @@ VLLM_GRAPHS = [
     ),
 ]
 
+VLLM_DATA_PARALLEL = [
+    Row(
+        "vllm",
+        "v1.worker.dp_utils",
+        "dist",
+        "torch.distributed of this module, whose all_reduce the gates' reports travel with",
+    ),
+    Row(
+        "vllm",
+        "v1.worker.dp_utils",
+        "_run_ar",
+        "adds up an int32 tensor [fields, ranks]; reports are further rows of it",
+        contains=("dp_size, dtype=torch.int32", "dist.all_reduce(tensor, group=group)"),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner._determine_batch_execution_and_padding",
+        "once before the forward pass of a step, of a dummy batch, too",
+        contains=("coordinate_batch_across_dp(",),
+    ),
+    Row(
+        "vllm",
+        "v1.worker.gpu_model_runner",
+        "GPUModelRunner._dummy_run",
+        "dummy batches take part",
+        contains=("self._determine_batch_execution_and_padding(",),
+    ),
+    Row(
+        "vllm_ascend",
+        "worker.model_runner_v1",
+        "dist",
+        "as in vLLM's dp_utils",
+    ),
+    Row(
+        "vllm_ascend",
+        "worker.model_runner_v1",
+        "NPUModelRunner._sync_metadata_across_dp",
+        "vllm-ascend's sum over ranks; reports are further rows of it",
+        contains=(
+            "self.dp_size, device=device_str, dtype=torch.int32",
+            "dist.all_reduce(packed_tensor, group=group)",
+        ),
+    ),
+]
+
+
 VLLM_CONFIGURATION = [
     Row(
         "vllm",
@@ -1125,6 +1172,7 @@ VERL_PLATFORM = [
 CONTRACT = [
     *VLLM_PROPOSER,
     *VLLM_GRAPHS,
+    *VLLM_DATA_PARALLEL,
     *VLLM_SAMPLERS,
     *VLLM_CONFIGURATION,
     *VLLM_STATISTICS,

@@ -14,7 +14,7 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """Node of a function, class, variable, method, property, field or ``self.attribute``."""
+    """Node of a function, class, variable, renamed import, method, property, field or attribute."""
     first, _, member = name.partition(".")
     node = next((n for n in tree.body if _defines(n, first)), None)
     if node is None or not member:
@@ -31,6 +31,8 @@ def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
 def _defines(node: ast.AST, name: str) -> bool:
     if isinstance(node, (*FUNCTION, ast.ClassDef)):
         return node.name == name
+    if isinstance(node, ast.Import):
+        return any(alias.asname == name for alias in node.names)
     return any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
 
 

@@ -26,6 +26,7 @@ from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.gating import EngineStep, make_gate
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
+from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.ledger import RequestLedger
 from sam_rollout.integrations.vllm.padding import DraftPadding, padding_by_rows
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
@@ -77,11 +78,15 @@ class SamProposer:
         self.max_rows = vllm_config.scheduler_config.max_num_seqs
         self.max_batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
+        # On every rank, whether its drafts are used or not: all of a group send the same tensors.
+        self.exchange: DpExchange | None = None
+        if steps_in_lockstep(vllm_config):
+            self.exchange = join_group(vllm_config.parallel_config)
         self.gate = make_gate(
             self.config.gate,
             max_rows=self.max_rows,
             max_draft_tokens=self.config.max_draft_tokens,
-            in_lockstep=steps_in_lockstep(vllm_config),
+            exchange=self.exchange,
         )
         check_corpus_fits(self.config, vllm_config.model_config)
         self.drafter: SamDrafter | None = SamDrafter(
@@ -335,6 +340,7 @@ class SamProposer:
             "bound": self._runner is not None,
             "drafts_are_used": self._drafts_are_used,
             "padding": self.padding.describe(),
+            "deciding_engines": self.exchange.ranks if self.exchange else 1,
         }
 
     def drain(self) -> dict[str, Any]:

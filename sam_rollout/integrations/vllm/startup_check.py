@@ -49,8 +49,10 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         f"sam_rollout: drafter {PROPOSER_CLASS} on {len(ours)} worker(s), "
         f"k={config.max_draft_tokens}, gate: {config.gate}"
     )
-    # Left out where there is nothing to tell: an engine without graphs, or one that knows the
-    # method custom_class by itself.
+    # Left out where there is nothing to tell: an engine that decides alone, one without graphs, or
+    # one that knows the method custom_class by itself.
+    if ours[0]["deciding_engines"] > 1:
+        line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
         line += f"; filled up to k: {ours[0]['padding']}"
     if way_in := ours[0].get("way_in"):

@@ -7,6 +7,7 @@ import pytest
 
 from sam_rollout.config import GateConfig
 from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, ThresholdGate, make_gate
+from tests.unit.gating.group import Seat, Table
 
 K = 3
 
@@ -56,14 +57,13 @@ def test_make_gate_takes_settings_from_the_config():
     assert "gate/measured_s" in made(kind="auto").counters()
 
 
-def test_engines_in_lockstep_get_the_threshold_and_are_told_once(caplog):
-    config = GateConfig(kind="auto", threshold=5)
-    with caplog.at_level(logging.WARNING):
-        gate = make_gate(config, max_rows=16, max_draft_tokens=K, in_lockstep=True)
-    (record,) = caplog.records
-    assert "sam.gate.kind = 'auto'" in record.message
-    assert "sam.gate.threshold = 5" in record.message
-    assert [gate.next_budget(step_of(rows)) for rows in (5, 6)] == [K, 0]
+def test_engines_in_lockstep_decide_together_unless_they_never_draft():
+    for kind, together in (("auto", True), ("threshold", True), ("closed", False)):
+        gate = make_gate(
+            GateConfig(kind=kind), max_rows=16, max_draft_tokens=K, exchange=Seat(Table(2), 0)
+        )
+        gate.next_budget(step_of(2))
+        assert ("gate/agreed_steps" in gate.counters()) is together
 
 
 class Broken:

@@ -170,12 +170,14 @@ def test_a_gate_that_fails_closes_and_the_drafter_reads_on(caplog):
 def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected):
     config = vllm_config(SamConfig(gate=GateConfig(kind="auto")))
     config.parallel_config = SimpleNamespace(
-        data_parallel_size=size, enable_expert_parallel=experts
+        data_parallel_rank=0, data_parallel_size=size, enable_expert_parallel=experts
     )
     config.model_config.is_moe = moe
     assert steps_in_lockstep(config) is expected
-    counters = SamProposer(config).drain()["counters"]
-    assert ("gate/measured_s" in counters) is not expected
+    proposer = SamProposer(config)
+    assert (proposer.exchange is not None) is expected
+    counters = proposer.drain()["counters"]
+    assert ("gate/agreed_steps" in counters) is expected
 
 
 def test_a_prompt_chunk_has_no_draft():

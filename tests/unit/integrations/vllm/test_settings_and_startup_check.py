@@ -25,7 +25,12 @@ from sam_rollout.integrations.vllm.startup_check import (
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
 OFF = SamConfig(enabled=False)
-OURS = {"proposer": PROPOSER_CLASS, "sam": ON.to_mapping(), "padding": NO_PADDING}
+OURS = {
+    "proposer": PROPOSER_CLASS,
+    "sam": ON.to_mapping(),
+    "padding": NO_PADDING,
+    "deciding_engines": 1,
+}
 
 
 @pytest.mark.parametrize("config", [ON, OFF])
@@ -62,6 +67,11 @@ def test_the_right_drafter_on_all_workers_is_one_line():
     assert (
         check_drafters([{"proposer": None}], OFF) == "sam_rollout: no drafter (sam.enabled=false)"
     )
+
+
+def test_the_line_tells_how_many_engines_decide_together():
+    line = check_drafters([OURS | {"deciding_engines": 4}] * 4, ON)
+    assert line.endswith("gate: threshold 2, agreed on by 4 engines")
 
 
 def test_the_line_tells_about_padding_and_the_way_into_vllm_ascend():

@@ -1,0 +1,165 @@
+"""One budget for engines that wait for each other in every step.
+
+Engines that share experts (data parallelism of a mixture of experts) compute every layer together:
+one that drafts alone makes all others wait for its longer step. So they decide together. Each tells
+the others, once a step, what it had to do and what it would draft. The proposal of the busiest
+engine holds for all: its step is the longest, and it drafts the least where gates look at the
+number of requests. Engines without requests tell nothing and are not asked.
+
+All decide from the same reports of the same step, and nothing else, so that they cannot disagree.
+What is decided when the proposer is called after step t follows from reports that were made after
+step t - 1 and exchanged at the start of step t (``Exchange``): nobody ever waits for a report.
+Where nothing was exchanged, an engine decides by itself, as its fallback does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sam_rollout.gating.gate import Gate
+from sam_rollout.gating.step import EngineStep, GroupStep, LoadMeter, StepLoad
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
+
+
+class Report(NamedTuple):
+    """What an engine tells the others after a step, in numbers that travel as int32."""
+
+    rows: int  # the fields of `StepLoad`; 0 for an engine that takes no part
+    tokens: int
+    draft_tokens: int
+    context: int
+    steady: int
+    proposal: int  # draft tokens, if it were for this engine
+    trial: int  # 1: proposed to learn about it
+
+
+IDLE = Report(0, 0, 0, 0, 0, 0, 0)
+
+
+class Exchange(Protocol):
+    """Carries one report of each engine to all, once in every step of the group."""
+
+    def publish(self, report: Report) -> None:
+        """Send a report with the next exchange, once; without one this engine counts as idle."""
+        ...
+
+    def received(self) -> tuple[int, np.ndarray]:
+        """How many exchanges there were, and the reports of the last: int32 [engines, fields]."""
+        ...
+
+
+def busiest(reports: np.ndarray) -> Report | None:
+    """The report that decides: of most requests, the first among equals; None if all are idle.
+
+    Args:
+        reports: int32 [engines, fields].
+    """
+    if not reports[:, 0].any():
+        return None
+    return Report(*reports[reports[:, 0].argmax()].tolist())
+
+
+def all_steady(reports: np.ndarray) -> bool:
+    """Whether all engines with requests only went on decoding these; int32 [engines, fields]."""
+    taking_part = reports[:, Report._fields.index("rows")] > 0
+    return bool(reports[taking_part, Report._fields.index("steady")].all())
+
+
+class AgreedGate:
+    """A gate whose decisions count only if its engine is the busiest one.
+
+    Args:
+        gate: makes the proposals. It sees a step when the reports about it are there, one step
+            late, with the busiest engine's load.
+        fallback: decides where nothing was exchanged.
+        exchange: between the engines of the group.
+        max_draft_tokens: k.
+    """
+
+    is_trial = False
+
+    def __init__(
+        self, gate: Gate, fallback: Gate, exchange: Exchange, max_draft_tokens: int
+    ) -> None:
+        self._gate = gate
+        self._fallback = fallback
+        self._exchange = exchange
+        self._meter = LoadMeter()
+        self._exchanges = 0  # seen
+        self._fresh = False  # something was exchanged for the step just observed
+        self._leader: Report | None = None
+        self._load = _UNKNOWN  # of this engine, in the step just observed
+        self._waiting: EngineStep | None = None  # for the others' reports about it
+        self._decision = 0, False  # budget, and whether it is a trial: of the step under way
+        self._steps_with = [0] * (max_draft_tokens + 1)
+        self._trials = self._lone_steps = 0
+
+    def observe(self, step: EngineStep) -> None:
+        """Take what the others told, and pass on the step that it is about."""
+        exchanges, reports = self._exchange.received()
+        consecutive = exchanges == self._exchanges + 1
+        self._fresh = exchanges > self._exchanges
+        self._exchanges = exchanges
+        self._leader = busiest(reports) if self._fresh else None
+        if self._waiting is not None:
+            load = _UNKNOWN
+            if consecutive and self._leader is not None:
+                load = StepLoad(*self._leader[:4], steady=all_steady(reports))
+            group = self._waiting.group._replace(load=load)
+            self._gate.observe(self._waiting._replace(group=group))
+        self._load = self._meter.load(step)
+        # Who drafts may write the next step's drafts over those of this one.
+        self._waiting = step._replace(
+            drafts=step.drafts.copy(),
+            filling=step.filling.copy(),
+            num_tokens=step.num_tokens.copy(),
+            group=GroupStep(_UNKNOWN, *self._decision),
+        )
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """What the busiest engine proposed a step ago; its own proposal goes to the others."""
+        leader = self._leader
+        most = max(rows, leader.rows) if leader else rows
+        proposal = self._gate.budget(most, whole=whole)
+        self._exchange.publish(Report(*self._load, proposal, self._gate.is_trial))
+        if not self._fresh:
+            self._decision = self._decide_alone(rows, whole), False
+        elif leader is None:  # nobody had requests a step ago
+            self._decision = 0, False
+        else:
+            self._decision = leader.proposal, bool(leader.trial)
+        budget, trial = self._decision
+        self._steps_with[budget] += 1
+        self._trials += trial
+        return budget
+
+    def _decide_alone(self, rows: int, whole: bool) -> int:
+        if not self._lone_steps:
+            logger.warning(
+                "The engines that share experts with this one exchanged nothing for a step: until "
+                "they do, it drafts without their consent, by its own number of requests."
+            )
+        self._lone_steps += 1
+        return self._fallback.budget(rows, whole=whole)
+
+    def counters(self) -> dict[str, float]:
+        """The gate's own, with what the group decided in the place of what this one proposed."""
+        counters = self._gate.counters()
+        if "gate/trials" in counters:
+            counters["gate/trials"] = self._trials
+        decided = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._steps_with)}
+        agreed = sum(self._steps_with) - self._lone_steps
+        return (
+            counters
+            | decided
+            | {
+                "gate/agreed_steps": agreed,
+                "gate/lone_steps": self._lone_steps,
+            }
+        )

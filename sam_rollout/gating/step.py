@@ -1,0 +1,60 @@
+"""What a gate sees of an engine step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
+
+
+class StepLoad(NamedTuple):
+    """What an engine had to do in a step, summed up over its requests."""
+
+    rows: int  # requests
+    tokens: int  # gained
+    draft_tokens: int  # that were to be verified, with what filled them up
+    context: int  # known tokens, those gained among them
+    steady: bool  # it decoded the requests of the step before, and did nothing else
+
+
+class GroupStep(NamedTuple):
+    """What engines that wait for each other did in the same step."""
+
+    load: StepLoad  # of the busiest one; steady if all were
+    budget: int  # that all had
+    trial: bool  # it was tried, not chosen
+
+
+class EngineStep(NamedTuple):
+    """What an engine step did, as seen when it asks for the next drafts; B rows."""
+
+    now_ns: int  # time.perf_counter_ns() when it asked
+    sampled: np.ndarray  # int32[B], tokens of each row, 0 for a prompt still being computed
+    drafts: np.ndarray  # int[B], draft tokens that were to be verified
+    filling: np.ndarray  # int[B], tokens that filled them up
+    num_tokens: np.ndarray  # int32[B], known tokens of each row
+    same_batch: bool  # the rows are those of the step before
+    may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
+    group: GroupStep | None = None  # where the engine decides together with others
+
+
+class LoadMeter:
+    """Sums steps up, one after the other."""
+
+    def __init__(self) -> None:
+        self._no_prompt = True  # in the last step
+
+    def load(self, step: EngineStep) -> StepLoad:
+        """The load of a step; call it for every one."""
+        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(step.sampled))
+        rows = len(step.sampled)
+        return StepLoad(
+            rows,
+            int(_sum(step.sampled)),
+            int(_sum(step.drafts)) + int(_sum(step.filling)),
+            int(_sum(step.num_tokens)),
+            # With a prompt unfinished before, this step computed its last part.
+            bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
+        )

@@ -1,0 +1,72 @@
+"""A mixture of experts over several engines on a CPU, which vLLM 0.28 lacks: for tests only.
+
+Its data-parallel engines, their waves, dummy batches and sums over ranks run on a CPU as they are.
+Two things are missing, and are added here in their plainest form: the CPU's communicator cannot
+gather unequal batches (``all_gatherv``, ``reduce_scatterv``), and its experts take the ids that a
+router gives for those of their own rank (``expert_map`` is ignored).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+
+def add_missing_parts() -> None:
+    """Patch vLLM in this process; harmless when repeated."""
+    CpuCommunicator.all_gatherv = all_gatherv
+    CpuCommunicator.reduce_scatterv = reduce_scatterv
+    if not hasattr(CPUUnquantizedExperts, "of_all_ranks"):
+        CPUUnquantizedExperts.of_all_ranks = CPUUnquantizedExperts._select_experts
+        CPUUnquantizedExperts.apply = _with_expert_map(CPUUnquantizedExperts.apply)
+        CPUUnquantizedExperts._select_experts = _select_own_experts
+
+
+def all_gatherv(
+    self: CpuCommunicator,
+    input_: torch.Tensor | list[torch.Tensor],
+    dim: int = 0,
+    sizes: list[int] | None = None,
+) -> torch.Tensor | list[torch.Tensor]:
+    """Concatenate the ranks' tensors, of `sizes` rows each."""
+    if isinstance(input_, list):
+        return [all_gatherv(self, tensor, dim, sizes) for tensor in input_]
+    assert dim == 0
+    sizes = sizes or [len(input_)] * self.world_size
+    padded = input_.new_zeros(max(sizes), *input_.shape[1:])
+    padded[: len(input_)] = input_
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=self.device_group)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def reduce_scatterv(
+    self: CpuCommunicator, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+) -> torch.Tensor:
+    """Add the ranks' tensors up and return this rank's rows, of `sizes` rows each."""
+    assert dim == 0
+    sizes = sizes or [len(input_) // self.world_size] * self.world_size
+    total = input_.contiguous().clone()
+    dist.all_reduce(total, group=self.device_group)
+    return total.split(sizes)[self.rank_in_group].clone()
+
+
+def _with_expert_map(original: Any) -> Any:
+    def apply(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.expert_map = kwargs["expert_map"] if "expert_map" in kwargs else args[6]
+        return original(self, *args, **kwargs)
+
+    return apply
+
+
+def _select_own_experts(self: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts of other ranks count nothing here: they are in those ranks' sums."""
+    weights, ids = self.of_all_ranks(*args)
+    if self.expert_map is None:
+        return weights, ids
+    own = self.expert_map[ids.long()]
+    return weights * (own >= 0), own.clamp(min=0).to(ids.dtype)

@@ -1,0 +1,53 @@
+"""What the tests of several engines run inside vLLM's worker processes, imported there by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sam_rollout.config import GateConfig
+from sam_rollout.gating import make_gate
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+from tests.integration.cpu_experts import add_missing_parts
+
+EXTENSION = "tests.integration.group_probe.GroupProbe"
+
+add_missing_parts()
+
+
+class GroupProbe(SamWorkerExtension):
+    """Our worker extension with a gate that can be exchanged and looked at, step by step."""
+
+    def use_gate(self, config: dict[str, Any]) -> None:
+        """Put another gate in charge, in the same group of engines, and begin new notes."""
+        drafter = self.model_runner.drafter
+        drafter.gate = make_gate(
+            GateConfig.from_mapping(config),
+            max_rows=drafter.max_rows,
+            max_draft_tokens=drafter.config.max_draft_tokens,
+            exchange=drafter.exchange,
+        )
+        self._budgets: dict[int, tuple[int, int]] = {}
+        self._drafts: dict[int, int] = {}
+        decide, gate = drafter.gate.next_budget, drafter.gate
+
+        def next_budget(step: Any, *, whole: bool = False) -> int:
+            budget = decide(step, whole=whole)
+            self._budgets[drafter.exchange.received()[0]] = len(step.sampled), budget
+            return budget
+
+        gate.next_budget = next_budget
+        runner = self.model_runner
+        execute = type(runner).execute_model
+
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+            if scheduler_output.total_num_scheduled_tokens:
+                self._drafts[drafter.exchange.received()[0]] = max(map(len, drafts), default=0)
+            return execute(runner, scheduler_output, *args, **kwargs)
+
+        runner.execute_model = execute_model
+
+    def notes(self) -> dict[str, dict[int, Any]]:
+        """By the number of the group's steps so far: ``budgets``, requests and what each may draft;
+        ``drafts``, the longest draft of the step that followed."""
+        return {"budgets": self._budgets, "drafts": self._drafts}

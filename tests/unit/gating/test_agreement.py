@@ -1,0 +1,229 @@
+"""Engines that wait for each other decide together."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import GateConfig
+from sam_rollout.gating import ClosedGate, GuardedGate, ScheduleGate, ThresholdGate, make_gate
+from sam_rollout.gating.agreement import IDLE, AgreedGate, Report, all_steady, busiest
+from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
+from tests.unit.gating.group import Group, Seat, SyntheticGroup, Table, decode
+
+K, MAX_ROWS = 8, 32
+SCHEDULE = {2: 8, 4: 3, 16: 1}
+
+
+def of(**options):
+    """Makes the gate of one rank."""
+
+    def make(seat: Seat) -> GuardedGate:
+        return make_gate(
+            GateConfig(**options), max_rows=MAX_ROWS, max_draft_tokens=K, exchange=seat
+        )
+
+    return make
+
+
+def schedule() -> dict:
+    return {"kind": "schedule", "schedule": {str(rows): k for rows, k in SCHEDULE.items()}}
+
+
+def report(rows: int, proposal: int = 0, steady: int = 1) -> Report:
+    return IDLE._replace(rows=rows, proposal=proposal, steady=steady)
+
+
+def table_of(*reports: Report) -> np.ndarray:
+    return np.array(reports, np.int32)
+
+
+def test_the_busiest_engine_decides_and_the_first_among_equals():
+    assert busiest(table_of(report(2, 8), report(9, 1), report(9, 3))).proposal == 1
+    assert busiest(table_of(IDLE, report(1, 5))).proposal == 5
+    assert busiest(table_of(IDLE, IDLE)) is None
+
+
+def test_a_step_is_steady_if_it_was_for_all_engines_with_requests():
+    assert all_steady(table_of(report(2), IDLE, report(3)))
+    assert not all_steady(table_of(report(2), report(1, steady=0)))
+
+
+@pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
+def test_nobody_drafts_more_than_the_busiest_engine_would(kind):
+    group = Group(of(**kind), ranks=3)
+    alone = make_gate(GateConfig(**kind), max_rows=MAX_ROWS, max_draft_tokens=K)
+    for loads in ([20, 1, 3], [3, 1, 3], [1, 3, 2], [1, 2, 1]):
+        for _ in range(3):
+            decided = group.step(loads)
+        assert decided == [alone.next_budget(decode(max(loads)))] * 3
+
+
+def test_an_engine_without_requests_is_not_asked():
+    group = Group(of(**schedule()), ranks=2)
+    for _ in range(3):
+        group.step([20, 2])
+    after = [group.step([0, 2]) for _ in range(4)]
+    # What the first one told after its last step still counts, and enters one more proposal.
+    assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
+
+
+def test_an_engine_that_joins_takes_over_what_the_others_do():
+    group = Group(of(**schedule()), ranks=2)
+    for _ in range(3):
+        group.step([0, 2])
+    joined = [group.step([16, 2]) for _ in range(3)]
+    assert joined == [[8, 8], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
+def test_all_engines_decide_the_same_in_every_step(kind):
+    """Loads that rise and fall, engines that are idle for a while; `SyntheticGroup` for `auto`."""
+    group = Group(of(**kind), ranks=4)
+    random = np.random.default_rng(0)
+    loads = np.array([6, 6, 0, 4])
+    seen = set()
+    for step in range(2000):
+        if step % 5 == 0:
+            loads = np.clip(loads + random.integers(-2, 3, 4), 0, 6)
+        decided = {budget for budget in group.step(loads.tolist()) if budget is not None}
+        assert len(decided) <= 1
+        seen |= decided
+    assert len(seen) > 1
+
+
+def test_with_nothing_exchanged_an_engine_decides_alone_and_says_so_once(caplog):
+    group = Group(of(kind="auto", threshold=5), ranks=2)
+    group.step([20, 2])
+    with caplog.at_level(logging.WARNING):
+        alone = [group.gates[1].next_budget(decode(rows)) for rows in (5, 6, 5)]
+    assert alone == [K, 0, K]
+    assert len(caplog.records) == 1
+    assert group.gates[1].counters()["gate/lone_steps"] == 3
+    decided = group.step([20, 2])
+    assert decided[0] == decided[1]
+    assert group.gates[1].counters()["gate/agreed_steps"] == 2
+
+
+class BreaksAfter(ScheduleGate):
+    """A gate that works for some steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(SCHEDULE, K)
+        self._steps = steps
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        self._steps -= 1
+        if self._steps < 0:
+            raise RuntimeError("broken on purpose")
+        return super().budget(rows, whole=whole)
+
+
+def test_the_others_go_on_without_an_engine_whose_gate_failed():
+    table = Table(2)
+    gates = [
+        GuardedGate(AgreedGate(BreaksAfter(steps), ClosedGate(), Seat(table, rank), K))
+        for rank, steps in enumerate([5, 1000])
+    ]
+
+    def step() -> list[int]:
+        table.exchange()
+        return [gate.next_budget(decode(rows)) for gate, rows in zip(gates, [16, 2], strict=True)]
+
+    decided = [step() for _ in range(9)]
+    assert decided[1:5] == [[1, 1]] * 4
+    assert decided[-1] == [0, 8]
+    assert [gate.failures for gate in gates] == [1, 0]
+
+
+class OnRecord(ScheduleGate):
+    """Keeps what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEDULE, K)
+        self.steps: list[EngineStep] = []
+        self.asked: list[int] = []
+
+    def observe(self, step: EngineStep) -> None:
+        self.steps.append(step)
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        self.asked.append(rows)
+        return super().budget(rows, whole=whole)
+
+
+def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget_it_had():
+    table, inner = Table(2), OnRecord()
+    gate = AgreedGate(inner, ClosedGate(), Seat(table, 1), K)
+    drafts = np.zeros(2, np.int32)
+    for number in range(6):
+        table.laid_down[0] = Report(3, 30 + number, 9, 300, 1, proposal=2, trial=number % 2)
+        table.exchange()
+        ones = np.ones(2, np.int32)
+        gate.observe(EngineStep(number, ones, drafts, 0 * ones, ones, same_batch=True))
+        gate.budget(2)
+        drafts += 1  # the engine reuses its arrays
+    assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
+    assert [step.drafts[0] for step in inner.steps] == [0, 1, 2, 3, 4]
+    assert inner.asked == [3] * 6
+    # Step n was made with what was decided after step n - 1, from what had been told before.
+    for number, step in enumerate(inner.steps[1:], start=1):
+        load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
+        assert step.group == GroupStep(load, 2, bool((number - 1) % 2))
+    assert gate.counters()["gate/steps_with_k_2"] == 6
+
+
+def test_what_happened_between_two_calls_is_not_learned_from():
+    """The engine made a step without asking for drafts: reports are about another step."""
+    table, inner = Table(1), OnRecord()
+    gate = AgreedGate(inner, ClosedGate(), Seat(table, 0), K)
+    for exchanges in (1, 1, 2, 1):
+        for _ in range(exchanges):
+            table.exchange()
+        gate.observe(decode(2))
+        gate.budget(2)
+    assert [step.group.load.steady for step in inner.steps] == [True, False, True]
+
+
+def memory_bound(rows, tokens, context):
+    """Draft tokens are free up to some 50 scored tokens."""
+    return max(5e-3 + 1e-5 * rows, 1e-4 * tokens) + 5e-9 * context
+
+
+def linear(rows, tokens, context):
+    return 1e-3 + 4e-5 * tokens + 2e-9 * context
+
+
+def tails(*scales: float) -> list[list[int]]:
+    """Response lengths of engines: those of the first end first."""
+    return [(np.linspace(1, 4, 16) ** 2 * 50 * scale).astype(int).tolist() for scale in scales]
+
+
+GROUPS = {
+    "drafts pay": SyntheticGroup(memory_bound, 0.7, tails(1, 1)),
+    "drafts pay, unequal loads": SyntheticGroup(memory_bound, 0.7, tails(0.3, 1, 0.6)),
+    "drafts pay in the tail only": SyntheticGroup(linear, 0.4, tails(0.7, 1)),
+    "drafts are always wrong": SyntheticGroup(linear, 0.0, tails(0.5, 1)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
+    group = GROUPS[name]
+    ranks = len(group.lengths)
+    fixed = [ClosedGate()] + [ThresholdGate(t, k) for t in (4, 16) for k in (2, 8)]
+    seconds = []
+    for gate in fixed:
+        table = Table(ranks)
+        gates = [GuardedGate(AgreedGate(gate, gate, Seat(table, rank), K)) for rank in range(ranks)]
+        seconds.append(group.run(gates, table, rounds=2))
+    table = Table(ranks)
+    measuring = [of(kind="auto")(Seat(table, rank)) for rank in range(ranks)]
+    group.run(measuring, table, rounds=1, seed=1)
+    assert group.run(measuring, table, rounds=2) < 1.04 * min(seconds)
+    for gate in measuring:
+        counters = gate.counters()
+        assert counters["gate/failures"] == counters["gate/lone_steps"] == 0
+        assert counters["gate/trial_loss_s"] <= 0.005 * counters["gate/measured_s"] + 12 * linear(
+            16, 16 * (1 + K), 20_000
+        )
