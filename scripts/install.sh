@@ -72,6 +72,7 @@ install_into_venv() {
         || die ".venv is not Python $PYTHON_VERSION; remove it and run this again"
     find_uv "$VENV/bin/python"
     configure_uv
+    compile_where_python_may_not
 
     # --no-deps: the file names everything, and some dependencies are left out on purpose
     # (constraints/*.overrides.txt).
@@ -87,6 +88,12 @@ install_into_venv() {
     install_project "$VENV/bin/python"
     echo "$wanted" > "$STAMP"
     say "done: activate with 'source .venv/bin/activate'"
+}
+
+# Images often forbid Python to keep what it compiled. Each process of a run, about ten on a node, then
+# compiles what it imports anew, which takes longer than all the rest of its start.
+compile_where_python_may_not() {
+    [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || export UV_COMPILE_BYTECODE=1
 }
 
 # vLLM's wheel holds CUDA kernels; its source built for the device "empty" holds Python code only,

@@ -21,6 +21,10 @@ VENV_PYTHON="$ROOT/.venv/bin/python"
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
 KILL_AFTER_S=30 # for what does not stop when its part runs out of time
 
+# Images often forbid Python to keep what it compiled. Some two hundred processes here import torch or
+# vLLM, and compiling takes each of them longer than everything else it does.
+unset PYTHONDONTWRITEBYTECODE
+
 # A weight sync whose receiver died waits forever: nothing runs without a limit.
 limit_s() {
     case "$1" in

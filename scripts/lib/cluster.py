@@ -49,6 +49,9 @@ LOSS_GRACE_S = 30
 HEAD_GONE_PROBES = 3  # of a worker, before it takes the cluster for ended
 RAY_STOP_S = 30.0
 JOB_STOP_S = 15.0
+# How long Ray, told to end, lets Ray Serve move its replicas to other nodes: 30 s by default, which
+# a worker spends on asking a head that has ended before it.
+RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS = 3  # a busy machine can be too slow for Ray's own limit of 30 s
 RAY_START_S = 120.0
@@ -322,6 +325,7 @@ class Part:
     def environment(self) -> dict[str, str]:
         """Variables of every process that is started here."""
         return {
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,
             MARK: str(folder(self.options.port)),
             "RAY_ADDRESS": f"{self.head}:{self.options.port}",

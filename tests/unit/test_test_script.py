@@ -95,6 +95,13 @@ def test_lanes_run_at_the_same_time(checkout):
     assert run(checkout)[0] == 0
 
 
+def test_what_python_compiles_is_kept(checkout, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for part in PARTS[1:]:
+        let(checkout, part, '[ -z "${PYTHONDONTWRITEBYTECODE:-}" ]')
+    assert run(checkout)[0] == 0
+
+
 def test_a_failed_part_fails_the_command_and_stops_no_other(checkout):
     let(checkout, "unit", "exit 1")
     let(checkout, "e2e", "exit 5")

@@ -14,7 +14,7 @@ from sam_rollout.automaton import kernels
 
 SOURCE = Path(sam_rollout.__file__).parent
 LIMIT_S = 300
-TOGETHER = 3  # processes
+TOGETHER = 2  # processes; each compiles for ten seconds of a core
 pytestmark = pytest.mark.timeout(900)  # each worker compiles for seconds, on what cores there are
 
 # Warms up, drafts for a text that repeats itself, prints what was found.
@@ -127,13 +127,13 @@ def test_the_next_process_loads(compiled):
     assert warm_up["cache_path"].startswith(str(cache)) and stderr == ""
 
 
-def test_damaged_entries_are_survived(compiled, tmp_path):
+def test_a_damaged_entry_is_survived(compiled, tmp_path):
     package, cache, _ = compiled
     damaged = shutil.copytree(cache, tmp_path / "cache")
-    for index in damaged.rglob("*.nbi"):
-        index.write_bytes(b"")
+    index, *_ = sorted(damaged.rglob("*.nbi"))
+    index.write_bytes(b"")
     warm_up, _ = finish(start(package, damaged))
-    assert (warm_up["loaded"], warm_up["compiled"]) == (0, KERNELS)
+    assert (warm_up["loaded"], warm_up["compiled"]) == (KERNELS - 1, 1), "the others are loaded"
     assert warm_up["problem"].startswith("EOFError")
 
 
