@@ -127,12 +127,11 @@ class DraftPolicy:
             chosen at all.
         """
         rows = len(budget)
-        _plan(
+        chosen = _plan(
             matches, num_tokens, self._biases, budget, self._least, self._source, self._class,
             self._length, self._accepted, self._by_class, self._by_length, self._k,
         )  # fmt: skip
-        k = self._k[:, :rows]
-        return k, k.any(axis=1).tolist()
+        return self._k[:, :rows], [bool(chosen >> s & 1) for s in range(len(self._biases))]
 
 
 @njit(nogil=True)
@@ -217,6 +216,8 @@ def _plan(
     matches, num_tokens, biases, budget, least, source, number, length, accepted, by_class,
     by_length, out_k,
 ):  # fmt: skip
+    """Fill `out_k`; return which sources were chosen, source s as bit s."""
+    chosen = 0
     for i in range(budget.size):
         best, best_length = _NO_SOURCE, 0
         for s in range(biases.size):
@@ -228,12 +229,14 @@ def _plan(
         if best == _NO_SOURCE or budget[i] < 1:
             accepted[i] = 0
             continue
+        chosen |= 1 << best
         source[i] = best
         number[i] = _class_of(best, matches[best, i], accepted[i])
         length[i] = num_tokens[i]
         out_k[best, i] = budget[i]
         if least > 0:
             out_k[best, i] = _confident(by_class, by_length, number[i], budget[i], least)
+    return chosen
 
 
 _INT32 = types.Array(types.int32, 1, "C")

@@ -79,18 +79,27 @@ def continuation(text, end, k):
 def structure(pool, slot):
     """All strings' states as a set of (length, link's length, latest end, edges by length)."""
     header = pool._automata.table[pool._texts.table[slot, kernels.AUTOMATON]]
-    states = [*range(-int(header[kernels.CLONES]), 0), *range(pool.length(slot) + 1)]
+    clones = range(-int(header[kernels.CLONES]), 0, kernels.CLONE_PLACES)
+    prefixes = range(pool.length(slot) + 1)
+    states = [*clones, *prefixes]
     edges = {state: {} for state in states}
     for source, token, target, _ in stored_edges(header):
         edges[source][token] = target
     entries = {state: entry_of(header, state) for state in states}
-    for state in states[int(header[kernels.CLONES]) : -1]:
+    in_places = 0
+    for state in clones:
+        for token in (kernels.OLDEST_TOKEN, kernels.SECOND_TOKEN):
+            if entries[state][token] != kernels.NONE:
+                edges[state][entries[state][token]] = entries[state][token + 1]
+                in_places += 1
+    for state in prefixes[:-1]:
         edges[state][entries[state][kernels.NEXT_TOKEN]] = state + 1
 
     def length(state):
         return state if state >= 0 else entries[state][kernels.CLONE_LENGTH]
 
-    assert sum(map(len, edges.values())) == header[kernels.EDGE_COUNT] + pool.length(slot)
+    stored = header[kernels.EDGE_COUNT] + in_places
+    assert sum(map(len, edges.values())) == stored + pool.length(slot)
     return {
         (
             state if state >= 0 else "clone", length(state),
@@ -112,7 +121,7 @@ def entry_of(header, state):
     row = int(header[kernels.STATES]) + (state >> kernels.BLOCK_SHIFT) * 8 * kernels.DIRECTORY_WIDTH
     address = ctypes.cast(row, ctypes.POINTER(ctypes.c_int64))[kernels.ADDRESS]
     entry = ctypes.cast(address + state * kernels.ENTRY_BYTES, ctypes.POINTER(ctypes.c_int32))
-    return entry[:4]
+    return entry[: 4 if state >= 0 else 8]
 
 
 def stored_edges(header):
