@@ -25,6 +25,9 @@ token that is the copy's adds one to how far they agree, any other one divides i
 copy is given up for a match that is at least as long as they agree. Drafted is what follows the
 copy if they agree over more tokens than the match has, else what follows the match.
 
+A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
+From a match it goes on the way most texts did.
+
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
 a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
@@ -620,6 +623,19 @@ def _counted(entry, position):
 
 
 @njit(nogil=True)
+def _match_of(header, last):
+    """The longest suffix of what a text ended with that something followed, 0 if there is none."""
+    states = header[STATES]
+    state = last
+    while state != 0:
+        entry = _at(states, state)
+        if _at(states, _end_of(entry))[NEXT_TOKEN] != NONE:
+            break
+        state = np.int64(entry[LINK])
+    return state
+
+
+@njit(nogil=True)
 def _follow_copy(header, text, token):
     """Compare the token that a text goes on with to that of the place it is being copied from.
 
@@ -628,15 +644,21 @@ def _follow_copy(header, text, token):
     name or number, after which the longest match is a short one that tells little.
     """
     states = header[STATES]
-    match = np.int64(_at(states, text[LAST])[LINK])
-    entry = _at(states, match)
+    if header[SHARED] == 1:
+        match = _match_of(header, text[LAST])
+    else:
+        match = np.int64(_at(states, text[LAST])[LINK])
     copied, agreed = text[COPIED], text[AGREED]
-    length, end = _length_of(states, match), _end_of(entry)
-    if length >= agreed:  # also where there is neither match nor copy
+    length, end = _length_of(states, match), _end_of(_at(states, match))
+    # Of a text alone also where there is neither match nor copy.
+    if length >= agreed + header[SHARED]:
         copied, agreed = end, length
     is_same = (agreed != 0) & (_at(states, copied)[NEXT_TOKEN] == token)
-    text[AGREED] = agreed + 1 if is_same else agreed // DISAGREEMENT
-    text[COPIED] = _after(states, copied)
+    agreed = agreed + 1 if is_same else agreed // DISAGREEMENT
+    copied = _after(states, copied)
+    if header[SHARED] == 1 and (copied == 0 or _at(states, copied)[NEXT_TOKEN] == NONE):
+        agreed = 0  # the other text has come no further, or it is the end of this one
+    text[AGREED], text[COPIED] = agreed, copied
 
 
 @njit(nogil=True)
@@ -659,8 +681,7 @@ def _begin_next(header, arena, text, token, max_link_updates):
         if reason != DONE:
             return np.int64(0), reason
         _add_prefix_block(header, arena, _length_of(states, last))
-    if header[SHARED] == 0:
-        _follow_copy(header, text, token)
+    _follow_copy(header, text, token)
     _note_end(header, last, position, token, max_link_updates)
     _at(states, position)[NEXT_TOKEN] = token
     _begin_prefix(states, new, new)
@@ -693,6 +714,7 @@ def _append(header, arena, text, token, max_link_updates):
                 return reason
             if target != 0:
                 text[LAST] = target
+                text[AGREED] = 0
                 return DONE
         new, reason = _begin_next(header, arena, text, token, max_link_updates)
         if reason != DONE:
@@ -807,25 +829,20 @@ def _match(automata, text, max_branches, out):
     """Find the longest suffix of a text that something followed, in other texts or earlier in it.
 
     Of a shared automaton that may be the whole text, or a suffix shorter than the longest that
-    occurred: one that another text has just ended with has no continuation yet. In another one a
-    copy that agrees over more tokens takes its place; it has no state and branches.
+    occurred: one that another text has just ended with has no continuation yet. A copy that agrees
+    over more tokens takes the match's place; it has no state and branches.
     """
     header = automata[text[AUTOMATON]]
     states = header[STATES]
-    state = text[LAST] if header[PREFIX_BLOCKS] != 0 else np.int64(0)
     for column in range(MATCH_WIDTH):
         out[column] = 0
-    while state != 0:
-        entry = _at(states, state)
-        end = _end_of(entry)
-        if _at(states, end)[NEXT_TOKEN] != NONE:
-            out[MATCH_LENGTH] = _length_of(states, state)
-            out[MATCH_END] = end
-            out[MATCH_STATE] = state
-            count = np.int64(entry[LATEST]) >> COUNT_SHIFT
-            out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
-            break
-        state = np.int64(entry[LINK])
+    state = _match_of(header, text[LAST]) if header[PREFIX_BLOCKS] != 0 else np.int64(0)
+    if state != 0:
+        out[MATCH_LENGTH] = _length_of(states, state)
+        count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
+        out[MATCH_END] = _end_of(_at(states, state))
+        out[MATCH_STATE] = state
+        out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
     if text[AGREED] > out[MATCH_LENGTH]:
         out[MATCH_LENGTH] = text[AGREED]
         out[MATCH_END] = text[COPIED]
@@ -859,7 +876,7 @@ def _draft(header, last, end, k, out):
     """Copy what followed the prefix `end` into `out`; return how many tokens that is.
 
     A copy that reaches the end of the same text goes on with the draft itself, as periodic text
-    does. A match has at least one token to copy.
+    does; one that reaches the end of another text ends. There is at least one token to copy.
     """
     states = header[STATES]
     position = np.int64(end)
@@ -868,7 +885,10 @@ def _draft(header, last, end, k, out):
             for wrapped in range(j, k):
                 out[wrapped] = out[wrapped - j]
             break
-        out[j] = _at(states, position)[NEXT_TOKEN]
+        token = _at(states, position)[NEXT_TOKEN]
+        if token == NONE:
+            return j
+        out[j] = token
         position = _after(states, position)
     return k
 
@@ -1075,8 +1095,8 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
         limit = min(k[i], out_tokens.shape[1])
         text, match = texts[slots[i]], matches[i]
         header = automata[text[AUTOMATON]]
-        if header[SHARED] == 1:
-            state = np.int64(match[MATCH_STATE])
+        state = np.int64(match[MATCH_STATE])
+        if header[SHARED] == 1 and state != 0:
             out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
         else:
             out_counts[i] = _draft(header, text[LAST], match[MATCH_END], limit, out_tokens[i])
