@@ -10,14 +10,16 @@ Every draft from own text has to be one that the drafter's rule (`automaton/kern
 what follows an earlier end of the longest repeated suffix, found by comparing the text with itself
 at every distance, or what follows a copy that agrees with the text over more tokens. (Which end of
 several is kept depends on how far down they are noted; unit tests hold that.) A draft from another
-source has to go on as some known text did after the same token. With policy `fixed` it has all the
-tokens there can be, with `confidence` at least one. When all requests have ended, nothing may be
-held. The first failure ends the run with its seed.
+source has to go on as some known text did after the same token, or to be what some known texts
+have, token after token: a copy. With policy `fixed` it has all the tokens there can be, with
+`confidence` at least one. When all requests have ended, nothing may be held. The first failure ends
+the run with its seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -241,7 +243,8 @@ class Fuzz:
         allowed = own.continuations(count)
         if self._others and draft:
             last = own.tokens[-1]
-            if (last, draft[0]) in self._pairs:
+            pairs = itertools.pairwise(draft)
+            if (last, draft[0]) in self._pairs or self._pairs.issuperset(pairs):
                 self.drafts += 1
                 return
         if self._adaptive and draft:

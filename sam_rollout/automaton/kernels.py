@@ -7,9 +7,10 @@ for texts that are read once and left to right:
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks,
   so that the edge from s to its successor needs the token alone, and its length and its first end
   position follow from where it lies. Only branching edges are stored.
-* State -1 - j is the j-th clone.
-* Branching edges live in one open-addressing table keyed by (state, token). The edges of one state
-  are chained by token, because cloning a state copies them all.
+* A clone has a negative number and takes two places, which hold its first two branching edges as
+  well: most clones have no more, and what reading a token asks of a state is one cache line.
+* All other branching edges live in one open-addressing table keyed by (state, token). Those of one
+  state are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. The link of a
   text's newest prefix is its longest suffix that occurred before: the match to draft from needs no
   cursor of its own.
@@ -23,6 +24,9 @@ place kept for the longest match when it was taken up, one token further with ev
 token that is the copy's adds one to how far they agree, any other one divides it by three, and the
 copy is given up for a match that is at least as long as they agree. Drafted is what follows the
 copy if they agree over more tokens than the match has, else what follows the match.
+
+A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
+From a match it goes on the way most texts did.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
@@ -48,7 +52,7 @@ SHARED = 1  # 1 if texts come and go and the automaton stays
 STATES = 2  # address of the directory row of block 0; clones' blocks lie before it
 PREFIX_BLOCKS = 3
 PREFIX_BLOCK_ROOM = 4  # what the directory has room for
-CLONES = 5
+CLONES = 5  # places that clones take
 CLONE_BLOCK_ROOM = 6
 EDGES = 7  # address of the directory of the edge table
 EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
@@ -78,7 +82,7 @@ LENGTH_OFFSET = 1  # length of a prefix - its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 DIRECTORY_WIDTH = 4
 
-# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line.
+# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has twice as many.
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
@@ -86,7 +90,13 @@ LINK = 1
 # shared automata, how often their going on was noted, up to LARGEST_COUNT; in others 1 if the token
 # there was confirmed.
 LATEST = 2
-FIRST_EDGE = 3  # token of its first branching edge, NONE if it has none
+FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
+# Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
+OLDEST_TOKEN = 4
+OLDEST_TARGET = 5
+SECOND_TOKEN = 6
+SECOND_TARGET = 7
+CLONE_PLACES = 2
 
 # Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
 SOURCE = 0
@@ -99,7 +109,9 @@ PREFIX_MASK = (1 << COUNT_SHIFT) - 1
 LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 NONE = -1
-ENTRY_BYTES = 16  # of a state and of an edge
+CLONE_EDGES = 2  # that a clone's own places hold
+NO_LIMIT = 1 << 30
+ENTRY_BYTES = 16  # of a place and of an edge
 BLOCK_SHIFT = 9
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
@@ -117,6 +129,7 @@ COMPARED_BRANCHES = 16
 # Tokens of a step that rows read in turns, and suffix links that are fetched ahead for each.
 TOKENS_IN_TURNS = 3
 FETCHED_LINKS = 12
+SCRATCH_ROWS = 3  # arrays of rows that reading in turns writes to
 # By what a token that differs from the copied text divides how far the two agree.
 DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
@@ -213,32 +226,38 @@ def _give_block(arena, address):
 
 
 @njit(nogil=True)
-def _row_of(header, state):
-    """Directory row of a state's block."""
+def _row_of(states, state):
+    """Directory row of a state's block; `states` is the header's column of that name."""
     block = state >> BLOCK_SHIFT
-    return _int64_pointer(header[STATES] + block * (8 * DIRECTORY_WIDTH))
+    return _int64_pointer(states + block * (8 * DIRECTORY_WIDTH))
 
 
 @njit(nogil=True)
-def _at(header, state):
+def _address_of(states, state):
+    """Address of a state."""
+    return _row_of(states, state)[ADDRESS] + state * ENTRY_BYTES
+
+
+@njit(nogil=True)
+def _at(states, state):
     """Pointer to a state."""
-    return _int32_pointer(_row_of(header, state)[ADDRESS] + state * ENTRY_BYTES)
+    return _int32_pointer(_address_of(states, state))
 
 
 @njit(nogil=True)
-def _length_of(header, state):
+def _length_of(states, state):
     """Length of the longest string of a state."""
     if state >= 0:
-        return state + _row_of(header, state)[LENGTH_OFFSET]
-    return np.int64(_at(header, state)[CLONE_LENGTH])
+        return state + _row_of(states, state)[LENGTH_OFFSET]
+    return np.int64(_at(states, state)[CLONE_LENGTH])
 
 
 @njit(nogil=True)
-def _after(header, state):
+def _after(states, state):
     """The prefix that follows in the same run, 0 if there is none yet at the block's end."""
     if state & BLOCK_MASK != BLOCK_MASK:
         return state + 1
-    return _row_of(header, state)[NEXT_BLOCK]
+    return _row_of(states, state)[NEXT_BLOCK]
 
 
 @njit(nogil=True)
@@ -246,7 +265,7 @@ def _add_prefix_block(header, arena, length):
     """Begin a block of prefixes, the first place of which has this length; return that place."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
-    row = _row_of(header, first)
+    row = _row_of(header[STATES], first)
     row[ADDRESS] = _take_block(arena) - first * ENTRY_BYTES
     row[LENGTH_OFFSET] = length - first
     row[NEXT_BLOCK] = 0
@@ -254,8 +273,8 @@ def _add_prefix_block(header, arena, length):
 
 
 @njit(nogil=True)
-def _begin_state(header, state, latest):
-    entry = _at(header, state)
+def _begin_prefix(states, state, latest):
+    entry = _at(states, state)
     entry[NEXT_TOKEN] = NONE
     entry[LINK] = 0
     entry[LATEST] = latest
@@ -268,7 +287,7 @@ def _free_all(header, arena):
     clone_blocks = (header[CLONES] + BLOCK_MASK) >> BLOCK_SHIFT
     for block in range(-clone_blocks, header[PREFIX_BLOCKS]):
         first = block << BLOCK_SHIFT
-        _give_block(arena, _row_of(header, first)[ADDRESS] + first * ENTRY_BYTES)
+        _give_block(arena, _address_of(header[STATES], first))
     _free_edge_blocks(header[EDGES], 0, header[EDGE_BLOCKS], arena)
     if header[OLD_EDGE_SLOTS] != 0:
         first_left = header[FRONTIER] >> BLOCK_SHIFT
@@ -332,7 +351,7 @@ def _probe(directory, slots, home, state, token):
 
 
 @njit(nogil=True)
-def _find_edge(header, state, token):
+def _search_table(header, state, token):
     """As `_probe`, in the table that is in charge of the key."""
     hashed = _hash(state, token)
     if header[OLD_EDGE_SLOTS] != 0:
@@ -345,16 +364,53 @@ def _find_edge(header, state, token):
 
 
 @njit(nogil=True)
-def _put_edge(header, address, state, token, target):
-    """Store an edge in a free slot and chain it to its state."""
-    source = _at(header, state)
-    edge = _int32_pointer(address)
+def _find_edge(header, address, state, token):
+    """Address of the target of a branching edge of the state at `address`.
+
+    If there is none, minus the address of the table's slot where the edge belongs, or 0 where the
+    table was not asked or has no slot left.
+    """
+    entry = _int32_pointer(address)
+    if state < 0:
+        if entry[OLDEST_TOKEN] == token:
+            return address + 4 * OLDEST_TARGET
+        if entry[SECOND_TOKEN] == token:
+            return address + 4 * SECOND_TARGET
+    if entry[FIRST_EDGE] == NONE:
+        return np.int64(0)
+    edge = _search_table(header, state, token)
+    return edge + 4 * TARGET if edge > 0 else edge
+
+
+@njit(nogil=True)
+def _put_edge(header, address, state, token, target, found):
+    """Give the state at `address` an edge that `_find_edge`, which returned `found`, did not find.
+
+    Returns DONE, or NEED_EDGES where the table has no room for it.
+    """
+    entry = _int32_pointer(address)
+    if state < 0:
+        if entry[OLDEST_TARGET] == 0:
+            entry[OLDEST_TOKEN] = token
+            entry[OLDEST_TARGET] = target
+            return DONE
+        if entry[SECOND_TARGET] == 0:
+            entry[SECOND_TOKEN] = token
+            entry[SECOND_TARGET] = target
+            return DONE
+    if _edge_room(header) < 1:
+        return NEED_EDGES
+    slot = found if found < 0 else _search_table(header, state, token)
+    if slot >= 0:
+        return NEED_EDGES
+    edge = _int32_pointer(-slot)
     edge[SOURCE] = state
     edge[TOKEN] = token
     edge[TARGET] = target
-    edge[NEXT_EDGE] = source[FIRST_EDGE]
-    source[FIRST_EDGE] = token
+    edge[NEXT_EDGE] = entry[FIRST_EDGE]
+    entry[FIRST_EDGE] = token
     header[EDGE_COUNT] += 1
+    return DONE
 
 
 @njit(nogil=True)
@@ -420,54 +476,63 @@ def _move_edges(header, arena, slots):
 
 
 @njit(nogil=True)
-def _clone(header, arena, parent, token, state):
+def _clone(header, arena, parent, token, edge, state):
     """Split off the strings of `state` that extend `parent`; return the clone, or 0 and why not.
 
-    The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
-    state it is split from.
+    `edge` is the address of the target of the edge that leads from `parent` to `state`. The clone
+    is what a new prefix shares with earlier text, so it inherits the latest end of the state it is
+    split from.
     """
-    entry = _at(header, state)
-    goes_on = state >= 0 and entry[NEXT_TOKEN] != NONE
-    out_edges = 1 if goes_on else 0
-    copied = np.int64(entry[FIRST_EDGE])
-    while copied != NONE:
-        out_edges += 1
-        copied = np.int64(_int32_pointer(_find_edge(header, state, copied))[NEXT_EDGE])
-    if _edge_room(header) < out_edges:
-        return np.int64(0), NEED_EDGES
-    clone = -1 - header[CLONES]
+    states = header[STATES]
+    source = _at(states, state)
+    if source[FIRST_EDGE] != NONE:
+        in_table = _branches(header, state, NO_LIMIT) - CLONE_EDGES
+        if _edge_room(header) < in_table:
+            return np.int64(0), NEED_EDGES
+    clone = -CLONE_PLACES - header[CLONES]
     if header[CLONES] & BLOCK_MASK == 0:
-        row = _row_of(header, clone)
-        row[ADDRESS] = _take_block(arena) - (clone - BLOCK_MASK) * ENTRY_BYTES
-    header[CLONES] += 1
-    _begin_state(header, clone, entry[LATEST])
-    _at(header, clone)[CLONE_LENGTH] = _length_of(header, parent) + 1
-    _at(header, clone)[LINK] = entry[LINK]
-    if goes_on:
-        _copy_edge(header, clone, np.int64(entry[NEXT_TOKEN]), _after(header, state))
-    copied = np.int64(entry[FIRST_EDGE])
+        first = (clone >> BLOCK_SHIFT) << BLOCK_SHIFT
+        _row_of(states, clone)[ADDRESS] = _take_block(arena) - first * ENTRY_BYTES
+    header[CLONES] += CLONE_PLACES
+    address = _address_of(states, clone)
+    entry = _int32_pointer(address)
+    entry[CLONE_LENGTH] = _length_of(states, parent) + 1
+    entry[LINK] = source[LINK]
+    entry[LATEST] = source[LATEST]
+    entry[FIRST_EDGE] = NONE
+    entry[OLDEST_TOKEN] = NONE
+    entry[OLDEST_TARGET] = 0
+    entry[SECOND_TOKEN] = NONE
+    entry[SECOND_TARGET] = 0
+    source[LINK] = clone
+    reason = DONE
+    if state >= 0 and source[NEXT_TOKEN] != NONE:
+        entry[OLDEST_TOKEN] = source[NEXT_TOKEN]
+        entry[OLDEST_TARGET] = _after(states, state)
+    copied = np.int64(source[FIRST_EDGE])
     while copied != NONE:
-        edge = _int32_pointer(_find_edge(header, state, copied))
-        _copy_edge(header, clone, copied, np.int64(edge[TARGET]))
-        copied = np.int64(edge[NEXT_EDGE])
-    entry[LINK] = clone
+        original = _int32_pointer(_search_table(header, state, copied))
+        reason |= _put_edge(header, address, clone, copied, np.int64(original[TARGET]), 0)
+        copied = np.int64(original[NEXT_EDGE])
+    if state < 0:
+        if source[SECOND_TARGET] != 0:
+            copied, target = np.int64(source[SECOND_TOKEN]), np.int64(source[SECOND_TARGET])
+            reason |= _put_edge(header, address, clone, copied, target, 0)
+        if source[OLDEST_TARGET] != 0:
+            copied, target = np.int64(source[OLDEST_TOKEN]), np.int64(source[OLDEST_TARGET])
+            reason |= _put_edge(header, address, clone, copied, target, 0)
+    if reason != DONE:
+        raise RuntimeError("an edge found no slot in a table that is not full")
     while True:  # lead the shorter contexts of the token to the clone
-        address = _find_edge(header, parent, token)
-        if address <= 0 or _int32_pointer(address)[TARGET] != state:
-            break
-        _int32_pointer(address)[TARGET] = clone
+        _int32_pointer(edge)[0] = clone
         if parent == 0:
             break
-        parent = np.int64(_at(header, parent)[LINK])
+        address = _address_of(states, parent)
+        parent = np.int64(_int32_pointer(address)[LINK])
+        edge = _find_edge(header, _address_of(states, parent), parent, token)
+        if edge <= 0 or _int32_pointer(edge)[0] != state:
+            break
     return clone, DONE
-
-
-@njit(nogil=True)
-def _copy_edge(header, clone, token, target):
-    address = -_find_edge(header, clone, token)
-    if address <= 0:
-        raise RuntimeError("an edge found no slot in a table that is not full")
-    _put_edge(header, address, clone, token, target)
 
 
 @njit(nogil=True)
@@ -475,18 +540,16 @@ def _target_of(header, arena, state, token):
     """State that is reached from `state`, split so that it is no longer; 0 and why not, 0 and DONE
     if the token never followed.
     """
-    entry = _at(header, state)
-    if state >= 0 and entry[NEXT_TOKEN] == token:
-        return _after(header, state), DONE  # neighbours in a run: nothing to split
-    if entry[FIRST_EDGE] == NONE:
+    states = header[STATES]
+    if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
+        return _after(states, state), DONE  # neighbours in a run: nothing to split
+    edge = _find_edge(header, _address_of(states, state), state, token)
+    if edge <= 0:
         return np.int64(0), DONE
-    address = _find_edge(header, state, token)
-    if address <= 0:
-        return np.int64(0), DONE
-    target = np.int64(_int32_pointer(address)[TARGET])
-    if _length_of(header, target) == _length_of(header, state) + 1:
+    target = np.int64(_int32_pointer(edge)[0])
+    if _length_of(states, target) == _length_of(states, state) + 1:
         return target, DONE
-    return _clone(header, arena, state, token, target)
+    return _clone(header, arena, state, token, edge, target)
 
 
 @njit(nogil=True)
@@ -496,23 +559,24 @@ def _link_of_next(header, arena, last, new, token):
     Stops with a reason when the edge table is full. The walk may then be repeated from its start
     once there is room: edges that lead to the new prefix already are passed over.
     """
-    state, entry = last, _at(header, last)
+    states = header[STATES]
+    state, address = last, _address_of(states, last)
     while state != 0:
-        state = np.int64(entry[LINK])
-        entry = _at(header, state)
-        if state >= 0 and entry[NEXT_TOKEN] == token:
-            return _after(header, state), DONE
-        address = _find_edge(header, state, token)
-        if address > 0:
-            target = np.int64(_int32_pointer(address)[TARGET])
+        state = np.int64(_int32_pointer(address)[LINK])
+        address = _address_of(states, state)
+        if state >= 0 and _int32_pointer(address)[NEXT_TOKEN] == token:
+            return _after(states, state), DONE
+        edge = _find_edge(header, address, state, token)
+        if edge > 0:
+            target = np.int64(_int32_pointer(edge)[0])
             if target == new:
                 continue
-            if _length_of(header, target) == _length_of(header, state) + 1:
+            if _length_of(states, target) == _length_of(states, state) + 1:
                 return target, DONE
-            return _clone(header, arena, state, token, target)
-        if address == 0 or _edge_room(header) < 1:
-            return np.int64(0), NEED_EDGES
-        _put_edge(header, -address, state, token, new)
+            return _clone(header, arena, state, token, edge, target)
+        reason = _put_edge(header, address, state, token, new, edge)
+        if reason != DONE:
+            return np.int64(0), reason
     return np.int64(0), DONE
 
 
@@ -528,28 +592,47 @@ def _note_end(header, last, position, token, max_link_updates):
     token costs its length at every step; with it, states far down the chain keep a place that is
     true but may be older.
     """
-    shared = header[SHARED]
-    entry = _at(header, last)
-    count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + shared, LARGEST_COUNT)
-    entry[LATEST] = position | (count << COUNT_SHIFT)
-    compared, is_same = np.int64(NONE), False  # states of a chain often keep one place
+    states = header[STATES]
+    entry = _at(states, last)
+    if header[SHARED] == 1:
+        entry[LATEST] = _counted(entry, position)
+        for _ in range(max_link_updates):
+            state = np.int64(entry[LINK])
+            if state == 0:
+                break
+            entry = _at(states, state)
+            entry[LATEST] = _counted(entry, position)
+        return
     for _ in range(max_link_updates):
         state = np.int64(entry[LINK])
         if state == 0:
             break
-        entry = _at(header, state)
-        count, kept = np.int64(entry[LATEST]) >> COUNT_SHIFT, _end_of(entry)
-        if shared == 0 and kept != compared:
-            compared, is_same = kept, _at(header, kept)[NEXT_TOKEN] == token
-        if shared == 1:
-            count, kept = min(count + 1, LARGEST_COUNT), position
-        elif is_same:
-            count, kept = 1, position
-        elif count == 1:
-            count = 0
-        else:
-            kept = position
-        entry[LATEST] = kept | (count << COUNT_SHIFT)
+        entry = _at(states, state)
+        kept = _end_of(entry)
+        # Computed, not branched upon: which of these it is, the processor cannot foresee.
+        is_same = np.int64(_at(states, kept)[NEXT_TOKEN] == token)
+        is_forgiven = (np.int64(entry[LATEST]) >> COUNT_SHIFT) & ~is_same
+        entry[LATEST] = (kept if is_forgiven else position) | (is_same << COUNT_SHIFT)
+
+
+@njit(nogil=True)
+def _counted(entry, position):
+    """LATEST of a state of a shared automaton, after one more text went on from it."""
+    count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
+    return position | (count << COUNT_SHIFT)
+
+
+@njit(nogil=True)
+def _match_of(header, last):
+    """The longest suffix of what a text ended with that something followed, 0 if there is none."""
+    states = header[STATES]
+    state = last
+    while state != 0:
+        entry = _at(states, state)
+        if _at(states, _end_of(entry))[NEXT_TOKEN] != NONE:
+            break
+        state = np.int64(entry[LINK])
+    return state
 
 
 @njit(nogil=True)
@@ -560,45 +643,48 @@ def _follow_copy(header, text, token):
     text agrees with that one over more tokens than the match has. So a copy survives a replaced
     name or number, after which the longest match is a short one that tells little.
     """
-    match = np.int64(_at(header, text[LAST])[LINK])
-    copied, agreed = text[COPIED], text[AGREED]
-    if match != 0:
-        length = _length_of(header, match)
-        if length >= agreed:
-            copied, agreed = _end_of(_at(header, match)), length
-    if agreed == 0:
-        return
-    if _at(header, copied)[NEXT_TOKEN] == token:
-        agreed += 1
+    states = header[STATES]
+    if header[SHARED] == 1:
+        match = _match_of(header, text[LAST])
     else:
-        agreed //= DISAGREEMENT
-    text[AGREED] = agreed
-    text[COPIED] = _after(header, copied)
+        match = np.int64(_at(states, text[LAST])[LINK])
+    copied, agreed = text[COPIED], text[AGREED]
+    length, end = _length_of(states, match), _end_of(_at(states, match))
+    # Of a text alone also where there is neither match nor copy.
+    if length >= agreed + header[SHARED]:
+        copied, agreed = end, length
+    is_same = (agreed != 0) & (_at(states, copied)[NEXT_TOKEN] == token)
+    agreed = agreed + 1 if is_same else agreed // DISAGREEMENT
+    copied = _after(states, copied)
+    if header[SHARED] == 1 and (copied == 0 or _at(states, copied)[NEXT_TOKEN] == NONE):
+        agreed = 0  # the other text has come no further, or it is the end of this one
+    text[AGREED], text[COPIED] = agreed, copied
 
 
 @njit(nogil=True)
 def _begin_next(header, arena, text, token, max_link_updates):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
+    states = header[STATES]
     last = text[LAST]
-    entry = _at(header, last)
-    if last >= 0 and entry[NEXT_TOKEN] == NONE:  # the end of a run: go on there
-        new = _after(header, last)
+    address = _address_of(states, last)
+    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of a run: go on there
+        new = _after(states, last)
         if new == 0:
-            new = _add_prefix_block(header, arena, _length_of(header, last) + 1)
-            _row_of(header, last)[NEXT_BLOCK] = new
+            new = _add_prefix_block(header, arena, _length_of(states, last) + 1)
+            _row_of(states, last)[NEXT_BLOCK] = new
         position = last
     else:  # another text went on otherwise
-        address = _find_edge(header, last, token)
-        if address == 0 or _edge_room(header) < 1:
-            return np.int64(0), NEED_EDGES
-        position = _add_prefix_block(header, arena, _length_of(header, last))
+        # The block that would be added, if there is room for the edge to it.
+        position = header[PREFIX_BLOCKS] << BLOCK_SHIFT
         new = position + 1
-        _put_edge(header, -address, last, token, new)
-    if header[SHARED] == 0:
-        _follow_copy(header, text, token)
+        reason = _put_edge(header, address, last, token, new, 0)
+        if reason != DONE:
+            return np.int64(0), reason
+        _add_prefix_block(header, arena, _length_of(states, last))
+    _follow_copy(header, text, token)
     _note_end(header, last, position, token, max_link_updates)
-    _at(header, position)[NEXT_TOKEN] = token
-    _begin_state(header, new, new)
+    _at(states, position)[NEXT_TOKEN] = token
+    _begin_prefix(states, new, new)
     return new, DONE
 
 
@@ -617,17 +703,19 @@ def _append(header, arena, text, token, max_link_updates):
     if header[PREFIX_BLOCKS] == MOST_PREFIX_BLOCKS:
         return TOO_LONG
     if header[PREFIX_BLOCKS] == 0:
-        _begin_state(header, _add_prefix_block(header, arena, 0), 0)
+        _begin_prefix(header[STATES], _add_prefix_block(header, arena, 0), 0)
     if header[OLD_EDGE_SLOTS] != 0:
         _move_edges(header, arena, MOVED_SLOTS)
     last, new = text[LAST], text[PENDING]
     if new == 0:
-        target, reason = _target_of(header, arena, last, token)
-        if reason != DONE:
-            return reason
-        if target != 0:  # as another text before
-            text[LAST] = target
-            return DONE
+        if header[SHARED] == 1:  # perhaps as another text before
+            target, reason = _target_of(header, arena, last, token)
+            if reason != DONE:
+                return reason
+            if target != 0:
+                text[LAST] = target
+                text[AGREED] = 0
+                return DONE
         new, reason = _begin_next(header, arena, text, token, max_link_updates)
         if reason != DONE:
             return reason
@@ -635,7 +723,7 @@ def _append(header, arena, text, token, max_link_updates):
     link, reason = _link_of_next(header, arena, last, new, token)
     if reason != DONE:
         return reason
-    _at(header, new)[LINK] = link
+    _at(header[STATES], new)[LINK] = link
     text[LAST] = new
     text[PENDING] = 0
     return DONE
@@ -672,29 +760,47 @@ def _restart(header, arena, text):
 
 
 @njit(nogil=True)
-def _catch_up(
-    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
-):  # fmt: skip
-    """Read a row's tokens from where its text stands up to `length`; return why it stopped."""
+def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
+    """Make a row ready to be read from where its text stands; return DONE or what is wrong."""
     if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
     text = texts[slot]
-    header = automata[text[AUTOMATON]]
     if _text_changed(text, token_ids, row, length):
-        _restart(header, arena, text)
+        _restart(automata[text[AUTOMATON]], arena, text)
         progress[REBUILDS] += 1
-    while text[LENGTH] < length:
-        token = np.int64(token_ids[row, text[LENGTH]])
-        if token < 0:
-            return NEGATIVE_TOKEN
-        reason = _append(header, arena, text, token, max_link_updates)
-        if reason != DONE:
-            return reason
+    return DONE
+
+
+@njit(nogil=True)
+def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
+    """Read a row's next token; return DONE or why that is not possible."""
+    token = np.int64(token_ids[row, text[LENGTH]])
+    if token < 0:
+        return NEGATIVE_TOKEN
+    reason = _append(header, arena, text, token, max_link_updates)
+    if reason == DONE:
         text[GUARD + (text[LENGTH] & (GUARD_TOKENS - 1))] = token
         text[LENGTH] += 1
         progress[APPENDED] += 1
+    return reason
+
+
+@njit(nogil=True)
+def _catch_up(
+    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
+):  # fmt: skip
+    """Read a row's tokens from where its text stands up to `length`; return why it stopped."""
+    reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
+    if reason != DONE:
+        return reason
+    text = texts[slot]
+    header = automata[text[AUTOMATON]]
+    while text[LENGTH] < length:
+        reason = _read_one(header, arena, text, token_ids, row, max_link_updates, progress)
+        if reason != DONE:
+            return reason
     return DONE
 
 
@@ -706,13 +812,16 @@ def _end_of(entry):
 @njit(nogil=True)
 def _branches(header, state, limit):
     """How many tokens have followed a state's strings, counted up to a limit."""
-    entry = _at(header, state)
-    count = 1 if state >= 0 and entry[NEXT_TOKEN] != NONE else 0
+    entry = _at(header[STATES], state)
+    if state >= 0:
+        count = np.int64(entry[NEXT_TOKEN] != NONE)
+    else:
+        count = np.int64(entry[OLDEST_TARGET] != 0) + np.int64(entry[SECOND_TARGET] != 0)
     token = np.int64(entry[FIRST_EDGE])
     while token != NONE and count < limit:
         count += 1
-        token = np.int64(_int32_pointer(_find_edge(header, state, token))[NEXT_EDGE])
-    return count
+        token = np.int64(_int32_pointer(_search_table(header, state, token))[NEXT_EDGE])
+    return min(count, limit)
 
 
 @njit(nogil=True)
@@ -720,24 +829,20 @@ def _match(automata, text, max_branches, out):
     """Find the longest suffix of a text that something followed, in other texts or earlier in it.
 
     Of a shared automaton that may be the whole text, or a suffix shorter than the longest that
-    occurred: one that another text has just ended with has no continuation yet. In another one a
-    copy that agrees over more tokens takes its place; it has no state and branches.
+    occurred: one that another text has just ended with has no continuation yet. A copy that agrees
+    over more tokens takes the match's place; it has no state and branches.
     """
     header = automata[text[AUTOMATON]]
-    state = text[LAST] if header[PREFIX_BLOCKS] != 0 else np.int64(0)
+    states = header[STATES]
     for column in range(MATCH_WIDTH):
         out[column] = 0
-    while state != 0:
-        entry = _at(header, state)
-        end = _end_of(entry)
-        if _at(header, end)[NEXT_TOKEN] != NONE:
-            out[MATCH_LENGTH] = _length_of(header, state)
-            out[MATCH_END] = end
-            out[MATCH_STATE] = state
-            count = np.int64(entry[LATEST]) >> COUNT_SHIFT
-            out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
-            break
-        state = np.int64(entry[LINK])
+    state = _match_of(header, text[LAST]) if header[PREFIX_BLOCKS] != 0 else np.int64(0)
+    if state != 0:
+        out[MATCH_LENGTH] = _length_of(states, state)
+        count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
+        out[MATCH_END] = _end_of(_at(states, state))
+        out[MATCH_STATE] = state
+        out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
     if text[AGREED] > out[MATCH_LENGTH]:
         out[MATCH_LENGTH] = text[AGREED]
         out[MATCH_END] = text[COPIED]
@@ -745,7 +850,7 @@ def _match(automata, text, max_branches, out):
         out[MATCH_CONFIRMED] = 0
     if out[MATCH_LENGTH] != 0:
         end = np.int64(out[MATCH_END])
-        out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(header, end))
+        out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(states, end))
         if out[MATCH_STATE] != 0:
             out[MATCH_BRANCHES] = _branches(header, state, max_branches)
 
@@ -756,13 +861,14 @@ def _fetch_match(automata, text, level):
     header = automata[text[AUTOMATON]]
     if header[PREFIX_BLOCKS] == 0:
         return
-    link = np.int64(_at(header, text[LAST])[LINK])
+    states = header[STATES]
+    link = np.int64(_at(states, text[LAST])[LINK])
     if level == 0:
-        _fetch_state(header, link)
+        _fetch_state(states, link)
         if text[AGREED] > 0:
-            _fetch_state(header, text[COPIED])
+            _fetch_state(states, text[COPIED])
     else:
-        _fetch_state(header, _end_of(_at(header, link)))
+        _fetch_state(states, _end_of(_at(states, link)))
 
 
 @njit(nogil=True)
@@ -770,16 +876,20 @@ def _draft(header, last, end, k, out):
     """Copy what followed the prefix `end` into `out`; return how many tokens that is.
 
     A copy that reaches the end of the same text goes on with the draft itself, as periodic text
-    does. A match has at least one token to copy.
+    does; one that reaches the end of another text ends. There is at least one token to copy.
     """
+    states = header[STATES]
     position = np.int64(end)
     for j in range(k):
         if position == last:
             for wrapped in range(j, k):
                 out[wrapped] = out[wrapped - j]
             break
-        out[j] = _at(header, position)[NEXT_TOKEN]
-        position = _after(header, position)
+        token = _at(states, position)[NEXT_TOKEN]
+        if token == NONE:
+            return j
+        out[j] = token
+        position = _after(states, position)
     return k
 
 
@@ -790,25 +900,33 @@ def _draft_most_frequent(header, state, k, out):
     Equally frequent ways give way to the latest. Other than a copy, the draft may change from one
     text to another; where all of them end it goes on from a shorter match.
     """
+    states = header[STATES]
     j = 0
     while j < k:
-        entry = _at(header, state)
+        entry = _at(states, state)
         best, chosen, most = np.int64(0), np.int64(NONE), -1
-        latest = np.int64(_at(header, _end_of(entry))[NEXT_TOKEN])
+        latest = np.int64(_at(states, _end_of(entry))[NEXT_TOKEN])
         if state >= 0 and entry[NEXT_TOKEN] != NONE:
             chosen = np.int64(entry[NEXT_TOKEN])
-            best = _after(header, state)
-            most = _votes(header, best, chosen == latest)
+            best = _after(states, state)
+            most = _votes(states, best, chosen == latest)
         token = np.int64(entry[FIRST_EDGE])
         compared = 0
         while token != NONE and compared < COMPARED_BRANCHES:
-            edge = _int32_pointer(_find_edge(header, state, token))
+            edge = _int32_pointer(_search_table(header, state, token))
             target = np.int64(edge[TARGET])
-            votes = _votes(header, target, token == latest)
+            votes = _votes(states, target, token == latest)
             if votes > most:
                 best, chosen, most = target, token, votes
             token = np.int64(edge[NEXT_EDGE])
             compared += 1
+        if state < 0:
+            for column in (SECOND_TOKEN, OLDEST_TOKEN):
+                token, target = np.int64(entry[column]), np.int64(entry[column + 1])
+                if target != 0:
+                    votes = _votes(states, target, token == latest)
+                    if votes > most:
+                        best, chosen, most = target, token, votes
         if chosen != NONE:
             out[j] = chosen
             state = best
@@ -821,83 +939,105 @@ def _draft_most_frequent(header, state, k, out):
 
 
 @njit(nogil=True)
-def _votes(header, state, is_latest):
-    count = np.int64(_at(header, state)[LATEST]) >> COUNT_SHIFT
+def _votes(states, state, is_latest):
+    count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
     return 2 * count + (1 if is_latest else 0)
 
 
 @njit(nogil=True)
-def _fetch_state(header, state):
-    _prefetch(_row_of(header, state)[ADDRESS] + state * ENTRY_BYTES)
+def _fetch_state(states, state):
+    _prefetch(_address_of(states, state))
 
 
 @njit(nogil=True)
-def _fetch_edge(header, state, token):
-    """Fetch the slot where the search for an edge begins."""
+def _fetch_edge(header, address, state, token):
+    """Fetch what a token leads to from the state at `address`, or where that is looked up."""
+    entry = _int32_pointer(address)
+    states = header[STATES]
+    if state < 0:
+        if entry[OLDEST_TOKEN] == token:
+            _fetch_state(states, np.int64(entry[OLDEST_TARGET]))
+            return
+        if entry[SECOND_TOKEN] == token:
+            _fetch_state(states, np.int64(entry[SECOND_TARGET]))
+            return
+    if entry[FIRST_EDGE] == NONE:
+        return
     hashed = _hash(state, token)
     directory, home = header[EDGES], _home(hashed, header[EDGE_SLOTS])
     if header[OLD_EDGE_SLOTS] != 0:
         old_home = _home(hashed, header[OLD_EDGE_SLOTS])
         if old_home >= header[FRONTIER]:
             directory, home = header[OLD_EDGES], old_home
-    address = _int64_pointer(directory)[home >> BLOCK_SHIFT]
-    if address != 0:
-        _prefetch(address + home * ENTRY_BYTES)
-
-
-@njit(nogil=True)
-def _goes_on_alone(automata, texts, slot, token_ids, row, length):
-    """Whether a text in an automaton of its own has a next token."""
-    if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
-        return False
-    text = texts[slot]
-    read = text[LENGTH]
-    return (
-        0 < read < min(length, token_ids.shape[1])
-        and token_ids[row, read] >= 0
-        and automata[text[AUTOMATON], SHARED] == 0
-    )
+    block = _int64_pointer(directory)[home >> BLOCK_SHIFT]
+    if block != 0:
+        _prefetch(block + home * ENTRY_BYTES)
 
 
 @njit(nogil=True)
 def _read_in_turns(
-    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, states
+    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, scratch
 ):  # fmt: skip
     """Let the texts with an automaton each read their first new tokens in turns.
 
-    A token is one wait after the other for memory: its chain of suffix links, each with an edge and
-    a place, all far apart. Rows know nothing of each other, so all take one link at a time and
-    fetch what the next one needs: one wait for all. Whatever stops a row is left to the caller.
+    A token is one wait after the other for memory: its chain of suffix links, each with a place,
+    and some with an edge, all far apart. Rows know nothing of each other, so all take one link at a
+    time and fetch what the next one needs: one wait for all. Whatever stops a row is left to the
+    caller.
     """
+    unread, walking, walked = scratch[0], scratch[1], scratch[2]
+    count = 0
+    for i in range(slots.size):
+        slot, row, length = np.int64(slots[i]), np.int64(rows[i]), np.int64(lengths[i])
+        if slot < 0:
+            continue
+        reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
+        if reason != DONE:
+            return
+        text = texts[slot]
+        if text[LENGTH] > 0 and automata[text[AUTOMATON], SHARED] == 0:
+            unread[count] = i
+            count += 1
     for _ in range(TOKENS_IN_TURNS):
-        count = 0
-        for i in range(slots.size):
-            states[i] = 0
-            if _goes_on_alone(automata, texts, slots[i], token_ids, rows[i], lengths[i]):
-                text = texts[slots[i]]
-                states[i] = text[LAST]
-                _fetch_state(automata[text[AUTOMATON]], text[LAST])
-                count += 1
+        still = 0
+        for at in range(count):
+            i = unread[at]
+            text = texts[slots[i]]
+            unread[still] = walking[still] = i
+            walked[still] = text[LAST]
+            _fetch_state(automata[text[AUTOMATON], STATES], text[LAST])
+            still += np.int64(text[LENGTH] < lengths[i])
+        count = left = still
         if count < 2:
             return
         for level in range(FETCHED_LINKS):
-            for i in range(slots.size):
-                if states[i] == 0:
-                    continue
+            still = 0
+            for at in range(left):
+                i, state = walking[at], walked[at]
                 text = texts[slots[i]]
                 header = automata[text[AUTOMATON]]
-                entry = _at(header, states[i])
+                states = header[STATES]
+                address = _address_of(states, state)
+                entry = _int32_pointer(address)
+                link = np.int64(entry[LINK])
+                _fetch_state(states, link)
                 if level > 0:
-                    _fetch_state(header, _end_of(entry))
-                states[i] = entry[LINK]
-                _fetch_state(header, states[i])
-                _fetch_edge(header, states[i], np.int64(token_ids[rows[i], text[LENGTH]]))
-        for i in range(slots.size):
-            if not _goes_on_alone(automata, texts, slots[i], token_ids, rows[i], lengths[i]):
+                    _fetch_state(states, _end_of(entry))
+                    token = np.int64(token_ids[rows[i], text[LENGTH]])
+                    _fetch_edge(header, address, state, token)
+                walking[still], walked[still] = i, link
+                still += np.int64(link != 0)
+            left = still
+            if left == 0:
+                break
+        for at in range(count):
+            i = unread[at]
+            text = texts[slots[i]]
+            if text[LENGTH] >= lengths[i]:  # a slot that is there twice
                 continue
-            reason = _catch_up(
-                automata, texts, arena, slots[i], token_ids, rows[i],
-                texts[slots[i], LENGTH] + 1, max_link_updates, progress,
+            reason = _read_one(
+                automata[text[AUTOMATON]], arena, text, token_ids, np.int64(rows[i]),
+                max_link_updates, progress,
             )  # fmt: skip
             if reason != DONE:
                 return
@@ -909,23 +1049,23 @@ def _read_in_turns(
 @njit(nogil=True)
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
-    states,
+    scratch,
 ):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
 
-    `states` is int64[slots.size] to write to.
+    `scratch` is int64[SCRATCH_ROWS, at least slots.size] to write to.
     """
     if first == 0:
         _read_in_turns(
             automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress,
-            states,
+            scratch,
         )  # fmt: skip
     for i in range(first, slots.size):
         if slots[i] < 0:
             continue
         progress[REASON] = _catch_up(
-            automata, texts, arena, slots[i], token_ids, rows[i], lengths[i], max_link_updates,
-            progress,
+            automata, texts, arena, np.int64(slots[i]), token_ids, np.int64(rows[i]),
+            np.int64(lengths[i]), max_link_updates, progress,
         )  # fmt: skip
         if progress[REASON] != DONE:
             return i
@@ -955,8 +1095,8 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
         limit = min(k[i], out_tokens.shape[1])
         text, match = texts[slots[i]], matches[i]
         header = automata[text[AUTOMATON]]
-        if header[SHARED] == 1:
-            state = np.int64(match[MATCH_STATE])
+        state = np.int64(match[MATCH_STATE])
+        if header[SHARED] == 1 and state != 0:
             out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
         else:
             out_counts[i] = _draft(header, text[LAST], match[MATCH_END], limit, out_tokens[i])
@@ -1007,7 +1147,7 @@ _SIGNATURES = (
         extend_rows,
         (
             _TABLE, _TABLE, _COLUMN, _INPUT, _INPUT, _TOKEN_IDS, _INPUT, types.int64, types.int64,
-            _COLUMN, _COLUMN,
+            _COLUMN, _TABLE,
         ),
     ),
     (match_rows, (_TABLE, _TABLE, _INPUT, types.int64, _OUTPUTS)),

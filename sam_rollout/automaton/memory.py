@@ -12,6 +12,8 @@ Int64Array = npt.NDArray[np.int64]
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
+_CACHE_LINE = 64
+
 # Slabs are looked through for idle ones when so many blocks are free, and again when this share of
 # all blocks has come free since.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
@@ -67,7 +69,7 @@ class Arena:
         self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
 
     def _add_slab(self, blocks: int) -> None:
-        slab = np.empty(blocks * kernels.BLOCK_BYTES, np.uint8)
+        slab = _aligned(blocks * kernels.BLOCK_BYTES)
         self._slabs.append(slab)
         count = int(self.free[0])
         free = np.zeros(len(self.free) + blocks, np.int64)
@@ -77,6 +79,13 @@ class Arena:
         free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
         free[0] = count + blocks
         self.free = free
+
+
+def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """uint8[nbytes] that begins with a cache line, so that no state is divided between two."""
+    room = np.empty(nbytes + _CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % _CACHE_LINE
+    return room[start : start + nbytes]
 
 
 class Rows:

@@ -94,7 +94,9 @@ class SamDrafter:
         self._max_model_len = max_model_len
         self._max_draft_tokens = config.max_draft_tokens
         sources = config.sources
-        branches = COUNTED_BRANCHES if config.draft_policy == "confidence" else 0
+        is_chosen = sources.own.enabled and sources.siblings.enabled
+        is_learned = config.draft_policy == "confidence" or is_chosen
+        branches = COUNTED_BRANCHES if is_learned else 0
         self._live: list[LiveTexts] = []
         if sources.own.enabled:
             self._live.append(OwnText(max_rows, sources.own.max_bytes, branches))
@@ -102,7 +104,8 @@ class SamDrafter:
             self._live.append(SiblingTexts(max_rows, sources.siblings, branches))
         self._static = list(static_sources)
         self._sources = [*self._live, *self._static]  # in order of precedence
-        self._policy = DraftPolicy(config, [source.bias for source in self._sources], max_rows)
+        biases = [source.bias for source in self._sources]
+        self._policy = DraftPolicy(config, biases, max_rows, live=len(self._live))
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: list[str | None] = []  # None where the request has ended since
         self._matches = np.zeros((len(self._sources), max_rows, MATCH_WIDTH), np.int32)

@@ -66,10 +66,11 @@ class DraftPolicy:
             token that the engine drew itself where it had cut a draft short counts as neither.
     """
 
-    def __init__(self, config: SamConfig, biases: list[int], max_rows: int) -> None:
+    def __init__(self, config: SamConfig, biases: list[int], max_rows: int, live: int = 1) -> None:
         warm_up()
         sources, positions = len(biases), config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
+        self._live = live
         self._biases = np.array(biases, np.int32)
         self.totals = np.zeros((sources, 2), np.int64)
         # [class, position]: drafts that got to a position, and those whose token there was accepted
@@ -127,12 +128,11 @@ class DraftPolicy:
             chosen at all.
         """
         rows = len(budget)
-        _plan(
-            matches, num_tokens, self._biases, budget, self._least, self._source, self._class,
-            self._length, self._accepted, self._by_class, self._by_length, self._k,
+        chosen = _plan(
+            matches, num_tokens, self._live, self._biases, budget, self._least, self._source,
+            self._class, self._length, self._accepted, self._by_class, self._by_length, self._k,
         )  # fmt: skip
-        k = self._k[:, :rows]
-        return k, k.any(axis=1).tolist()
+        return self._k[:, :rows], [bool(chosen >> s & 1) for s in range(len(self._biases))]
 
 
 @njit(nogil=True)
@@ -169,20 +169,34 @@ def _count(table, number, accepted, drafted, memory):
 
 
 @njit(nogil=True)
+def _share(by_class, by_length, number, position):
+    """Of a class's drafts that got to a position, the share whose token there was accepted."""
+    wider = number // _CLASSES_PER_LENGTH
+    share = (by_length[1, wider, position] + _ASSUMED) / (by_length[0, wider, position] + _ASSUMED)
+    return (by_class[1, number, position] + _BORROWED * share) / (
+        by_class[0, number, position] + _BORROWED
+    )
+
+
+@njit(nogil=True)
 def _confident(by_class, by_length, number, budget, least):
     """Tokens to draft in a class: one at least, so that its estimate lives on."""
-    wider = number // _CLASSES_PER_LENGTH
     chance = 1.0
     for position in range(budget):
-        share = (by_length[1, wider, position] + _ASSUMED) / (
-            by_length[0, wider, position] + _ASSUMED
-        )
-        chance *= (by_class[1, number, position] + _BORROWED * share) / (
-            by_class[0, number, position] + _BORROWED
-        )
+        chance *= _share(by_class, by_length, number, position)
         if chance < least:
             return max(position, 1)
     return budget
+
+
+@njit(nogil=True)
+def _expected(by_class, by_length, number, budget):
+    """How many tokens of a draft of a class will be accepted."""
+    chance, accepted = 1.0, 0.0
+    for position in range(budget):
+        chance *= _share(by_class, by_length, number, position)
+        accepted += chance
+    return accepted
 
 
 @njit(nogil=True)
@@ -214,26 +228,39 @@ def _observe(
 
 @njit(nogil=True)
 def _plan(
-    matches, num_tokens, biases, budget, least, source, number, length, accepted, by_class,
+    matches, num_tokens, live, biases, budget, least, source, number, length, accepted, by_class,
     by_length, out_k,
 ):  # fmt: skip
+    """Fill `out_k`; return which sources were chosen, source s as bit s."""
+    chosen = 0
     for i in range(budget.size):
-        best, best_length = _NO_SOURCE, 0
+        best, longest, most = _NO_SOURCE, 0, 0.0
         for s in range(biases.size):
             out_k[s, i] = 0
             match_length = matches[s, i, MATCH_LENGTH]
-            if match_length > best_length + (biases[s] if s else 0):
-                best, best_length = s, match_length
+            if match_length == 0 or (s >= live and match_length <= longest + biases[s]):
+                continue
+            if s < live and live > 1 and budget[i] > 0:
+                class_ = _class_of(s, matches[s, i], accepted[i])
+                expected = _expected(by_class, by_length, class_, budget[i])
+                # While nothing is known of them, the longer match.
+                if expected > most or (expected == most and match_length > longest):
+                    best, most = s, expected
+            else:
+                best = s
+            longest = max(longest, match_length)
         source[i] = _NO_SOURCE
         if best == _NO_SOURCE or budget[i] < 1:
             accepted[i] = 0
             continue
+        chosen |= 1 << best
         source[i] = best
         number[i] = _class_of(best, matches[best, i], accepted[i])
         length[i] = num_tokens[i]
         out_k[best, i] = budget[i]
         if least > 0:
             out_k[best, i] = _confident(by_class, by_length, number[i], budget[i], least)
+    return chosen
 
 
 _INT32 = types.Array(types.int32, 1, "C")
@@ -252,8 +279,8 @@ _SIGNATURES = (
     (
         _plan,
         (
-            _TABLE, _INPUT, _INT32, _INT32, types.float64, _INT32, _INT32, _INT32, _INT32, _TABLE,
-            _TABLE, types.Array(types.int32, 2, "C"),
+            _TABLE, _INPUT, types.int64, _INT32, _INT32, types.float64, _INT32, _INT32, _INT32,
+            _INT32, _TABLE, _TABLE, types.Array(types.int32, 2, "C"),
         ),
     ),
 )  # fmt: skip

@@ -236,7 +236,7 @@ def test_own_text_and_fixed_length_draft_what_was_recorded(k, rows, tokens, stri
     assert digest.hexdigest()[:16] == RECORDED[k, rows, tokens, stride]
 
 
-LONG_TEXT = [1, 2, 3] * 6000  # 18000 tokens, over half a MiB
+LONG_TEXT = [1, 2, 3] * 9000  # over half a MiB
 
 
 def test_max_bytes_takes_from_absent_requests_first():
@@ -251,7 +251,7 @@ def test_max_bytes_takes_from_absent_requests_first():
 
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
     drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
-    texts = {"small": LONG_TEXT[:15000], "large": LONG_TEXT}
+    texts = {"small": LONG_TEXT[:24000], "large": LONG_TEXT}
     step(drafter, texts, width=30_000)
     for _ in range(3):
         drafts = step(drafter, texts, width=30_000)
@@ -266,7 +266,7 @@ def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
 
 def test_a_request_too_large_for_the_cap_never_comes_back():
     drafter = make_drafter(max_model_len=60_000, max_bytes=1 << 20)
-    huge = LONG_TEXT * 3
+    huge = LONG_TEXT * 2
     for other in ({}, {"b": [1, 1]}, {}, {"c": [1, 1]}):
         step(drafter, {"huge": huge, **other}, width=60_000)
     counters = drafter.snapshot()

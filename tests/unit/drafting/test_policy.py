@@ -14,9 +14,9 @@ def int32(*values):
     return np.array(values, np.int32)
 
 
-def make_policy(policy="fixed", biases=(0,), least=0.1, max_rows=4):
+def make_policy(policy="fixed", biases=(0,), least=0.1, max_rows=4, live=1):
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=least)
-    return DraftPolicy(config, list(biases), max_rows)
+    return DraftPolicy(config, list(biases), max_rows, live)
 
 
 def plan(policy, lengths, budget=K, num_tokens=100):
@@ -37,6 +37,20 @@ def observe(policy, draft, sampled, num_tokens=100, eligible=True):
     policy.observe(
         token_ids, int32(num_tokens + len(sampled)), np.array([eligible]), tokens, int32(len(draft))
     )
+
+
+def test_of_live_sources_the_one_whose_drafts_are_accepted_wins():
+    policy = make_policy(biases=(0, 0, 0), live=2)
+    assert plan(policy, (3, 4, 0)) == [0, K, 0], "nothing is known yet: the longer match"
+    for _ in range(20):
+        if plan(policy, (3, 4, 0))[1]:
+            observe(policy, [1] * K, [2, 2])  # siblings: nothing accepted
+        else:
+            observe(policy, [1] * K, [1, 1, 1, 2])  # own text: three tokens
+    assert plan(policy, (3, 4, 0)) == [K, 0, 0]
+    assert plan(policy, (0, 4, 0)) == [0, K, 0], "there is no other"
+    assert plan(policy, (3, 4, 4)) == [K, 0, 0], "other sources go by length, as before"
+    assert plan(policy, (3, 4, 5)) == [0, 0, K]
 
 
 @pytest.mark.parametrize(

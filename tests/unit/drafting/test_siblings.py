@@ -56,6 +56,13 @@ def test_a_response_drafts_what_its_sibling_wrote():
     assert step(drafter, texts) == {"a": [], "b": [4, 5]}
 
 
+def test_a_copy_of_a_sibling_survives_a_replaced_token():
+    drafter = make_drafter()
+    admitted(drafter, "g", "a", "b")
+    drafts = step(drafter, {"a": [9, *range(20, 40)], "b": [9, 7, *range(20, 28), 99]})
+    assert drafts["b"] == [29, 30, 31]
+
+
 def test_siblings_in_lock_step_find_the_step_before():
     drafter = make_drafter(own=False)
     admitted(drafter, "g", "a", "b")
@@ -250,7 +257,8 @@ def test_an_absent_request_catches_up_and_is_found_meanwhile():
     admitted(drafter, "g", "a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6]})
     assert step(drafter, {"b": [9, 6, 2, 3]})["b"] == [4, 5]
-    assert step(drafter, {"a": [9, 1, 2, 3, 4, 5, 6, 2], "b": [9, 6, 2, 3, 7]})["a"] == [3, 7]
+    texts = {"a": [9, 1, 2, 3, 4, 5, 7], "b": [9, 6, 2, 3, 4, 5, 7, 8]}
+    assert step(drafter, texts)["a"] == [8]
     assert drafter.snapshot().rebuilds == 0
 
 
