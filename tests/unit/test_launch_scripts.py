@@ -366,6 +366,23 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     assert started
 
 
+def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
+    arguments = ["worker", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
+    arguments += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1"]
+    part = scripts.cluster.settle(scripts.cluster.parse(arguments))
+    ask = "from ray._private import ray_constants as c; "
+    ask += "print(c.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S)"
+
+    def as_ray_reads_it() -> float:
+        command = [sys.executable, "-c", ask]
+        return float(subprocess.check_output(command, env=part.environment(), text=True))
+
+    monkeypatch.delenv("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", raising=False)
+    assert as_ray_reads_it() == 0.0
+    monkeypatch.setenv("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "7")
+    assert as_ray_reads_it() == 7.0
+
+
 @pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
 def test_a_port_of_rays_own_is_refused(scripts, option):
     arguments = ["worker", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
