@@ -1,7 +1,9 @@
 """Which source a row drafts from, how many tokens, and what became of them.
 
-Choice: the longest match wins; a tie goes to the source named first, and a source with a bias needs
-a match that is longer by more than that.
+Choice: of own text and siblings, the source of whose draft more tokens are expected to be accepted,
+by the chances described below; while nothing is known of either, the longer match. Another source
+needs a match that is longer than all before it, by more than its bias. A tie goes to the source
+named first.
 
 Length, policy `confidence`: a draft goes on while its next token's chance to be accepted is at
 least `sam.min_confidence`. Nothing about a text or a model is built in: chances come from the
@@ -58,8 +60,9 @@ class DraftPolicy:
 
     Args:
         config: validated.
-        biases: of the sources in order of precedence; that of the first one means nothing.
+        biases: of the sources in order of precedence; those of live ones mean nothing.
         max_rows: most requests in one batch.
+        live: how many sources, the first ones, are live texts.
 
     Attributes:
         totals: int64[sources, 2], tokens of verified drafts and how many of them were accepted. A
