@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from sam_rollout.report.lossless import Losslessness
-from sam_rollout.report.runs import Run, Start, flat
+from sam_rollout.report.runs import Run, Start, flat, with_names
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
@@ -103,15 +103,6 @@ def findings(
         *_repeats(base, sam, skipped),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _named(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
-    """Every run with the name it goes by: BASE and SAM, numbered where a side has several."""
-    return [
-        (side if len(runs) == 1 else f"{side} {number}", run)
-        for side, runs in (("BASE", base), ("SAM", sam))
-        for number, run in enumerate(runs, start=1)
-    ]
 
 
 def _count(runs: list[Run], steps: list[int], name: str) -> float | None:
@@ -227,7 +218,7 @@ def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
 
 
 def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         first, *later = run.starts or [Start()]
         if not later:
             continue
@@ -383,12 +374,12 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
     if len(steps) < FEW_STEPS:
         text = f"{len(steps)} common training step(s): too few to tell anything"
         yield Finding("few_steps", UNFAIR, text, {"steps": len(steps)})
-    named = [(side, run.training_steps) for side, run in _named(base, sam)]
+    named = [(side, run.training_steps) for side, run in with_names(base, sam)]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {_ranges(own)}" for side, own in named)
         text = f"{told}; only the {len(steps)} common ones are compared"
         yield Finding("step_counts", WARNING, text, {side: len(own) for side, own in named})
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         own = run.training_steps
         missing = sorted(set(range(own[0], own[-1] + 1)) - set(own))
         if missing:
@@ -424,7 +415,7 @@ def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
 def _warm_up(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     if len(steps) < FEW_STEPS:
         return
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         name = next((n for n in ("timing_s/gen", "timing_s/step") if n in run.steps), None)
         if name is None:
             continue
@@ -465,7 +456,7 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
 
 
 def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         no_engine_steps = run.engine_steps.empty  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield Finding("broken_log", WARNING, f"{side}: {problem}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.report.runs import Run, flat, partners
+from sam_rollout.report.runs import Run, flat, partners, with_names
 
 GAP = "training/rollout_probs_diff_mean"
 LARGEST_GAP = "training/rollout_probs_diff_max"
@@ -57,10 +57,9 @@ class Losslessness:
 def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessness:
     """Everything the runs tell about equal samples, over `steps`."""
     gaps = [_gap(side, runs, steps) for side, runs in (("BASE", base), ("SAM", sam))]
-    named = [(f"BASE {n}", run) for n, run in enumerate(base, 1)]
-    named_sam = [(f"SAM {n}", run) for n, run in enumerate(sam, 1)]
-    pairs = [_pair(named[one], named_sam[other], steps) for one, other in partners(base, sam)]
-    controls = [_pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]]
+    of_base, of_sam = with_names(base, []), with_names([], sam)
+    pairs = [_pair(of_base[one], of_sam[other], steps) for one, other in partners(base, sam)]
+    controls = [_pair(side[0], other, steps) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
         _coupled([*base, *sam]),
         [gap for gap in gaps if gap is not None],
