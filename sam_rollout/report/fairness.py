@@ -162,18 +162,24 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
 
 def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
     for side, runs in (("BASE", base), ("SAM", sam)):
-        for (number, one), (_, other) in pairwise(enumerate(runs, start=1)):
-            for finding in _two_starts(one, other, repeats=True):
+        for one, other in pairwise(runs):
+            names = one.name(side), other.name(side)
+            for finding in _two_starts(one, other, names, repeats=True):
                 if finding.severity in (UNFAIR, WARNING):
-                    text = f"repeats {number} and {number + 1} of {side} differ: {finding.text}"
+                    text = f"repeats of {side} differ: {finding.text}"
                     yield Finding("repeats", finding.severity, text, finding.figures)
     yield from _two_starts(base[0], sam[0])
     yield from _seeds(base, sam)
     yield from _resumes(base, sam)
 
 
-def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[Finding]:
-    """What two runs say of themselves, side by side; repeats draft alike, too."""
+def _two_starts(
+    base_run: Run,
+    sam_run: Run,
+    names: tuple[str, str] = ("BASE", "SAM"),
+    repeats: bool = False,
+) -> Iterator[Finding]:
+    """What two runs say of themselves, side by side, by their names; repeats draft alike, too."""
     base, sam = base_run.start, sam_run.start
     if base.config is None or sam.config is None:
         yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
@@ -187,8 +193,8 @@ def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[
             if alike := _common_end(left, right):
                 other_files = name.endswith(WHAT_IS_READ) and alike < 2
                 severity, kind = (UNFAIR if other_files else WARNING), "paths"
-            text = f"{name}: {left} in BASE, {right} in SAM"
-            yield Finding(kind, severity, text, {"key": name, "base": left, "sam": right})
+            told, figures = _apart(left, right, names)
+            yield Finding(kind, severity, f"{name}: {told}", {"key": name} | figures)
     for name in ("versions", "host"):
         one, other = getattr(base, name), getattr(sam, name)
         if one is None or other is None:
@@ -198,8 +204,14 @@ def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[
             if ABSENT in (left, right) and base_run.source != sam_run.source:
                 yield Finding(name, UNKNOWN, f"{name} {key}: known of one side only", {"key": key})
                 continue
-            text = f"{name} {key}: {left} in BASE, {right} in SAM"
-            yield Finding(name, UNFAIR, text, {"key": key, "base": left, "sam": right})
+            told, figures = _apart(left, right, names)
+            yield Finding(name, UNFAIR, f"{name} {key}: {told}", {"key": key} | figures)
+
+
+def _apart(left: Any, right: Any, names: tuple[str, str]) -> tuple[str, dict[str, Any]]:
+    """Two values in words and as figures, by the names of their runs."""
+    told = f"{left} in {names[0]}, {right} in {names[1]}"
+    return told, {names[0].lower(): left, names[1].lower(): right}
 
 
 def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:

@@ -114,7 +114,7 @@ def test_repeats_that_differ_among_themselves(base, synthetic):
     other = synthetic("off-2", noise_seed=2, fields={"versions": {"vllm": "0.29.0"}})
     comparison = compare_folders([base, other], synthetic("on", sam=True))
     (text,) = texts(comparison, "repeats")
-    assert text.startswith("repeats 1 and 2 of BASE differ: versions vllm")
+    assert text.startswith("repeats of BASE differ: versions vllm: 0.28.0 in BASE 1, 0.29.0 in")
 
 
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(synthetic):
@@ -147,8 +147,9 @@ def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
         synthetic(f"on-{k}", sam=True, fields={"more_config": {"sam": {"enabled": True, "k": k}}})
         for k in (3, 8)
     ]
-    (text,) = texts(compare_folders(base, sam), "repeats")
-    assert text == "repeats 1 and 2 of SAM differ: sam.k: 3 in BASE, 8 in SAM"
+    (finding,) = [f for f in compare_folders(base, sam).findings if f.name == "repeats"]
+    assert finding.text == "repeats of SAM differ: sam.k: 3 in SAM 1, 8 in SAM 2"
+    assert finding.figures == {"key": "sam.k", "sam 1": 3, "sam 2": 8}
 
 
 def test_a_second_repeat_with_other_prompts_is_seen(base, synthetic):
