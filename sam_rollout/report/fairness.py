@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sam_rollout.report.lossless import Losslessness
+from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
 from sam_rollout.report.runs import Run, Start, flat, with_names
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
@@ -446,25 +446,32 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
     if not pairs:
         yield Finding("samples", UNKNOWN, "neither texts nor lengths of responses are recorded")
         return
-    same, total = sum(p.identical for p in pairs), sum(p.matched + p.unmatched for p in pairs)
-    what = "responses" if pairs[0].by == "token ids" else "response lengths"
-    figures = {"identical": same, "total": total, "by": pairs[0].by}
-    if same == total:
-        text = f"{same} of {total} {what} are the same on both sides"
-        yield Finding("samples", NOTE, text, figures)
+    counts = {
+        by: (
+            sum(p.identical for p in pairs if p.by == by),
+            sum(p.matched + p.unmatched for p in pairs if p.by == by),
+        )
+        for by in dict.fromkeys(p.by for p in pairs)
+    }
+    told = " and ".join(
+        f"{same} of {total} {'responses' if by == TOKEN_IDS else 'response lengths'}"
+        for by, (same, total) in counts.items()
+    )
+    figures = {by: {"identical": same, "total": total} for by, (same, total) in counts.items()}
+    if all(same == total for same, total in counts.values()):
+        yield Finding("samples", NOTE, f"{told} are the same on both sides", figures)
     elif lossless.coupled:
         first = min(p.first_step for p in pairs if p.first_step is not None)
         text = (
-            f"{same} of {total} {what} are the same, the first other one is of step {first}: the "
-            "coupled sampler would make them all the same under equal logits and seeds"
+            f"{told} are the same, the first other one is of step {first}: the coupled sampler "
+            "would make them all the same under equal logits and seeds"
         )
         yield Finding("samples", WARNING, text, figures | {"first_step": first})
     else:
         why = "this sampler keeps the distribution, not the samples"
         if lossless.coupled is None:
             why = "which sampler was on, and so whether they should be, is unknown"
-        text = f"{same} of {total} {what} are the same; {why}"
-        yield Finding("samples", NOTE, text, figures)
+        yield Finding("samples", NOTE, f"{told} are the same; {why}", figures)
 
 
 def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:

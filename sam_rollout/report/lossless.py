@@ -14,6 +14,7 @@ from sam_rollout.report.runs import Run, flat, partners, with_names
 
 GAP = "training/rollout_probs_diff_mean"
 LARGEST_GAP = "training/rollout_probs_diff_max"
+TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
 
 
@@ -30,7 +31,7 @@ class Gap:
 class Pair:
     """Responses of two runs, matched by training step, prompt and index among its responses.
 
-    `by` says what was compared: "token ids" or "lengths". `first_step` is the first training step
+    `by` says what was compared: `TOKEN_IDS` or `LENGTHS`. `first_step` is the first training step
     with a response that differs or has no partner.
     """
 
@@ -90,8 +91,8 @@ def _pair(one: tuple[str, Run], other: tuple[str, Run], steps: list[int]) -> Pai
     """Token ids where both recorded texts, lengths otherwise; None if a side has neither."""
     names, runs = zip(one, other, strict=True)
     for table, column, by in (
-        ("traces", "response_ids", "token ids"),
-        ("requests", "response_tokens", "lengths"),
+        ("traces", "response_ids", TOKEN_IDS),
+        ("requests", "response_tokens", LENGTHS),
     ):
         sides = [_responses(getattr(run, table), column, steps) for run in runs]
         if all(len(side) for side in sides):
@@ -120,9 +121,9 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
         len(same),
         len(both),
         len(unmatched),
-        sum(int(text) if by == "lengths" else len(text) for text in same),
+        sum(int(text) if by == LENGTHS else len(text) for text in same),
         int(min(steps)) if steps else None,
-        min(common[number] for number in differ) if differ and by == "token ids" else None,
+        min(common[number] for number in differ) if differ and by == TOKEN_IDS else None,
     )
 
 

@@ -223,6 +223,25 @@ def test_the_actors_update_is_compared_over_steps_that_all_runs_know(base, synth
     assert "other_load" not in found(compare_folders(base, sam))
 
 
+def test_lengths_do_not_pass_for_responses(synthetic):
+    """Of three pairs one recorded its texts."""
+    base, sam = (
+        [
+            synthetic(f"{side}-{n}", seed=n, sam=side == "on", traces=n == 1,
+                      fields={"seeds": {"rollout": n}})
+            for n in (1, 2, 3)
+        ]
+        for side in ("off", "on")
+    )  # fmt: skip
+    comparison = compare_folders(base, sam)
+    (finding,) = [f for f in comparison.findings if f.name == "samples"]
+    assert finding.text == (
+        "96 of 96 responses and 192 of 192 response lengths are the same on both sides"
+    )
+    assert finding.figures["token ids"] == {"identical": 96, "total": 96}
+    assert finding.figures["lengths"] == {"identical": 192, "total": 192}
+
+
 def test_an_unknown_sampler_is_not_said_to_keep_the_distribution(synthetic):
     base, sam = (
         synthetic(
