@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sam_rollout.report.coverage import common_steps, whole_steps
 from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
 from sam_rollout.report.runs import Run, Start, flat, with_names
 
@@ -90,15 +91,17 @@ def findings(
     base: list[Run], sam: list[Run], steps: list[int], skipped: list[int], lossless: Losslessness
 ) -> list[Finding]:
     """Everything found about runs compared over `steps`, the gravest first."""
+    whole = common_steps([*base, *sam], steps)
     found = [
         *_drafts(base, sam, steps),
         *_descriptions(base, sam),
-        *_prompts(base, sam, steps),
-        *_lengths(base, sam, steps),
+        *_prompts(base, sam, whole),
+        *_lengths(base, sam, steps, whole),
         *_steps(base, sam, steps),
         *_control(base, sam, steps),
         *_warm_up(base, sam, steps),
         *_texts(lossless),
+        *_lost_records(base, sam, steps, lossless),
         *_logs(base, sam, steps),
         *_repeats(base, sam, skipped),
     ]
@@ -312,7 +315,8 @@ def _common_end(left: Any, right: Any) -> int:
 
 
 def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    if any(run.requests.empty for run in [*base, *sam]):
+    """The prompts of the steps that all runs kept."""
+    if not steps:
         text = "the prompts of one side or both are not recorded"
         yield Finding("prompts", UNKNOWN, text)
         return
@@ -338,10 +342,12 @@ def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
     yield Finding("prompts", UNFAIR if mean < SHARED_PROMPTS else WARNING, text, figures)
 
 
-def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    """Response lengths: request by request where recorded, else the trainer's mean of a step."""
-    sides = [response_lengths(runs, steps) for runs in (base, sam)]
-    if all(map(len, sides)):
+def _lengths(
+    base: list[Run], sam: list[Run], steps: list[int], whole: list[int]
+) -> Iterator[Finding]:
+    """Response lengths: request by request of `whole` steps, else the trainer's mean of a step."""
+    if whole:
+        sides = [response_lengths(runs, whole) for runs in (base, sam)]
         test = stats.ks_2samp(*sides)
         distance, p_value = float(test.statistic), float(test.pvalue)
         quantiles = [[float(q) for q in np.quantile(side, [0.1, 0.5, 0.9])] for side in sides]
@@ -395,7 +401,7 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
         own = run.training_steps
         missing = sorted(set(range(own[0], own[-1] + 1)) - set(own))
         if missing:
-            text = f"{side}: no record of step {', '.join(map(str, missing[:10]))}"
+            text = f"{side}: no record of step {_some(missing)}"
             yield Finding("missing_steps", WARNING, text, {"missing": missing})
         planned = flat(run.start.config or {}).get("trainer.total_training_steps")
         if isinstance(planned, int) and own[-1] < planned:
@@ -472,6 +478,33 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
         if lossless.coupled is None:
             why = "which sampler was on, and so whether they should be, is unknown"
         yield Finding("samples", NOTE, f"{told} are the same; {why}", figures)
+
+
+def _lost_records(
+    base: list[Run], sam: list[Run], steps: list[int], lossless: Losslessness
+) -> Iterator[Finding]:
+    """Steps of which a run kept records of a kind that it has of others."""
+    gone: set[int] = set()
+    for side, run in with_names(base, sam):
+        lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
+        if lost and len(lost) < len(steps):
+            gone |= set(lost)
+            text = (
+                f"{side}: not all requests of step {_some(lost)} are recorded; left out of "
+                "prompts, lengths and samples"
+            )
+            yield Finding("lost_records", WARNING, text, {"requests": lost})
+    for side, all_lost in lossless.lost_texts.items():
+        if lost := [step for step in all_lost if step not in gone]:
+            text = (
+                f"{side}: not all texts of step {_some(lost)} are recorded; its samples are "
+                "compared by length"
+            )
+            yield Finding("lost_records", WARNING, text, {"texts": lost})
+
+
+def _some(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:10])) + (" and others" if len(steps) > 10 else "")
 
 
 def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:

@@ -183,8 +183,58 @@ def test_truncated_parquet_costs_that_file_only(synthetic):
     told = problems(comparison)
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
-    assert (pair.identical, pair.unmatched) == (80, 16)
+    assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
     assert comparison.time("rollout").steps == 6  # its metrics are whole
+
+
+def spoil(run, *names, replica=0):
+    """Loses the third step's file of these tables."""
+    for name in names:
+        (run / "sam" / name / f"{replica}-002.parquet").unlink()
+
+
+def test_lost_records_are_named_and_no_difference(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    spoil(sam, "requests", "traces")
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is True
+    assert problems(comparison, "lost_records") == [
+        "SAM: not all requests of step 3 are recorded; left out of prompts, lengths and samples"
+    ]
+    assert problems(comparison, "samples") == ["80 of 80 responses are the same on both sides"]
+    assert not {"prompts", "mean_length"} & {found.name for found in comparison.findings}
+
+
+def test_lost_texts_leave_the_lengths_of_their_step(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    spoil(sam, "traces")
+    comparison = compare_folders(base, sam)
+    assert problems(comparison, "lost_records") == [
+        "SAM: not all texts of step 3 are recorded; its samples are compared by length"
+    ]
+    assert problems(comparison, "samples") == [
+        "80 of 80 responses and 16 of 16 response lengths are the same on both sides"
+    ]
+
+
+def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(synthetic):
+    """The engines' metrics tell how many replicas there were; without them one is enough."""
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    log = RunFolder(sam).train_steps_path
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    entries[1]["metrics"]["sam/engine/replicas"] = 2.0
+    del entries[3]["metrics"]["sam/engine/replicas"]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (text,) = problems(compare_folders(base, sam), "lost_records")
+    assert text.startswith("SAM: not all requests of step 2, 4 are recorded")
+
+
+def test_without_any_whole_step_fairness_cannot_be_told(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    for file in (sam / "sam" / "requests").iterdir():
+        file.unlink()
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is None and problems(comparison, "prompts")
 
 
 def test_a_torn_line_and_a_damaged_one(synthetic):
