@@ -152,6 +152,11 @@ class Comparison:
         return fairness.verdict(self.findings)
 
     @property
+    def caveat(self) -> str | None:
+        """Which runs ended early or are left out, to be said beside `fair`."""
+        return fairness.caveat(self.findings)
+
+    @property
     def unfair(self) -> list[str]:
         """Why the comparison is not fair, in words; empty unless it is."""
         return [found.text for found in self.findings if found.severity == fairness.UNFAIR]
@@ -180,6 +185,7 @@ class Comparison:
         return _finite(
             {
                 "fair": self.fair,
+                "caveat": self.caveat,
                 "findings": [asdict(found) for found in self.findings],
                 "gain_definition": "speed_up_minus_one = BASE / SAM - 1; "
                 "time_saved = 1 - SAM / BASE",

@@ -87,6 +87,30 @@ def verdict(findings: list[Finding]) -> bool | None:
     return None if known & {"config", "prompts"} else True
 
 
+def caveat(findings: list[Finding]) -> str | None:
+    """Which runs did not go as far as they should have: to be said wherever the verdict is.
+
+    A run may end early for what the other side does not do, then the steps it has flatter it.
+    """
+    by_name = {
+        name: [finding for finding in findings if finding.name == name]
+        for name in ("unfinished", "left_out", "step_counts")
+    }
+    told = []
+    if ended := by_name["unfinished"]:
+        first = ended[0].figures
+        told.append(
+            f"{first['run']} ended at step {first['last']} of {first['planned']}"
+            if len(ended) == 1
+            else f"{len(ended)} runs ended before their last step"
+        )
+    elif by_name["step_counts"]:
+        told.append("the runs have other numbers of steps")
+    if lost := len(by_name["left_out"]):
+        told.append(f"{lost} {'runs are' if lost > 1 else 'run is'} left out")
+    return " and ".join(told) or None
+
+
 def findings(
     base: list[Run], sam: list[Run], steps: list[int], skipped: list[int], lossless: Losslessness
 ) -> list[Finding]:
@@ -406,7 +430,8 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
         planned = flat(run.start.config or {}).get("trainer.total_training_steps")
         if isinstance(planned, int) and own[-1] < planned:
             text = f"{side} ended at step {own[-1]} of {planned}: it crashed, or still runs"
-            yield Finding("unfinished", WARNING, text, {"last": own[-1], "planned": planned})
+            figures = {"run": side, "last": own[-1], "planned": planned}
+            yield Finding("unfinished", WARNING, text, figures)
 
 
 def _ranges(steps: list[int]) -> str:

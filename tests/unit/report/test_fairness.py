@@ -1,13 +1,18 @@
 """Every reason why a comparison is not fair is found by its name, and a fair pair has none."""
 
+import io
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.page import render_page
+from sam_rollout.report.tables import print_comparison
 from sam_rollout.telemetry.records import RunFolder
 
 
@@ -284,3 +289,28 @@ def test_findings_come_gravest_first(base, synthetic):
     comparison = compare_folders(base, synthetic("on", sam=True, update_s=9.0, warm_up=4.0, seed=3))
     order = [fairness.SEVERITIES.index(finding.severity) for finding in comparison.findings]
     assert order == sorted(order) and order[0] == 0
+
+
+def planned(steps: int) -> dict:
+    return config(trainer={"total_training_steps": 6}) | {"steps": steps}
+
+
+def test_a_run_that_ended_early_is_told_with_the_verdict(synthetic):
+    base, sam = synthetic("off", **planned(6)), synthetic("on", sam=True, **planned(3))
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is True
+    assert comparison.caveat == "SAM ended at step 3 of 6"
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_comparison(comparison, console)
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("Fair")]
+    assert line.endswith("; but SAM ended at step 3 of 6")
+    page = render_page(comparison)
+    assert re.search(r">Fair comparison</span> <b>but SAM ended at step 3 of 6\.</b>", page)
+    assert compare_folders(base, base).caveat is None
+
+
+def test_runs_that_are_left_out_are_told_with_the_verdict(synthetic):
+    sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 2, 1)]
+    assert compare_folders(synthetic("off"), sam).caveat == "2 runs are left out"
+    one = compare_folders(synthetic("off-2"), synthetic("short", sam=True, steps=4))
+    assert one.caveat == "the runs have other numbers of steps"
