@@ -58,9 +58,9 @@ class Run:
     @property
     def training_steps(self) -> list[int]:
         """Steps with more than validation: the one before training has nothing to compare."""
-        # Without any metric pandas numbers the columns.
-        validation = self.steps.columns.astype(str).str.match("val-|sam_val/")
-        return list(self.steps.index[self.steps.loc[:, ~validation].notna().any(axis=1)])
+        # Without any metric pandas numbers the columns. Our wandb logger gives validation its step.
+        idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
+        return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
     @property
     def start(self) -> Start:

@@ -42,25 +42,25 @@ def by_tensorboard(path):
     writer.close()
 
 
-def by_wandb(path, **more_config):
+def by_wandb(path, steps=STEPS, **more_config):
     wandb = pytest.importorskip("wandb")
     path.mkdir()
     settings = wandb.Settings(mode="offline", console="off", silent=True, x_disable_stats=True)
     config = {"sam": {"enabled": True}, "data": {"seed": 3}, "actor_rollout_ref": {"rollout": {}}}
     config |= more_config
     run = wandb.init(project="test", dir=str(path), config=config, settings=settings)
-    for step, metrics in STEPS.items():
+    for step, metrics in steps.items():
         run.log(metrics | {"table": "no number"}, step=step)
     run.finish()
     until = time.monotonic() + 30
-    while not _written(path):  # wandb's own process may flush the file a moment later
+    while not _written(path, list(steps)):  # wandb's own process may flush the file a moment later
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
-def _written(path) -> bool:
+def _written(path, steps) -> bool:
     try:
-        return load_run(path).training_steps == list(STEPS)
+        return list(load_run(path).steps.index) == steps
     except RunFolderError:
         return False
 
@@ -109,6 +109,55 @@ def test_what_a_run_of_ours_tells_wandb_of_itself_is_no_setting(tmp_path):
     assert {name: getattr(run.start, name) for name in ("versions", "seeds", "host")} == {
         name: told[name] for name in ("versions", "seeds", "host")
     }
+
+
+def test_validation_before_training_is_no_training_step_in_our_wandb_log(tmp_path):
+    """Our logger writes the number of the step beside every entry, also beside validation."""
+    numbered = {step: metrics | {"training/global_step": step} for step, metrics in STEPS.items()}
+    before = {"val-core/gsm8k/acc/mean@1": 0.1, "training/global_step": 0}
+    by_wandb(tmp_path / "run", {0: before} | numbered)
+    run = load_run(tmp_path / "run")
+    assert list(run.steps.index) == [0, 1, 2, 3] and run.training_steps == [1, 2, 3]
+
+
+def test_the_logs_of_a_resumed_wandb_run_are_read_as_one(tmp_path):
+    path, other = tmp_path / "run", tmp_path / "other"
+    by_wandb(path, {step: STEPS[step] | {"critic/score/mean": 0.5} for step in (1, 2)}, run_dir="r")
+    by_wandb(other, {step: STEPS[step] for step in (2, 3)}, run_dir="r")
+    (folder,) = other.glob("wandb/offline-run-*")
+    later = folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    run = load_run(path)
+    assert run.training_steps == [1, 2, 3] and len(run.starts) == 2 and run.problems == []
+    assert run.steps.loc[2, "critic/score/mean"] == 0.5
+    (newest,) = later.glob("*.wandb")
+    newest.write_bytes(newest.read_bytes().replace(b'"r"', b'"s"'))  # breaks its checksum
+    assert load_run(path).problems  # and the newest one is not taken for the whole run
+    assert load_run(path).training_steps == [1, 2]
+
+
+def test_a_wandb_log_of_another_run_is_named_and_left_out(tmp_path):
+    path, other = tmp_path / "run", tmp_path / "other"
+    by_wandb(path, {1: STEPS[1]}, run_dir="r")
+    by_wandb(other, {2: STEPS[2]}, run_dir="s")
+    (folder,) = other.glob("wandb/offline-run-*")
+    folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    run = load_run(path)
+    assert run.training_steps == [2] and len(run.starts) == 1
+    (problem,) = run.problems
+    assert problem.endswith("an earlier run's log, left out")
+
+
+def test_a_torn_tensorboard_file_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    by_tensorboard(tmp_path / "run")
+    assert load_run(tmp_path / "run").problems == []
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    whole = file.read_bytes()
+    for cut in (5, 60):
+        file.write_bytes(whole[:-cut])
+        run = load_run(tmp_path / "run")
+        assert run.problems == [f"{file.name}: ends within a record, which is left out"]
+    assert run.steps.isna().any().any(), "the step that lost a metric is there"
 
 
 def test_a_log_without_a_single_figure_is_refused(tmp_path):
