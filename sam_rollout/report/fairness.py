@@ -105,7 +105,7 @@ def caveat(findings: list[Finding]) -> str | None:
             else f"{len(ended)} runs ended before their last step"
         )
     elif by_name["step_counts"]:
-        told.append("the runs have other numbers of steps")
+        told.append("the runs have unequal numbers of steps")
     if lost := len(by_name["left_out"]):
         told.append(f"{lost} {'runs are' if lost > 1 else 'run is'} left out")
     return " and ".join(told) or None

@@ -313,4 +313,4 @@ def test_runs_that_are_left_out_are_told_with_the_verdict(synthetic):
     sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 2, 1)]
     assert compare_folders(synthetic("off"), sam).caveat == "2 runs are left out"
     one = compare_folders(synthetic("off-2"), synthetic("short", sam=True, steps=4))
-    assert one.caveat == "the runs have other numbers of steps"
+    assert one.caveat == "the runs have unequal numbers of steps"
