@@ -427,7 +427,8 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
         if missing:
             text = f"{side}: no record of step {_some(missing)}"
             yield Finding("missing_steps", WARNING, text, {"missing": missing})
-        planned = flat(run.start.config or {}).get("trainer.total_training_steps")
+        latest = run.starts[-1] if run.starts else Start()  # a resumed run may be asked for others
+        planned = flat(latest.config or {}).get("trainer.total_training_steps")
         if isinstance(planned, int) and own[-1] < planned:
             text = f"{side} ended at step {own[-1]} of {planned}: it crashed, or still runs"
             figures = {"run": side, "last": own[-1], "planned": planned}

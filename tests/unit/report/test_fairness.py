@@ -309,6 +309,15 @@ def test_a_run_that_ended_early_is_told_with_the_verdict(synthetic):
     assert compare_folders(base, base).caveat is None
 
 
+def test_a_resumed_run_has_ended_at_the_step_it_was_last_asked_for(base, synthetic):
+    sam = synthetic("on", sam=True, **config(trainer={"total_training_steps": 9}))
+    folder = RunFolder(sam)
+    (start,) = folder.read_starts()
+    asked = {**start.config, "trainer": {"total_training_steps": 6}}
+    folder.write_start(replace(start, started_at="2030-07-02T00:00:00+00:00", config=asked))
+    assert compare_folders(base, sam).caveat is None
+
+
 def test_runs_that_are_left_out_are_told_with_the_verdict(synthetic):
     sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 2, 1)]
     assert compare_folders(synthetic("off"), sam).caveat == "2 runs are left out"
