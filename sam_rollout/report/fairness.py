@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sam_rollout.report.lossless import Losslessness
-from sam_rollout.report.runs import Run, Start, flat
+from sam_rollout.report.coverage import common_steps, whole_steps
+from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
+from sam_rollout.report.runs import Run, Start, flat, with_names
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
@@ -86,32 +87,49 @@ def verdict(findings: list[Finding]) -> bool | None:
     return None if known & {"config", "prompts"} else True
 
 
+def caveat(findings: list[Finding]) -> str | None:
+    """Which runs did not go as far as they should have: to be said wherever the verdict is.
+
+    A run may end early for what the other side does not do, then the steps it has flatter it.
+    """
+    by_name = {
+        name: [finding for finding in findings if finding.name == name]
+        for name in ("unfinished", "left_out", "step_counts")
+    }
+    told = []
+    if ended := by_name["unfinished"]:
+        first = ended[0].figures
+        told.append(
+            f"{first['run']} ended at step {first['last']} of {first['planned']}"
+            if len(ended) == 1
+            else f"{len(ended)} runs ended before their last step"
+        )
+    elif by_name["step_counts"]:
+        told.append("the runs have unequal numbers of steps")
+    if lost := len(by_name["left_out"]):
+        told.append(f"{lost} {'runs are' if lost > 1 else 'run is'} left out")
+    return " and ".join(told) or None
+
+
 def findings(
     base: list[Run], sam: list[Run], steps: list[int], skipped: list[int], lossless: Losslessness
 ) -> list[Finding]:
     """Everything found about runs compared over `steps`, the gravest first."""
+    whole = common_steps([*base, *sam], steps)
     found = [
         *_drafts(base, sam, steps),
         *_descriptions(base, sam),
-        *_prompts(base, sam, steps),
-        *_lengths(base, sam, steps),
+        *_prompts(base, sam, whole),
+        *_lengths(base, sam, steps, whole),
         *_steps(base, sam, steps),
         *_control(base, sam, steps),
         *_warm_up(base, sam, steps),
         *_texts(lossless),
+        *_lost_records(base, sam, steps, lossless),
         *_logs(base, sam, steps),
         *_repeats(base, sam, skipped),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _named(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
-    """Every run with the name it goes by: BASE and SAM, numbered where a side has several."""
-    return [
-        (side if len(runs) == 1 else f"{side} {number}", run)
-        for side, runs in (("BASE", base), ("SAM", sam))
-        for number, run in enumerate(runs, start=1)
-    ]
 
 
 def _count(runs: list[Run], steps: list[int], name: str) -> float | None:
@@ -171,18 +189,24 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
 
 def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
     for side, runs in (("BASE", base), ("SAM", sam)):
-        for (number, one), (_, other) in pairwise(enumerate(runs, start=1)):
-            for finding in _two_starts(one, other, repeats=True):
+        for one, other in pairwise(runs):
+            names = one.name(side), other.name(side)
+            for finding in _two_starts(one, other, names, repeats=True):
                 if finding.severity in (UNFAIR, WARNING):
-                    text = f"repeats {number} and {number + 1} of {side} differ: {finding.text}"
+                    text = f"repeats of {side} differ: {finding.text}"
                     yield Finding("repeats", finding.severity, text, finding.figures)
     yield from _two_starts(base[0], sam[0])
     yield from _seeds(base, sam)
     yield from _resumes(base, sam)
 
 
-def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[Finding]:
-    """What two runs say of themselves, side by side; repeats draft alike, too."""
+def _two_starts(
+    base_run: Run,
+    sam_run: Run,
+    names: tuple[str, str] = ("BASE", "SAM"),
+    repeats: bool = False,
+) -> Iterator[Finding]:
+    """What two runs say of themselves, side by side, by their names; repeats draft alike, too."""
     base, sam = base_run.start, sam_run.start
     if base.config is None or sam.config is None:
         yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
@@ -196,8 +220,8 @@ def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[
             if alike := _common_end(left, right):
                 other_files = name.endswith(WHAT_IS_READ) and alike < 2
                 severity, kind = (UNFAIR if other_files else WARNING), "paths"
-            text = f"{name}: {left} in BASE, {right} in SAM"
-            yield Finding(kind, severity, text, {"key": name, "base": left, "sam": right})
+            told, figures = _apart(left, right, names)
+            yield Finding(kind, severity, f"{name}: {told}", {"key": name} | figures)
     for name in ("versions", "host"):
         one, other = getattr(base, name), getattr(sam, name)
         if one is None or other is None:
@@ -207,8 +231,14 @@ def _two_starts(base_run: Run, sam_run: Run, repeats: bool = False) -> Iterator[
             if ABSENT in (left, right) and base_run.source != sam_run.source:
                 yield Finding(name, UNKNOWN, f"{name} {key}: known of one side only", {"key": key})
                 continue
-            text = f"{name} {key}: {left} in BASE, {right} in SAM"
-            yield Finding(name, UNFAIR, text, {"key": key, "base": left, "sam": right})
+            told, figures = _apart(left, right, names)
+            yield Finding(name, UNFAIR, f"{name} {key}: {told}", {"key": key} | figures)
+
+
+def _apart(left: Any, right: Any, names: tuple[str, str]) -> tuple[str, dict[str, Any]]:
+    """Two values in words and as figures, by the names of their runs."""
+    told = f"{left} in {names[0]}, {right} in {names[1]}"
+    return told, {names[0].lower(): left, names[1].lower(): right}
 
 
 def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
@@ -227,7 +257,7 @@ def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
 
 
 def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         first, *later = run.starts or [Start()]
         if not later:
             continue
@@ -309,7 +339,8 @@ def _common_end(left: Any, right: Any) -> int:
 
 
 def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    if any(run.requests.empty for run in [*base, *sam]):
+    """The prompts of the steps that all runs kept."""
+    if not steps:
         text = "the prompts of one side or both are not recorded"
         yield Finding("prompts", UNKNOWN, text)
         return
@@ -335,10 +366,12 @@ def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
     yield Finding("prompts", UNFAIR if mean < SHARED_PROMPTS else WARNING, text, figures)
 
 
-def _lengths(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    """Response lengths: request by request where recorded, else the trainer's mean of a step."""
-    sides = [response_lengths(runs, steps) for runs in (base, sam)]
-    if all(map(len, sides)):
+def _lengths(
+    base: list[Run], sam: list[Run], steps: list[int], whole: list[int]
+) -> Iterator[Finding]:
+    """Response lengths: request by request of `whole` steps, else the trainer's mean of a step."""
+    if whole:
+        sides = [response_lengths(runs, whole) for runs in (base, sam)]
         test = stats.ks_2samp(*sides)
         distance, p_value = float(test.statistic), float(test.pvalue)
         quantiles = [[float(q) for q in np.quantile(side, [0.1, 0.5, 0.9])] for side in sides]
@@ -383,21 +416,23 @@ def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findin
     if len(steps) < FEW_STEPS:
         text = f"{len(steps)} common training step(s): too few to tell anything"
         yield Finding("few_steps", UNFAIR, text, {"steps": len(steps)})
-    named = [(side, run.training_steps) for side, run in _named(base, sam)]
+    named = [(side, run.training_steps) for side, run in with_names(base, sam)]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {_ranges(own)}" for side, own in named)
         text = f"{told}; only the {len(steps)} common ones are compared"
         yield Finding("step_counts", WARNING, text, {side: len(own) for side, own in named})
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         own = run.training_steps
         missing = sorted(set(range(own[0], own[-1] + 1)) - set(own))
         if missing:
-            text = f"{side}: no record of step {', '.join(map(str, missing[:10]))}"
+            text = f"{side}: no record of step {_some(missing)}"
             yield Finding("missing_steps", WARNING, text, {"missing": missing})
-        planned = flat(run.start.config or {}).get("trainer.total_training_steps")
+        latest = run.starts[-1] if run.starts else Start()  # a resumed run may be asked for others
+        planned = flat(latest.config or {}).get("trainer.total_training_steps")
         if isinstance(planned, int) and own[-1] < planned:
             text = f"{side} ended at step {own[-1]} of {planned}: it crashed, or still runs"
-            yield Finding("unfinished", WARNING, text, {"last": own[-1], "planned": planned})
+            figures = {"run": side, "last": own[-1], "planned": planned}
+            yield Finding("unfinished", WARNING, text, figures)
 
 
 def _ranges(steps: list[int]) -> str:
@@ -424,7 +459,7 @@ def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
 def _warm_up(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
     if len(steps) < FEW_STEPS:
         return
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         name = next((n for n in ("timing_s/gen", "timing_s/step") if n in run.steps), None)
         if name is None:
             continue
@@ -443,29 +478,63 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
     if not pairs:
         yield Finding("samples", UNKNOWN, "neither texts nor lengths of responses are recorded")
         return
-    same, total = sum(p.identical for p in pairs), sum(p.matched + p.unmatched for p in pairs)
-    what = "responses" if pairs[0].by == "token ids" else "response lengths"
-    figures = {"identical": same, "total": total, "by": pairs[0].by}
-    if same == total:
-        text = f"{same} of {total} {what} are the same on both sides"
-        yield Finding("samples", NOTE, text, figures)
+    counts = {
+        by: (
+            sum(p.identical for p in pairs if p.by == by),
+            sum(p.matched + p.unmatched for p in pairs if p.by == by),
+        )
+        for by in dict.fromkeys(p.by for p in pairs)
+    }
+    told = " and ".join(
+        f"{same} of {total} {'responses' if by == TOKEN_IDS else 'response lengths'}"
+        for by, (same, total) in counts.items()
+    )
+    figures = {by: {"identical": same, "total": total} for by, (same, total) in counts.items()}
+    if all(same == total for same, total in counts.values()):
+        yield Finding("samples", NOTE, f"{told} are the same on both sides", figures)
     elif lossless.coupled:
         first = min(p.first_step for p in pairs if p.first_step is not None)
         text = (
-            f"{same} of {total} {what} are the same, the first other one is of step {first}: the "
-            "coupled sampler would make them all the same under equal logits and seeds"
+            f"{told} are the same, the first other one is of step {first}: the coupled sampler "
+            "would make them all the same under equal logits and seeds"
         )
         yield Finding("samples", WARNING, text, figures | {"first_step": first})
     else:
         why = "this sampler keeps the distribution, not the samples"
         if lossless.coupled is None:
             why = "which sampler was on, and so whether they should be, is unknown"
-        text = f"{same} of {total} {what} are the same; {why}"
-        yield Finding("samples", NOTE, text, figures)
+        yield Finding("samples", NOTE, f"{told} are the same; {why}", figures)
+
+
+def _lost_records(
+    base: list[Run], sam: list[Run], steps: list[int], lossless: Losslessness
+) -> Iterator[Finding]:
+    """Steps of which a run kept records of a kind that it has of others."""
+    gone: set[int] = set()
+    for side, run in with_names(base, sam):
+        lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
+        if lost and len(lost) < len(steps):
+            gone |= set(lost)
+            text = (
+                f"{side}: not all requests of step {_some(lost)} are recorded; left out of "
+                "prompts, lengths and samples"
+            )
+            yield Finding("lost_records", WARNING, text, {"requests": lost})
+    for side, all_lost in lossless.lost_texts.items():
+        if lost := [step for step in all_lost if step not in gone]:
+            text = (
+                f"{side}: not all texts of step {_some(lost)} are recorded; its samples are "
+                "compared by length"
+            )
+            yield Finding("lost_records", WARNING, text, {"texts": lost})
+
+
+def _some(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:10])) + (" and others" if len(steps) > 10 else "")
 
 
 def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    for side, run in _named(base, sam):
+    for side, run in with_names(base, sam):
         no_engine_steps = run.engine_steps.empty  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield Finding("broken_log", WARNING, f"{side}: {problem}")

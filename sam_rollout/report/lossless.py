@@ -4,16 +4,18 @@ With `rollout_sampler=coupled` a run with drafts samples the tokens of a run wit
 keep the distribution only; then equal texts are not to be expected, and counting them informs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from sam_rollout.report.runs import Run, flat, partners
+from sam_rollout.report.coverage import whole_steps
+from sam_rollout.report.runs import Run, flat, partners, with_names
 
 GAP = "training/rollout_probs_diff_mean"
 LARGEST_GAP = "training/rollout_probs_diff_max"
+TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
 
 
@@ -30,7 +32,7 @@ class Gap:
 class Pair:
     """Responses of two runs, matched by training step, prompt and index among its responses.
 
-    `by` says what was compared: "token ids" or "lengths". `first_step` is the first training step
+    `by` says what was compared: `TOKEN_IDS` or `LENGTHS`. `first_step` is the first training step
     with a response that differs or has no partner.
     """
 
@@ -46,26 +48,32 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """`coupled`: both sides sampled with the coupled sampler; None: unknown."""
+    """`coupled`: both sides sampled with the coupled sampler; None: unknown.
+
+    Two runs make two pairs where some steps can be compared by length only. `lost_texts` maps runs
+    that recorded texts to the steps of which they have none, or not all.
+    """
 
     coupled: bool | None
     gaps: list[Gap]
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
+    lost_texts: dict[str, list[int]]
 
 
 def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessness:
     """Everything the runs tell about equal samples, over `steps`."""
     gaps = [_gap(side, runs, steps) for side, runs in (("BASE", base), ("SAM", sam))]
-    named = [(f"BASE {n}", run) for n, run in enumerate(base, 1)]
-    named_sam = [(f"SAM {n}", run) for n, run in enumerate(sam, 1)]
-    pairs = [_pair(named[one], named_sam[other], steps) for one, other in partners(base, sam)]
-    controls = [_pair(side[0], other, steps) for side in (named, named_sam) for other in side[1:]]
+    of_base, of_sam = with_names(base, []), with_names([], sam)
+    lost_texts: dict[str, list[int]] = {}
+    pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
+    controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
         _coupled([*base, *sam]),
         [gap for gap in gaps if gap is not None],
-        [pair for pair in pairs if pair is not None],
-        [pair for pair in controls if pair is not None],
+        [found for pair in pairs for found in _compared(pair, steps, lost_texts)],
+        [found for pair in controls for found in _compared(pair, steps, lost_texts)],
+        lost_texts,
     )
 
 
@@ -87,17 +95,27 @@ def _gap(side: str, runs: list[Run], steps: list[int]) -> Gap | None:
     return Gap(side, float(mean.mean()), float(largest.max()) if len(largest) else None)
 
 
-def _pair(one: tuple[str, Run], other: tuple[str, Run], steps: list[int]) -> Pair | None:
-    """Token ids where both recorded texts, lengths otherwise; None if a side has neither."""
-    names, runs = zip(one, other, strict=True)
+def _compared(
+    runs: Sequence[tuple[str, Run]], steps: list[int], lost_texts: dict[str, list[int]]
+) -> Iterator[Pair]:
+    """Two runs by token ids where both recorded texts, in other steps by lengths."""
+    left = steps
     for table, column, by in (
-        ("traces", "response_ids", "token ids"),
-        ("requests", "response_tokens", "lengths"),
+        ("traces", "response_ids", TOKEN_IDS),
+        ("requests", "response_tokens", LENGTHS),
     ):
-        sides = [_responses(getattr(run, table), column, steps) for run in runs]
-        if all(len(side) for side in sides):
-            return _compare(names, by, *sides)
-    return None
+        tables = [getattr(run, table) for _, run in runs]
+        known = [
+            set(whole_steps(run, rows, left)) for (_, run), rows in zip(runs, tables, strict=True)
+        ]
+        both = sorted(set.intersection(*known))
+        if both:
+            names = [name for name, _ in runs]
+            yield _compare(names, by, *(_responses(rows, column, both) for rows in tables))
+        for (name, _), own in zip(runs, known, strict=True):
+            if by == TOKEN_IDS and 0 < len(own) < len(left):
+                lost_texts[name] = sorted(set(left) - own)
+        left = [step for step in left if step not in both]
 
 
 def _responses(rows: pd.DataFrame, column: str, steps: list[int]) -> pd.Series:
@@ -121,9 +139,9 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
         len(same),
         len(both),
         len(unmatched),
-        sum(int(text) if by == "lengths" else len(text) for text in same),
+        sum(int(text) if by == LENGTHS else len(text) for text in same),
         int(min(steps)) if steps else None,
-        min(common[number] for number in differ) if differ and by == "token ids" else None,
+        min(common[number] for number in differ) if differ and by == TOKEN_IDS else None,
     )
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from sam_rollout.report import fairness, svg
 from sam_rollout.report.compare import Comparison, TimeRow
+from sam_rollout.report.coverage import common_steps
 from sam_rollout.report.runs import Run
 from sam_rollout.report.statistics import Estimate
 from sam_rollout.report.tables import number
@@ -218,11 +219,11 @@ def _points(series: Any) -> list[tuple[float, float]]:
 def _distribution(comparison: Comparison) -> Chart | None:
     lines = []
     shares = np.linspace(0, 1, _CURVE_POINTS)
+    steps = common_steps([*comparison.base, *comparison.sam], comparison.steps)
+    if not steps:
+        return None
     for name, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
-        lengths = fairness.response_lengths(runs, comparison.steps)
-        if not len(lengths):
-            return None
-        quantiles = np.quantile(lengths, shares)
+        quantiles = np.quantile(fairness.response_lengths(runs, steps), shares)
         points = zip(quantiles.round(1).tolist(), (100 * shares).round(2).tolist(), strict=True)
         lines.append(svg.Line(name, name.lower(), list(points)))
     reading = (

@@ -49,13 +49,18 @@ class Run:
     steps: pd.DataFrame  # index: training step, columns: metric names
     problems: list[str] = field(default_factory=list)
     read_table: Callable[[str, list[str]], pa.Table] = _no_table
+    number: int | None = None
+
+    def name(self, side: str) -> str:
+        """What the run goes by: its side, numbered where that had several."""
+        return side if self.number is None else f"{side} {self.number}"
 
     @property
     def training_steps(self) -> list[int]:
         """Steps with more than validation: the one before training has nothing to compare."""
-        # Without any metric pandas numbers the columns.
-        validation = self.steps.columns.astype(str).str.match("val-|sam_val/")
-        return list(self.steps.index[self.steps.loc[:, ~validation].notna().any(axis=1)])
+        # Without any metric pandas numbers the columns. Our wandb logger gives validation its step.
+        idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
+        return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
     @property
     def start(self) -> Start:
@@ -92,6 +97,11 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         full = f"{above}{name}"
         found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
     return found
+
+
+def with_names(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
+    """Every run of both sides with the name it goes by."""
+    return [(run.name(side), run) for side, runs in (("BASE", base), ("SAM", sam)) for run in runs]
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:

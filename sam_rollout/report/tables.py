@@ -42,7 +42,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 VERDICTS = {
-    True: ("Fair: nothing found that speaks against the comparison.", "bold green"),
+    True: ("Fair: nothing found that speaks against the comparison", "bold green"),
     False: ("UNFAIR comparison: the difference may not be the drafts' doing", "bold red"),
     None: ("Fairness cannot be told: too little is recorded", "bold yellow"),
 }
@@ -51,7 +51,10 @@ _SEVERITY_STYLE = {"unfair": "red", "warning": "yellow", "note": "dim", "unknown
 
 def _print_findings(comparison: Comparison, console: Console) -> None:
     text, style = VERDICTS[comparison.fair]
-    console.print(text, style=style)
+    if comparison.caveat:
+        text = f"{text}; {'but' if comparison.fair else 'and'} {comparison.caveat}"
+        style = "bold yellow" if comparison.fair else style
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
     for found in comparison.findings:
         console.print(
             f"  {found.severity:<7} {found.name}: {found.text}",

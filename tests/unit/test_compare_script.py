@@ -81,7 +81,7 @@ def script(tmp_path):
 
 
 def test_both_sides_run_in_turn_and_are_compared(script):
-    done = script("repeats=2", "trainer.total_training_steps=1", "data.files=[a,b]")
+    done = script("repeats=2", "trainer.total_training_steps=4", "data.files=[a,b]")
     assert done.returncode == 0, done.stderr
     assert script.started == ["base-1", "sam-1", "base-2", "sam-2"]
     assert [call["sam"] for call in script.calls] == ["off", "on", "off", "on"]
@@ -95,10 +95,40 @@ def test_both_sides_run_in_turn_and_are_compared(script):
     assert {call["data.files"] for call in script.calls} == {"[a,b]"}
     assert done.stdout.splitlines()[-2] == (
         f"COMPARE {out}/base-1 {out}/base-2 --with {out}/sam-1 --with {out}/sam-2 "
-        f"--html {out}/comparison.html --json {out}/comparison.json"
+        f"--skip-first 1 --html {out}/comparison.html --json {out}/comparison.json"
     )
     assert "[4/4] sam-2: done in" in done.stdout
     assert "training base-1" in (out / "base-1" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "skipped"),
+    [
+        ([], "1"),  # base goes first: the warm-up of its first step must not count as a gain
+        (["skip_first=0"], "0"),
+        (["skip_first=2", "trainer.total_training_steps=3"], "2"),
+        (["trainer.total_training_steps=1"], "0"),
+    ],
+)
+def test_first_steps_are_left_out_if_there_are_others(script, words, skipped):
+    done = script("--dry-run", "repeats=1", *words)
+    assert f"'--skip-first' '{skipped}'" in done.stdout
+    assert "==> 1 pair of runs of tiny_cpu" in done.stdout
+    assert "skip_first" not in done.stdout, "it is no override of a run"
+
+
+def test_where_no_step_is_left_the_cure_is_told(script):
+    done = script("repeats=1", COMPARE=f"{sys.executable} -m sam_rollout.cli compare")
+    assert done.returncode == 1
+    assert "no training step left to compare: 1 in common, 1 skipped" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: the runs are kept") and (
+        "skip_first=0 with all their steps" in done.stderr
+    )
+    again = script(
+        "repeats=1", "skip_first=0", COMPARE=f"{sys.executable} -m sam_rollout.cli compare"
+    )
+    assert again.returncode == 0, again.stderr
+    assert len(script.started) == 2 and (script.output / "comparison.html").exists()
 
 
 def test_a_dry_run_prints_every_command_and_starts_nothing(script):
@@ -189,8 +219,13 @@ def _alive(word: str) -> bool:
         (["run_dir=x"], "run_dir=x: this script sets it"),
         (["data.seed=3"], "data.seed=3: this script sets it, another one for each pair"),
         (["repeats=0"], "repeats=0: must be a number from 1 on"),
+        (["skip_first=x"], "skip_first=x: must be a number; 0: compare all steps"),
+        (
+            ["skip_first=3", "trainer.total_training_steps=3"],
+            "skip_first=3 leaves nothing to compare of trainer.total_training_steps=3",
+        ),
         (["--fast"], "unknown option '--fast'"),
-        (["tiny"], "tiny: expected experiment=NAME, repeats=N or a Hydra override"),
+        (["tiny"], "tiny: expected experiment=NAME, repeats=N, skip_first=N or a Hydra override"),
         (["experiment="], "which experiment?"),
     ],
 )
@@ -204,6 +239,7 @@ def test_help_is_the_head_of_the_script(script):
     done = script("--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Trains without and with SAM") and "TIMEOUT_S" in done.stdout
+    assert "the run without SAM goes first" in done.stdout
     assert "set -euo" not in done.stdout
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sam_rollout.report.lossless import TOKEN_IDS
 from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, SIDES_PICTURE
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,12 @@ def figures(record: dict[str, Any]) -> dict[str, list[str]]:
         ],
         "rollout, times as fast": factor(rollout["raw"]),
     }
+
+
+@pytest.mark.skipif(not PATH.exists(), reason="nothing recorded yet")
+def test_responses_that_are_called_the_same_were_compared_token_by_token():
+    pairs = json.loads(PATH.read_text(encoding="utf-8"))["comparisons"][FAIR]["lossless"]["pairs"]
+    assert {pair["by"] for pair in pairs} == {TOKEN_IDS}
 
 
 @pytest.mark.skipif(not PATH.exists(), reason="nothing recorded yet")

@@ -9,8 +9,11 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from sam_rollout.report.runs import Run, Start
 from sam_rollout.report.sources.metrics import steps_frame
@@ -29,22 +32,57 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 def find(path: Path) -> Path | None:
     """The newest log below `path`, or `path` itself."""
+    return next(reversed(_logs(path)), None)
+
+
+def _logs(path: Path) -> list[Path]:
+    """Every log below `path`, the newest last: their folders are named by the time."""
     if path.is_file():
-        return path if path.suffix == ".wandb" else None
+        return [path] if path.suffix == ".wandb" else []
     patterns = ("run-*.wandb", "offline-run-*/run-*.wandb", "wandb/offline-run-*/run-*.wandb")
     found = [file for pattern in patterns for file in path.glob(pattern)]
-    return max(found, key=lambda file: file.parent.name, default=None)
+    return sorted(found, key=lambda file: file.parent.name)
 
 
 def read(path: Path) -> Run:
-    """Reads the log up to where it may have been torn."""
+    """Reads the newest log, and those of the same run before it: each start of a run writes one.
+
+    Metric by metric the latest value of a step counts.
+    """
+    runs: list[tuple[Path, Run]] = []
+    refused = []
+    for file in _logs(path):
+        try:
+            runs.append((file, _read_log(file, path)))
+        except RunFolderError as error:
+            refused.append(error)
+    if not runs:
+        raise refused[-1]
+    name, newest = runs[-1]
+    steps, starts, problems = pd.DataFrame(), [], [str(error) for error in refused]
+    for file, run in runs:
+        if file.name != name.name and not _same_folder(run, newest):
+            problems.append(f"{file.parent.name}/{file.name}: an earlier run's log, left out")
+            continue
+        steps = run.steps.combine_first(steps)
+        starts += run.starts
+        problems += run.problems
+    return replace(newest, steps=steps, starts=starts, problems=problems)
+
+
+def _same_folder(one: Run, other: Run) -> bool:
+    """Whether both logs are of starts of one run of ours, which has a folder of its own."""
+    run_dirs = [(run.start.config or {}).get("run_dir") for run in (one, other)]
+    return run_dirs[0] is not None and run_dirs[0] == run_dirs[1]
+
+
+def _read_log(file: Path, path: Path) -> Run:
+    """Reads a log of the run at `path` up to where it may have been torn."""
     try:
         from google.protobuf.message import DecodeError
         from wandb.proto.wandb_internal_pb2 import Record
     except ImportError as error:
         raise RunFolderError(f"{path}: reading {NAME} needs the package wandb") from error
-    file = find(path)
-    assert file is not None
     problems: list[str] = []
     steps: dict[int, dict[str, object]] = {}
     config: dict[str, Any] = {}

@@ -1,13 +1,18 @@
 """Every reason why a comparison is not fair is found by its name, and a fair pair has none."""
 
+import io
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.page import render_page
+from sam_rollout.report.tables import print_comparison
 from sam_rollout.telemetry.records import RunFolder
 
 
@@ -114,7 +119,7 @@ def test_repeats_that_differ_among_themselves(base, synthetic):
     other = synthetic("off-2", noise_seed=2, fields={"versions": {"vllm": "0.29.0"}})
     comparison = compare_folders([base, other], synthetic("on", sam=True))
     (text,) = texts(comparison, "repeats")
-    assert text.startswith("repeats 1 and 2 of BASE differ: versions vllm")
+    assert text.startswith("repeats of BASE differ: versions vllm: 0.28.0 in BASE 1, 0.29.0 in")
 
 
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(synthetic):
@@ -147,8 +152,9 @@ def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
         synthetic(f"on-{k}", sam=True, fields={"more_config": {"sam": {"enabled": True, "k": k}}})
         for k in (3, 8)
     ]
-    (text,) = texts(compare_folders(base, sam), "repeats")
-    assert text == "repeats 1 and 2 of SAM differ: sam.k: 3 in BASE, 8 in SAM"
+    (finding,) = [f for f in compare_folders(base, sam).findings if f.name == "repeats"]
+    assert finding.text == "repeats of SAM differ: sam.k: 3 in SAM 1, 8 in SAM 2"
+    assert finding.figures == {"key": "sam.k", "sam 1": 3, "sam 2": 8}
 
 
 def test_a_second_repeat_with_other_prompts_is_seen(base, synthetic):
@@ -222,6 +228,25 @@ def test_the_actors_update_is_compared_over_steps_that_all_runs_know(base, synth
     assert "other_load" not in found(compare_folders(base, sam))
 
 
+def test_lengths_do_not_pass_for_responses(synthetic):
+    """Of three pairs one recorded its texts."""
+    base, sam = (
+        [
+            synthetic(f"{side}-{n}", seed=n, sam=side == "on", traces=n == 1,
+                      fields={"seeds": {"rollout": n}})
+            for n in (1, 2, 3)
+        ]
+        for side in ("off", "on")
+    )  # fmt: skip
+    comparison = compare_folders(base, sam)
+    (finding,) = [f for f in comparison.findings if f.name == "samples"]
+    assert finding.text == (
+        "96 of 96 responses and 192 of 192 response lengths are the same on both sides"
+    )
+    assert finding.figures["token ids"] == {"identical": 96, "total": 96}
+    assert finding.figures["lengths"] == {"identical": 192, "total": 192}
+
+
 def test_an_unknown_sampler_is_not_said_to_keep_the_distribution(synthetic):
     base, sam = (
         synthetic(
@@ -264,3 +289,37 @@ def test_findings_come_gravest_first(base, synthetic):
     comparison = compare_folders(base, synthetic("on", sam=True, update_s=9.0, warm_up=4.0, seed=3))
     order = [fairness.SEVERITIES.index(finding.severity) for finding in comparison.findings]
     assert order == sorted(order) and order[0] == 0
+
+
+def planned(steps: int) -> dict:
+    return config(trainer={"total_training_steps": 6}) | {"steps": steps}
+
+
+def test_a_run_that_ended_early_is_told_with_the_verdict(synthetic):
+    base, sam = synthetic("off", **planned(6)), synthetic("on", sam=True, **planned(3))
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is True
+    assert comparison.caveat == "SAM ended at step 3 of 6"
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_comparison(comparison, console)
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("Fair")]
+    assert line.endswith("; but SAM ended at step 3 of 6")
+    page = render_page(comparison)
+    assert re.search(r">Fair comparison</span> <b>but SAM ended at step 3 of 6\.</b>", page)
+    assert compare_folders(base, base).caveat is None
+
+
+def test_a_resumed_run_has_ended_at_the_step_it_was_last_asked_for(base, synthetic):
+    sam = synthetic("on", sam=True, **config(trainer={"total_training_steps": 9}))
+    folder = RunFolder(sam)
+    (start,) = folder.read_starts()
+    asked = {**start.config, "trainer": {"total_training_steps": 6}}
+    folder.write_start(replace(start, started_at="2030-07-02T00:00:00+00:00", config=asked))
+    assert compare_folders(base, sam).caveat is None
+
+
+def test_runs_that_are_left_out_are_told_with_the_verdict(synthetic):
+    sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 2, 1)]
+    assert compare_folders(synthetic("off"), sam).caveat == "2 runs are left out"
+    one = compare_folders(synthetic("off-2"), synthetic("short", sam=True, steps=4))
+    assert one.caveat == "the runs have unequal numbers of steps"

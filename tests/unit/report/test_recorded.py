@@ -60,6 +60,16 @@ def test_what_is_published_follows_and_is_small():
         assert not re.search(r'"(/|~)', text) and not MACHINE_PATH.search(text), info
 
 
+def test_the_stored_runs_are_compared_again_and_stay_of_their_day(root, monkeypatch):
+    path = root / recorded.RESULTS / RECORD
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"comparisons": {}}))
+    monkeypatch.setattr(dapo_ab, "REPOSITORY", root)
+    monkeypatch.setattr("sys.argv", ["dapo_ab", "--again"])
+    dapo_ab.main()
+    assert json.loads(path.read_text()) == whole and whole["machine"]["date"] == "2026-01-01"
+
+
 def test_a_figure_changed_by_hand_is_found(root):
     page = root / recorded.PAGE
     page.write_text(page.read_text().replace("| rollout per step | ", "| rollout per step | 1"))

@@ -42,25 +42,25 @@ def by_tensorboard(path):
     writer.close()
 
 
-def by_wandb(path, **more_config):
+def by_wandb(path, steps=STEPS, **more_config):
     wandb = pytest.importorskip("wandb")
     path.mkdir()
     settings = wandb.Settings(mode="offline", console="off", silent=True, x_disable_stats=True)
     config = {"sam": {"enabled": True}, "data": {"seed": 3}, "actor_rollout_ref": {"rollout": {}}}
     config |= more_config
     run = wandb.init(project="test", dir=str(path), config=config, settings=settings)
-    for step, metrics in STEPS.items():
+    for step, metrics in steps.items():
         run.log(metrics | {"table": "no number"}, step=step)
     run.finish()
     until = time.monotonic() + 30
-    while not _written(path):  # wandb's own process may flush the file a moment later
+    while not _written(path, list(steps)):  # wandb's own process may flush the file a moment later
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
-def _written(path) -> bool:
+def _written(path, steps) -> bool:
     try:
-        return load_run(path).training_steps == list(STEPS)
+        return list(load_run(path).steps.index) == steps
     except RunFolderError:
         return False
 
@@ -109,6 +109,55 @@ def test_what_a_run_of_ours_tells_wandb_of_itself_is_no_setting(tmp_path):
     assert {name: getattr(run.start, name) for name in ("versions", "seeds", "host")} == {
         name: told[name] for name in ("versions", "seeds", "host")
     }
+
+
+def test_validation_before_training_is_no_training_step_in_our_wandb_log(tmp_path):
+    """Our logger writes the number of the step beside every entry, also beside validation."""
+    numbered = {step: metrics | {"training/global_step": step} for step, metrics in STEPS.items()}
+    before = {"val-core/gsm8k/acc/mean@1": 0.1, "training/global_step": 0}
+    by_wandb(tmp_path / "run", {0: before} | numbered)
+    run = load_run(tmp_path / "run")
+    assert list(run.steps.index) == [0, 1, 2, 3] and run.training_steps == [1, 2, 3]
+
+
+def test_the_logs_of_a_resumed_wandb_run_are_read_as_one(tmp_path):
+    path, other = tmp_path / "run", tmp_path / "other"
+    by_wandb(path, {step: STEPS[step] | {"critic/score/mean": 0.5} for step in (1, 2)}, run_dir="r")
+    by_wandb(other, {step: STEPS[step] for step in (2, 3)}, run_dir="r")
+    (folder,) = other.glob("wandb/offline-run-*")
+    later = folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    run = load_run(path)
+    assert run.training_steps == [1, 2, 3] and len(run.starts) == 2 and run.problems == []
+    assert run.steps.loc[2, "critic/score/mean"] == 0.5
+    (newest,) = later.glob("*.wandb")
+    newest.write_bytes(newest.read_bytes().replace(b'"r"', b'"s"'))  # breaks its checksum
+    assert load_run(path).problems  # and the newest one is not taken for the whole run
+    assert load_run(path).training_steps == [1, 2]
+
+
+def test_a_wandb_log_of_another_run_is_named_and_left_out(tmp_path):
+    path, other = tmp_path / "run", tmp_path / "other"
+    by_wandb(path, {1: STEPS[1]}, run_dir="r")
+    by_wandb(other, {2: STEPS[2]}, run_dir="s")
+    (folder,) = other.glob("wandb/offline-run-*")
+    folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    run = load_run(path)
+    assert run.training_steps == [2] and len(run.starts) == 1
+    (problem,) = run.problems
+    assert problem.endswith("an earlier run's log, left out")
+
+
+def test_a_torn_tensorboard_file_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    by_tensorboard(tmp_path / "run")
+    assert load_run(tmp_path / "run").problems == []
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    whole = file.read_bytes()
+    for cut in (5, 60):
+        file.write_bytes(whole[:-cut])
+        run = load_run(tmp_path / "run")
+        assert run.problems == [f"{file.name}: ends within a record, which is left out"]
+    assert run.steps.isna().any().any(), "the step that lost a metric is there"
 
 
 def test_a_log_without_a_single_figure_is_refused(tmp_path):
@@ -183,8 +232,58 @@ def test_truncated_parquet_costs_that_file_only(synthetic):
     told = problems(comparison)
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
-    assert (pair.identical, pair.unmatched) == (80, 16)
+    assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
     assert comparison.time("rollout").steps == 6  # its metrics are whole
+
+
+def spoil(run, *names, replica=0):
+    """Loses the third step's file of these tables."""
+    for name in names:
+        (run / "sam" / name / f"{replica}-002.parquet").unlink()
+
+
+def test_lost_records_are_named_and_no_difference(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    spoil(sam, "requests", "traces")
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is True
+    assert problems(comparison, "lost_records") == [
+        "SAM: not all requests of step 3 are recorded; left out of prompts, lengths and samples"
+    ]
+    assert problems(comparison, "samples") == ["80 of 80 responses are the same on both sides"]
+    assert not {"prompts", "mean_length"} & {found.name for found in comparison.findings}
+
+
+def test_lost_texts_leave_the_lengths_of_their_step(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    spoil(sam, "traces")
+    comparison = compare_folders(base, sam)
+    assert problems(comparison, "lost_records") == [
+        "SAM: not all texts of step 3 are recorded; its samples are compared by length"
+    ]
+    assert problems(comparison, "samples") == [
+        "80 of 80 responses and 16 of 16 response lengths are the same on both sides"
+    ]
+
+
+def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(synthetic):
+    """The engines' metrics tell how many replicas there were; without them one is enough."""
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    log = RunFolder(sam).train_steps_path
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    entries[1]["metrics"]["sam/engine/replicas"] = 2.0
+    del entries[3]["metrics"]["sam/engine/replicas"]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (text,) = problems(compare_folders(base, sam), "lost_records")
+    assert text.startswith("SAM: not all requests of step 2, 4 are recorded")
+
+
+def test_without_any_whole_step_fairness_cannot_be_told(synthetic):
+    base, sam = synthetic("off"), synthetic("on", sam=True)
+    for file in (sam / "sam" / "requests").iterdir():
+        file.unlink()
+    comparison = compare_folders(base, sam)
+    assert comparison.fair is None and problems(comparison, "prompts")
 
 
 def test_a_torn_line_and_a_damaged_one(synthetic):
