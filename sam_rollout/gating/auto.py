@@ -26,11 +26,17 @@ from sam_rollout.gating.step import EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
 _LEAD = 1.01
-_ADVANCE = 8  # steps that may be lost before any exploration was earned
+_ADVANCE = 4  # steps that may be lost before any exploration was earned
 _DECIDE_EVERY = 4  # steps, as long as nobody joins or leaves
 _ENOUGH = 4  # steps after which a budget is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
-_ASK_AGAIN = 32  # steps after which a longer draft is tried, to see whether it is accepted today
+# Steps after which a longer draft is tried, to see whether it is accepted today: more and more of
+# them while the answer changes nothing.
+_ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
+# Learning from a step costs some 50 us where other code has emptied the caches since the last one.
+# Of steps that tell nothing new one in so many is looked at; few requests tell less a step.
+_LOOK_EVERY = 4
+_FAMILIAR = 16  # steps after which a cell counts as such
 
 
 class AutoGate:
@@ -55,9 +61,12 @@ class AutoGate:
         self._seen = [[-_STALE] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
         self._steps = 0
         self._asked_at = 0  # when a longer draft than the best was tried
+        self._ask_again = _ASK_AGAIN
         self._faded_at = 0
         self._last_ns = 0
-        self._context = 0
+        self._context = 0  # of the last step looked at
+        self._unseen = self._to_skip = 0  # steps since the last look, and before the next
+        self._passed_s = 0.0  # in steps that did nothing but decode
         self._meter = LoadMeter()
         self._drafting_share = 1.0  # of the requests: may draft at all
         self._best = 0  # the budget chosen
@@ -75,6 +84,11 @@ class AutoGate:
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
+        if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
+            self._to_skip -= 1
+            self._unseen += 1
+            self._last_ns = step.now_ns
+            return
         if step.group is None:
             load, budget = self._meter.load(step), self._budget
             trial = self.is_trial
@@ -83,6 +97,9 @@ class AutoGate:
         rows, tokens, context = load.rows, load.tokens, load.context
         seconds = (step.now_ns - self._last_ns) * 1e-9
         before, self._context, self._last_ns = self._context, context, step.now_ns
+        unseen, self._unseen, self._to_skip = self._unseen, 0, 0
+        if unseen:
+            before = context - tokens
         everybody = isinstance(step.may_draft, int)
         own_rows = max(len(step.sampled), 1)
         self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
@@ -101,6 +118,9 @@ class AutoGate:
             return
         number = self._times.bin_of[rows]
         self._seen[number][budget] = self._steps
+        if self._times.weight(rows, budget) >= _FAMILIAR:
+            self._to_skip = min(_LOOK_EVERY - 1, rows // _LOOK_EVERY)
+        self._passed_s += seconds * (1 + unseen)
         self._measured += 1
         self._time_s += seconds
         self._predicted_s += expected
@@ -157,6 +177,8 @@ class AutoGate:
                 rate *= _LEAD
             if rate > best_rate:
                 best, best_rate = k, rate
+        if best != self._best:
+            self._ask_again = _ASK_AGAIN
         self._best = best
         self._fair_s_per_token = expected[best] / (rows * (1 + share * gains[best]))
         return self._trial(rows, drafting, choices) if share else best
@@ -171,27 +193,34 @@ class AutoGate:
     def _trial(self, rows: int, drafting: int, choices: range | tuple[int, ...]) -> int:
         """A budget about which too little is known, if its trial is affordable; or the best."""
         best = self._best
-        room = self._exploration * self._time_s + _ADVANCE * self._expected[best] - self._lost_s
+        room = self._exploration * self._passed_s + _ADVANCE * self._expected[best] - self._lost_s
         if room <= 0:
             return best
         seen = self._seen[self._times.bin_of[rows]]
         rival = 0 if best else drafting
-        ask = self._steps - self._asked_at >= _ASK_AGAIN
+        ask = self._steps - self._asked_at >= self._ask_again
         for k in (rival, best + 1, best - 1):
             if k not in choices:
                 continue
             known = self._times.weight(rows, k) >= _ENOUGH and self._steps - seen[k] < _STALE
             asked = k > best and ask and (k == rival or self._acceptance.is_vague(k))
-            if known and not asked:
+            if not asked and (known or not self._can_pay(k)):
                 continue
             tokens = rows * (1 + self._drafting_share * self._acceptance.gains[k])
             loss = self._expected[k] - tokens * self._fair_s_per_token
             if loss <= room:
                 if k > best:
                     self._asked_at = self._steps
+                    self._ask_again = min(2 * self._ask_again, _ASK_AT_LEAST_EVERY)
                 self._trials += 1
                 return k
         return best
+
+    def _can_pay(self, k: int) -> bool:
+        """Whether k could replace the best if what it costs more were half of what is expected."""
+        share, gains, best = self._drafting_share, self._acceptance.gains, self._best
+        tokens = (1 + share * gains[k]) / (1 + share * gains[best])
+        return k < best or tokens > (1 + self._expected[k] / self._expected[best]) / 2
 
     def counters(self) -> dict[str, float]:
         """What was decided, and how good that was by what is known now."""
