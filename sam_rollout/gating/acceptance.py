@@ -14,8 +14,8 @@ import copy
 
 import numpy as np
 
-_ROWS = 512  # requests that are remembered, one counted in every step it drafts in
-_STEPS = 64  # or so many steps, if these have more requests
+_ROWS = 256  # requests that are remembered, one counted in every step it drafts in
+_STEPS = 16  # or so many steps, if these have more requests
 _IDLE_STEPS = 64  # what is known about a position fades so fast while nothing is drafted there,
 _KEPT_ROWS = 8.0  # but not below this: forgetting must not bring hope back
 _VAGUE = 2.0
