@@ -96,6 +96,12 @@ def test_every_experiment_can_be_run(path, capsys):
     assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
 
 
+@pytest.mark.parametrize("name", ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda"])
+def test_presets_that_save_do_not_keep_every_checkpoint(name):
+    trainer = composed(f"experiment={name}").trainer
+    assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2
+
+
 def test_two_nodes_train_as_one_does():
     one, two = (resolved(f"experiment={name}") for name in ("tiny_cpu", "tiny_cpu_2nodes"))
     changed = {path for path in differing(one, two) if not path.startswith("trainer.")}

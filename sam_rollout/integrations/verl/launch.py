@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sam_rollout.integrations.verl.names import (
     SAMPLER_MODULE,
     TRAINER_NAME,
 )
+from sam_rollout.integrations.verl.resume import check_resume
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
     MODEL_RUNNER_ENV,
@@ -100,6 +102,9 @@ def check(config: DictConfig) -> None:
             "Note: rollout_telemetry.control_share: there is no control without drafts", flush=True
         )
     _check_baseline(config)
+    placed = deepcopy(config)
+    _place_sources(placed)
+    check_resume(placed)
     check_wandb(config.trainer.logger)
 
 
