@@ -45,6 +45,9 @@ from cluster_identity import ClusterError
 # Without a password prompt nobody sees, and noticing within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # for a node's part to end when it is told to
+# Where model and data lie: the configuration reads them from the environment, on the head and, for
+# the model, on every node.
+PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # lines of workers that are shown as they come
 
 
@@ -177,7 +180,9 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
     if rank == 0:
         part += [f"--dashboard-port={options.dashboard_port}", "--config", *options.config]
     folder = shlex.quote(str(options.remote_dir))
-    remote = f"cd {folder} && exec {shlex.join(['env', *options.env, *part])}"
+    # What --env says comes last, and counts.
+    given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
+    remote = f"cd {folder} && exec {shlex.join(['env', *given, *options.env, *part])}"
     return [*ssh_command(), targets[rank].destination, remote]
 
 
@@ -246,6 +251,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/launch_multinode.sh",
         description="Trains on many nodes over ssh (docs/multinode.md).",
+        epilog=f"{', '.join(PASSED_ON)}: passed on to every node if they are set here.",
     )
     add = parser.add_argument
     add("--config", nargs="+", required=True, metavar="OVERRIDE", help="of the recipe")

@@ -1,4 +1,4 @@
-"""Training commands of the guides for clusters: they compose, and no run meets another's checkpoints.
+"""Training commands of the guides for clusters: they compose, and never share checkpoints.
 
 The pages' shell commands are run as they stand, loops and variables included, by a shell that knows
 no program: what would start one prints its arguments.

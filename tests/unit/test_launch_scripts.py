@@ -124,6 +124,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
     """This environment without anything that says who a node is, plus ``variables``."""
     ours = re.compile(
         r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
+        r"|^(MODEL_PATH|TRAIN_FILE|TEST_FILE)$"
     )
     return {**{k: v for k, v in os.environ.items() if not ours.search(k)}, **variables}
 
@@ -587,6 +588,17 @@ def test_every_node_gets_its_part(hosts):
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
     assert "--config" not in part
+
+
+def test_places_of_model_and_data_are_passed_on(hosts):
+    """ssh carries no variables: the head would look for the data in its checkout."""
+    given = {"MODEL_PATH": "/data/a model", "TRAIN_FILE": "/data/t.parquet", "SECRET": "x"}
+    done = launch(hosts, "", "--print", "--env", "MODEL_PATH=/local/model", **given)
+    for line in done.communicate(timeout=60)[0].splitlines():
+        variables = shlex.split(shlex.split(line)[4])[5:]
+        assert variables[: variables.index("bash")] == [
+            "MODEL_PATH=/data/a model", "TRAIN_FILE=/data/t.parquet", "MODEL_PATH=/local/model",
+        ]  # fmt: skip
 
 
 # The head's part waits for the end of its input, as the real one does, and then tells of it.
