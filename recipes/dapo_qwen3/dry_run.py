@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sam_rollout.config import ConfigError, GateConfig
-from sam_rollout.integrations.verl import cluster
+from sam_rollout.integrations.verl import cluster, graphs
 from sam_rollout.integrations.verl.launch import check, environment, translate, validate
 from sam_rollout.sizing import (
     GIB,
@@ -161,9 +161,14 @@ def _parallelism_rows(config: DictConfig) -> list[Row]:
         if training.expert > 1:
             axes += f", expert {training.expert}"
     own = config.actor_rollout_ref.rollout
-    mode = "eager" if own.enforce_eager else "graphs"
-    if not own.enforce_eager and own.cudagraph_capture_sizes:
-        mode += f" of {', '.join(map(str, own.cudagraph_capture_sizes))} tokens"
+    mode = "eager"
+    if not own.enforce_eager:
+        sizes = ", ".join(map(str, graphs.capture_sizes(config))) or "the engine's choice of"
+        each = graphs.tokens_per_request(config)
+        mode = (
+            f"graphs of {sizes} tokens; at {each} a request they hold "
+            f"{graphs.covered_requests(config)} of {own.max_num_seqs} requests"
+        )
     offload = {
         "parameters": training.offload_parameters,
         "optimizer states": training.offload_optimizer or training.swap_optimizer,

@@ -44,6 +44,11 @@ def test_the_plan_of_the_largest_setup(capsys):
         assert fact in text, fact
 
 
+def test_the_plan_says_how_many_requests_the_graphs_hold(capsys):
+    text = " ".join(plan_of(capsys, "experiment=article_32b_graph").split())
+    assert "graphs of 16, 32, 64, 128, 256, 512 tokens; at 4 a request they hold 128 of 128" in text
+
+
 def test_the_shells_variables_are_shown(monkeypatch, capsys):
     monkeypatch.setenv("HCCL_BUFFSIZE", "512")
     assert "HCCL_BUFFSIZE 512" in " ".join(plan_of(capsys, "experiment=article_32b").split())

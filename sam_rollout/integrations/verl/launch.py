@@ -26,6 +26,7 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
+from sam_rollout.integrations.verl.graphs import capture_sizes
 from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import (
     ROLLOUT_NAME,
@@ -264,6 +265,8 @@ def translate(config: DictConfig) -> None:
         config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
             engine_kwargs, arguments
         )
+        if sizes := capture_sizes(config):
+            config.actor_rollout_ref.rollout.cudagraph_capture_sizes = sizes
         if _routes_siblings(config):
             settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
             config.actor_rollout_ref.rollout.router_config_path = str(settings)
