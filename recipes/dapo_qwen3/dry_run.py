@@ -94,16 +94,18 @@ def memory_plan(config: DictConfig) -> MemoryPlan:
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.max_model_len,
             draft_tokens=config.sam.max_draft_tokens if config.sam.enabled else 0,
-            drafting_requests=_drafting_requests(config),
+            verified_requests=_verified_requests(config),
         ),
     )
 
 
-def _drafting_requests(config: DictConfig) -> int:
+def _verified_requests(config: DictConfig) -> int:
+    """Most requests of a step with 1 + k tokens each: drafts, or what fills them up."""
     if not config.sam.enabled:
         return 0
     gate = GateConfig.from_mapping(OmegaConf.to_container(config.sam.gate, resolve=True))
-    return gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
+    drafting = gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
+    return max(drafting, graphs.filled_up_requests(config))
 
 
 def sections(config: DictConfig, memory: MemoryPlan) -> list[tuple[str, list[Row]]]:
@@ -265,6 +267,6 @@ def _rollout_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
         ("the KV cache holds", cached),
         ("training states beside it", _gib(memory.resident)),
         ("left for verifying drafts", _gib(memory.outside_share)),
-        ("taken, with the gate", _gib(memory.verification)),
+        ("taken, drafts and filling", _gib(memory.verification)),
         ("taken, if all drafted", _gib(memory.verification_ungated)),
     ]
