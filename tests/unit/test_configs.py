@@ -43,6 +43,14 @@ def composed(*overrides: str) -> DictConfig:
         return compose("dapo_qwen3", overrides=list(overrides))
 
 
+@pytest.fixture(autouse=True)
+def plain_shell(monkeypatch):
+    """A shell that sets none of a run's variables, whatever this one does."""
+    for device in (CONFIGS / "device").glob("*.yaml"):
+        for name in OmegaConf.load(device).environment:
+            monkeypatch.delenv(name, raising=False)
+
+
 def leaves(node, path: str = "") -> dict[str, object]:
     """Path -> value of everything below a node of a plain configuration."""
     if not isinstance(node, dict) or not node:

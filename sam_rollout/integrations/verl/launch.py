@@ -95,6 +95,8 @@ def check(config: DictConfig) -> None:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
+    for note in environment_notes(config):
+        print(f"Note: {note}", flush=True)
     check_cluster(config)
     telemetry.check_control(rollout_layout(config).replicas, refills=sampling.kind == "refill")
     never_drafts = not sam.enabled or not sam.gate.most_drafting(rollout.max_num_seqs)
@@ -201,6 +203,16 @@ def _check_verl(config: DictConfig) -> None:
 def _routes_siblings(config: DictConfig) -> bool:
     siblings = config.sam.sources.siblings
     return config.sam.enabled and siblings.enabled and siblings.routing == "grouped"
+
+
+def environment_notes(config: DictConfig) -> list[str]:
+    """Where the shell, often a container's image, overrules a variable of the experiment."""
+    return [
+        f"{name}={os.environ[name]} is set in the shell and counts; the experiment says {value} "
+        f"(unset {name} to have that)"
+        for name, value in config.get("environment", {}).items()
+        if value is not None and os.environ.get(name, str(value)) != str(value)
+    ]
 
 
 def environment(config: DictConfig) -> dict[str, str]:

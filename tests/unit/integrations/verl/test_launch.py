@@ -27,6 +27,7 @@ from sam_rollout.integrations.verl.launch import (
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -526,6 +527,17 @@ def test_variables_named_in_the_configuration_reach_the_nodes():
     _, workers = exported({}, "+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")
     assert workers["MY_VARIABLE"] == "3" and workers["OTHER"] == "x"
     assert workers["VERL_PLATFORM"] == "cpu"
+
+
+def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
+    """The published image for Ascend sets TASK_QUEUE_ENABLE=1, eager mode wants 2."""
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "1")
+    for experiment in ("article_32b_graph", "article_32b"):
+        check(chosen(f"experiment={experiment}"))
+    assert capsys.readouterr().out == (
+        "Note: TASK_QUEUE_ENABLE=1 is set in the shell and counts; the experiment says 2 "
+        "(unset TASK_QUEUE_ENABLE to have that)\n"
+    )
 
 
 def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
