@@ -38,6 +38,8 @@ PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
 RAYS_OWN_PORTS, RAYS_PORT_OPTIONS = range(10001, 20000), ("client-server-port", "worker-port")
 TIMEOUT_S = 600
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
+CHECKPOINTS = "checkpoints: "  # so begins what the recipe's --check-only says of them
+LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"  # verl writes it behind each whole one
 JOINED = "joined the cluster"  # the launcher looks for these words
 RANK_LABEL = "sam-rollout/rank"
 POLL_S = 1.0
@@ -253,12 +255,18 @@ class Watch:
 
 
 def progress(identity: Identity, nodes: dict[int, Node], per_node: int, resource: str) -> str:
-    """How much of the cluster is there: "2/8 nodes, 32/128 NPU", and who is missing."""
+    """How much of the cluster is there: "2/8 nodes, 32/128 NPU", and who or what is missing."""
     there = {rank: node for rank, node in nodes.items() if node.alive}
     devices = sum(node.devices for node in there.values())
     text = f"{len(there)}/{identity.nodes} nodes, {devices}/{identity.nodes * per_node} {resource}"
-    missing = [name for rank, name in enumerate(identity.names) if rank not in there]
-    return f"{text}: missing {', '.join(missing)}" if missing else text
+    absent = [name for rank, name in enumerate(identity.names) if rank not in there]
+    wrong = [f"missing {', '.join(absent)}"] if absent else []
+    wrong += [
+        f"{identity.names[rank]} has {node.devices} of {per_node}"
+        for rank, node in sorted(there.items())
+        if node.devices < per_node
+    ]
+    return f"{text}: {'; '.join(wrong)}" if wrong else text
 
 
 @dataclass
@@ -268,6 +276,7 @@ class Part:
     options: argparse.Namespace
     identity: Identity
     devices: int
+    checkpoints: Path | None = None  # their folder, once the configuration is checked
 
     @property
     def resource(self) -> str:
@@ -458,14 +467,25 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
     return (EXIT_NODE_LOST if lost else job.status), lost
 
 
-def tell_loss(lost: list[str], port: int) -> None:
-    """Say which nodes were lost, and how to go on."""
+def tell_loss(lost: list[str], port: int, checkpoints: Path | None) -> None:
+    """Say which nodes were lost, and whether there is something to go on from."""
     names = ", ".join(lost)
     tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
-        f"Its log: {ray_folder(port)}/session_latest/logs on {names}.\n"
-        "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
-        "(trainer.save_freq says how many steps apart checkpoints are)."
+        f"Its log: {ray_folder(port)}/session_latest/logs on {names}.\n" + how_to_go_on(checkpoints)
+    )
+
+
+def how_to_go_on(checkpoints: Path | None) -> str:
+    """What to do after a run has ended early."""
+    if checkpoints is None or (checkpoints / LATEST_CHECKPOINT).exists():
+        return (
+            "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
+            "(trainer.save_freq says how many steps apart checkpoints are)."
+        )
+    return (
+        f"There is no whole checkpoint in {checkpoints}: the run begins at its first step again. "
+        "trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=2 saves every ten steps."
     )
 
 
@@ -498,12 +518,17 @@ def start_ray(part: Part, stop: Stop) -> Ray | None:
 
 def check_configuration(part: Part, stop: Stop) -> int:
     """Let the recipe check its settings, which takes seconds; returns an exit status."""
-    job = Job([*part.job_command(), "--check-only"], part.environment(), subprocess.DEVNULL)
-    try:
-        while job.status is None and not stop.wait(STOP_POLL_S):
-            pass
-    finally:
-        job.end()
+    with tempfile.TemporaryFile("w+") as said:
+        job = Job([*part.job_command(), "--check-only"], part.environment(), said.fileno())
+        try:
+            while job.status is None and not stop.wait(STOP_POLL_S):
+                pass
+        finally:
+            job.end()
+        said.seek(0)
+        for line in said:
+            if line.startswith(CHECKPOINTS):
+                part.checkpoints = Path(line.removeprefix(CHECKPOINTS).strip())
     if stop.reason:
         return stop.status
     if job.status:
@@ -538,7 +563,7 @@ def run_head(part: Part, stop: Stop) -> int:
         job = Job(command, environment)
         status, lost = watch_job(part, job, ray, watch, stop)
         if lost:
-            tell_loss(lost, port)
+            tell_loss(lost, port, part.checkpoints)
         elif not stop.reason:
             say(f"the job ended with status {status}")
         return status

@@ -342,6 +342,9 @@ def test_progress_counts_and_names_who_is_missing(scripts):
     nodes = {rank: node_state(scripts, rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
     text = scripts.cluster.progress(identity, nodes, 16, "NPU")
     assert text == "5/8 nodes, 80/128 NPU: missing node-3, node-5, node-7"
+    nodes[1] = node_state(scripts, 1, devices=8)
+    text = scripts.cluster.progress(identity, nodes, 16, "NPU")
+    assert text.endswith(": missing node-3, node-5, node-7; node-2 has 8 of 16")
     complete = {rank: node_state(scripts, rank) for rank in range(8)}
     assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
 
@@ -353,8 +356,11 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
     arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=tiny_cpu"]
 
+    parts = []
+
     def run(*overrides):
         part = scripts.cluster.settle(scripts.cluster.parse([*arguments, *overrides]))
+        parts.append(part)
         return scripts.cluster.run_head(part, scripts.cluster.Stop())
 
     assert run("sam.max_draft_tokens=0") == scripts.cluster.EXIT_REFUSED
@@ -363,8 +369,19 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
     here = [f"data.{name}_files={Path(__file__)}" for name in ("train", "val")]
-    assert run(*here) == 0  # of the start that was asked to stop
+    assert run(*here, f"run_dir={ROOT}/a-run") == 0  # of the start that was asked to stop
     assert started
+    assert parts[-1].checkpoints == ROOT / "a-run" / "checkpoints"
+
+
+def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capsys):
+    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
+    said = capsys.readouterr().err
+    assert f"There is no whole checkpoint in {tmp_path}" in said and "save_freq=10" in said
+    assert "resume_mode" not in said
+    (tmp_path / scripts.cluster.LATEST_CHECKPOINT).write_text("10")
+    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
+    assert "run the same command with trainer.resume_mode=auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
