@@ -102,7 +102,10 @@ def check_interfaces(question: Question) -> Iterator[Line]:
         if not given:
             if question.many_nodes:
                 known = ", ".join(sorted(set(addresses) - {"lo"}))
-                fix = f"name the interface that all nodes share; here are {known}"
+                fix = (
+                    f"name the interface that all nodes share; here are {known}. scripts/node.sh "
+                    "does, scripts/node.sh doctor asks as it would start a run"
+                )
                 yield warn(name, "not set: the library guesses", fix)
             else:
                 yield skip(name, "not set, and not needed on one node")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -269,6 +270,31 @@ def test_a_vendors_script_finds_the_python_of_the_run(tmp_path):
         ASCEND_ROOT=str(tmp_path), PYTHON=str(python),
     )  # fmt: skip
     assert f"export ASCEND_FOUND={python}\n" in done.stdout, done.stderr
+
+
+def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
+    """A shell has neither CANN's paths nor the interfaces that a run would be given."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"\n'
+    )
+    python.chmod(0o755)
+    folder = tmp_path / "ascend-toolkit"
+    folder.mkdir()
+    (folder / "set_env.sh").write_text("export ASCEND_HOME_PATH=/cann\necho of the vendor\n")
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -Sn 1024; exec bash {NODE} doctor --device ascend_910c "
+         "--interface=eth7 --experiment x --json"],
+        env=clean_environment(PYTHON=str(python), ASCEND_ROOT=str(tmp_path)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
+    assert done.stdout.splitlines() == [
+        "-m sam_rollout.cli doctor --device ascend_910c --experiment x --json",
+        f"/cann eth7 {files}",
+    ], done.stderr
+    assert "of the vendor" in done.stderr
 
 
 @pytest.mark.parametrize("device", DEVICES)
