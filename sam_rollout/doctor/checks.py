@@ -52,6 +52,7 @@ CHECKS = (
     Check("devices", devices.check_torch, "asking torch for its devices", ACCELERATORS),
     Check("devices", devices.check_cpu, devices=frozenset({"cpu"})),
     Check("network", network.check_ray_ports),
+    Check("network", network.check_ray_token),
     Check("network", network.check_hccl_ports, devices=ASCEND),
     Check("network", network.check_interfaces),
     Check("host", host.check_shared_memory),

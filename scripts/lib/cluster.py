@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -36,6 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
 # Of Ray's client server and its workers, where --ray-options does not move them.
 RAYS_OWN_PORTS, RAYS_PORT_OPTIONS = range(10001, 20000), ("client-server-port", "worker-port")
+RAY_WITH_TOKEN = (2, 52)  # the first that reads RAY_AUTH_MODE
 TIMEOUT_S = 600
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
 CHECKPOINTS = "checkpoints: "  # so begins what the recipe's --check-only says of them
@@ -496,6 +498,17 @@ def clear_left_overs(port: int) -> None:
         end(left)
 
 
+def open_cluster(version: str) -> str:
+    """What to say of a Ray that knows no token; empty for one that does."""
+    if tuple(int(number) for number in version.split(".")[:2]) >= RAY_WITH_TOKEN:
+        return ""
+    least = ".".join(map(str, RAY_WITH_TOKEN))
+    return (
+        f"warning: ray {version} knows no token, the cluster is open: whoever reaches its ports "
+        f"can run programs on the nodes (a firewall, or ray >= {least})"
+    )
+
+
 def start_ray(part: Part, stop: Stop) -> Ray | None:
     """Start Ray on this node and wait until it is up; None if told to stop.
 
@@ -547,6 +560,8 @@ def run_head(part: Part, stop: Stop) -> int:
         )
     if status := check_configuration(part, stop):
         return status
+    if warning := open_cluster(metadata.version("ray")):
+        say(warning)
     say(f"starting Ray on {part.identity.name} ({part.head}:{port})")
     ray = start_ray(part, stop)
     if ray is None:

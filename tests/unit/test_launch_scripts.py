@@ -325,9 +325,17 @@ def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
     assert scripts.cluster.RESOURCES == doctor_cluster.RESOURCES
+    assert ".".join(map(str, scripts.cluster.RAY_WITH_TOKEN)) == network.RAY_WITH_TOKEN
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
+
+
+@pytest.mark.parametrize(("version", "known"), [("2.48.0", False), ("2.52.0", True), ("3.0", True)])
+def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, version, known):
+    text = scripts.cluster.open_cluster(version)
+    assert known == (text == "")
+    assert known or f"ray {version} knows no token, the cluster is open" in text
 
 
 def test_an_unknown_device_is_refused():
