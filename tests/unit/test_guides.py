@@ -17,7 +17,7 @@ from sam_rollout.integrations.verl.launch import check
 from tests.unit.test_configs import composed
 from tests.unit.test_translations import PARSER, ROOT
 
-PAGES = ("README.md", "docs/ascend.md", "docs/multinode.md")
+PAGES = ("README.md", "docs/ascend.md", "docs/cuda.md", "docs/multinode.md")
 PROGRAMS = ("bash", "python", "sam-rollout")
 STUBS = "\n".join(
     f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\"; echo; }}" for name in PROGRAMS
@@ -47,7 +47,7 @@ def snippets(page: str) -> list[str]:
         if token.type == "fence" and token.info == "bash":
             code.append(token.content)
         spans = [c.content for c in token.children or [] if c.type == "code_inline"]
-        code += [span for span in spans if "experiment=" in span and " " in span]
+        code += [span for span in spans if "run_dir=" in span and " " in span]
     return code
 
 
