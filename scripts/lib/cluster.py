@@ -325,10 +325,23 @@ class Part:
         return [*command, *split_words("--ray-options", o.ray_options)]
 
     def job_command(self) -> list[str]:
-        """The training run; the cluster's size goes in front, so that it can be overridden."""
+        """The training run; the cluster's size goes in front, so that it can be overridden.
+
+        With ``--doctor`` the doctor, who looks at all nodes while no run holds their memory.
+        """
+        if self.options.doctor:
+            return self.doctor_command()
         size = {"trainer.nnodes": self.identity.nodes, "trainer.n_gpus_per_node": self.devices}
         overrides = [f"{name}={value}" for name, value in size.items()]
         return [sys.executable, "-m", "recipes.dapo_qwen3.main", *overrides, *self.options.config]
+
+    def doctor_command(self) -> list[str]:
+        """The doctor's question about the whole cluster, and the experiment that is named."""
+        words = ["doctor", "--device", self.options.device, "--cluster"]
+        for override in self.options.config:
+            if override.startswith("experiment="):
+                words += ["--experiment", override.partition("=")[2]]
+        return [sys.executable, "-m", "sam_rollout.cli", *words]
 
     def environment(self) -> dict[str, str]:
         """Variables of every process that is started here."""
@@ -558,7 +571,7 @@ def run_head(part: Part, stop: Stop) -> int:
             f"port {port} of {part.identity.name} ({part.head}) is taken by {listener(port)}, "
             "no run of ours: choose another --port"
         )
-    if status := check_configuration(part, stop):
+    if not part.options.doctor and (status := check_configuration(part, stop)):
         return status
     if warning := open_cluster(metadata.version("ray")):
         say(warning)
@@ -729,6 +742,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--interface", required=True, help="network of training (default: of the default route)")
     add("--ray-options", default="", help="more options for ray start")
+    add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
     add("--print", action="store_true", help="print what would be started, start nothing")
     # Standard input is the launcher's: Ray's token in the first line, and its end is ours.
     add("--attached", action="store_true", help=argparse.SUPPRESS)

@@ -178,6 +178,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
         if (value := getattr(options, name)) is not None:
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
+        part += ["--doctor"] if options.doctor else []
         part += [f"--dashboard-port={options.dashboard_port}", "--config", *options.config]
     folder = shlex.quote(str(options.remote_dir))
     # What --env says comes last, and counts.
@@ -268,6 +269,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     add("--log-dir", type=Path, default=REPOSITORY / "outputs" / "multinode" / stamp)
+    add("--doctor", action="store_true", help="look at all nodes instead of training")
     add("--print", action="store_true", help="print the commands, run nothing")
     options = parser.parse_args(arguments)
     for assignment in options.env:

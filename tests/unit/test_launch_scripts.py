@@ -164,6 +164,21 @@ def test_the_head_starts_ray_and_the_recipe():
     ]  # fmt: skip
 
 
+def test_the_head_asks_the_doctor_instead_of_running_the_recipe():
+    _, (ray, job) = printed(
+        "head", "--device=cuda", "--devices-per-node=8", "--num-nodes=2", "--doctor",
+        "--head-address=10.0.0.1", "--config", "experiment=x", "sam=on",
+    )  # fmt: skip
+    assert "--head" in ray
+    words = ["doctor", "--device", "cuda", "--cluster", "--experiment", "x"]
+    assert job[1:] == ["-m", "sam_rollout.cli", *words]
+
+
+def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
+    lines = launch(hosts, "", "--print", "--doctor").communicate(timeout=60)[0].splitlines()
+    assert ["--doctor" in shlex.split(shlex.split(line)[4]) for line in lines] == [True, False]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_worker_joins_the_head_with_its_devices(device):
     exported, (ray,) = printed(
