@@ -5,6 +5,7 @@
 #   scripts/node.sh auto --config experiment=qwen3_32b_910c sam=on       # head if rank 0, else worker
 #   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1
 #   scripts/node.sh stop                                                 # ends a run of ours here
+#   scripts/node.sh doctor --experiment qwen3_32b_910c                   # is this node ready?
 #
 # Rank, number of nodes and the head's address are options, or come from the environment: see
 # docs/multinode.md, or scripts/node.sh --help. --print shows what would be started.
@@ -47,11 +48,29 @@ INTERFACE="${INTERFACE:-$(default_interface)}"
 [ -n "$INTERFACE" ] || die "no default route: name the network interface of training (--interface)"
 DEVICES="$(option --devices-per-node "$@")"
 DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
-[ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
+[ "$1" = doctor ] || [ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
 
 # ATB's set_env.sh asks the python3 on PATH how torch was built.
 FOUND="$(command -v "$PYTHON")" || die "no Python: run scripts/install.sh, or set PYTHON"
 PATH="$(dirname "$FOUND"):$PATH"
+
+# With what a run's processes would have: paths of the vendor, interfaces, limits.
+if [ "$1" = doctor ]; then
+    shift
+    QUESTIONS=()
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            --device | --interface | --devices-per-node) shift ;;
+            --device=* | --interface=* | --devices-per-node=*) ;;
+            *) QUESTIONS+=("$1") ;;
+        esac
+        [ $# -eq 0 ] || shift
+    done
+    # Its answer may be JSON: what the environment says goes elsewhere.
+    # shellcheck disable=SC1090
+    source "$ENVIRONMENTS/$DEVICE.sh" >&2
+    exec "$PYTHON" -m sam_rollout.cli doctor --device "$DEVICE" ${QUESTIONS[@]+"${QUESTIONS[@]}"}
+fi
 
 # shellcheck disable=SC1090
 source "$ENVIRONMENTS/$DEVICE.sh"

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sam_rollout.config import ConfigError, GateConfig
-from sam_rollout.integrations.verl import cluster
+from sam_rollout.integrations.verl import cluster, graphs
 from sam_rollout.integrations.verl.launch import check, environment, translate, validate
 from sam_rollout.sizing import (
     GIB,
@@ -94,16 +94,18 @@ def memory_plan(config: DictConfig) -> MemoryPlan:
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.max_model_len,
             draft_tokens=config.sam.max_draft_tokens if config.sam.enabled else 0,
-            drafting_requests=_drafting_requests(config),
+            verified_requests=_verified_requests(config),
         ),
     )
 
 
-def _drafting_requests(config: DictConfig) -> int:
+def _verified_requests(config: DictConfig) -> int:
+    """Most requests of a step with 1 + k tokens each: drafts, or what fills them up."""
     if not config.sam.enabled:
         return 0
     gate = GateConfig.from_mapping(OmegaConf.to_container(config.sam.gate, resolve=True))
-    return gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
+    drafting = gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
+    return max(drafting, graphs.filled_up_requests(config))
 
 
 def sections(config: DictConfig, memory: MemoryPlan) -> list[tuple[str, list[Row]]]:
@@ -161,9 +163,14 @@ def _parallelism_rows(config: DictConfig) -> list[Row]:
         if training.expert > 1:
             axes += f", expert {training.expert}"
     own = config.actor_rollout_ref.rollout
-    mode = "eager" if own.enforce_eager else "graphs"
-    if not own.enforce_eager and own.cudagraph_capture_sizes:
-        mode += f" of {', '.join(map(str, own.cudagraph_capture_sizes))} tokens"
+    mode = "eager"
+    if not own.enforce_eager:
+        sizes = ", ".join(map(str, graphs.capture_sizes(config))) or "the engine's choice of"
+        each = graphs.tokens_per_request(config)
+        mode = (
+            f"graphs of {sizes} tokens; at {each} a request they hold "
+            f"{graphs.covered_requests(config)} of {own.max_num_seqs} requests"
+        )
     offload = {
         "parameters": training.offload_parameters,
         "optimizer states": training.offload_optimizer or training.swap_optimizer,
@@ -260,6 +267,6 @@ def _rollout_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
         ("the KV cache holds", cached),
         ("training states beside it", _gib(memory.resident)),
         ("left for verifying drafts", _gib(memory.outside_share)),
-        ("taken, with the gate", _gib(memory.verification)),
+        ("taken, drafts and filling", _gib(memory.verification)),
         ("taken, if all drafted", _gib(memory.verification_ungated)),
     ]

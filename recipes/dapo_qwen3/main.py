@@ -2,8 +2,9 @@
 
 Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
 verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
-neither data nor weights nor a device have to be there. With ``--check-only`` it ends, in silence,
-after its own checks; scripts/node.sh asks for that before it starts a cluster.
+neither data nor weights nor a device have to be there. With ``--check-only`` it ends after its own
+checks, with a line that says where checkpoints would lie; scripts/node.sh asks for that before it
+starts a cluster.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sam_rollout.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
+CHECKPOINTS = "checkpoints: "  # scripts/lib/cluster.py looks for it
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 
@@ -99,8 +101,9 @@ def dry_run(config: DictConfig) -> None:
 
 @hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
 def check_only(config: DictConfig) -> None:
-    """Check the composed experiment."""
+    """Check the composed experiment; the last line names the folder of its checkpoints."""
     _check(config)
+    print(f"{CHECKPOINTS}{Path(config.trainer.default_local_dir).absolute()}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from sam_rollout.doctor.versions import compare
 
 HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 SOURCE_CANN = (
-    "source the set_env.sh in CANN's folder before the run, on every node before ray start"
+    "source the set_env.sh in CANN's folder before the run, on every node before ray start; "
+    "scripts/node.sh does, scripts/node.sh doctor asks as it would start a run"
 )
 SOURCE_ATB = "source the set_env.sh in the folder nnal/atb of CANN (package NNAL)"
 

@@ -4,7 +4,17 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from sam_rollout.doctor import cann, devices, drafter, files, host, network, plugins, versions
+from sam_rollout.doctor import (
+    cann,
+    devices,
+    drafter,
+    files,
+    host,
+    network,
+    plugins,
+    variables,
+    versions,
+)
 from sam_rollout.doctor.line import Finding, Line, fail
 from sam_rollout.doctor.question import DEVICES, Question
 
@@ -31,6 +41,7 @@ CHECKS = (
     Check("versions", versions.check_engine),
     Check("plugins", plugins.check_entry_points),
     Check("plugins", plugins.check_filters),
+    Check("variables", variables.check_variables),
     Check("drafter", drafter.check_machine, "loading llvmlite"),
     Check("drafter", drafter.check_environment),
     Check("drafter", drafter.check_warm_up, "compiling the drafter's kernels, then loading them"),
@@ -41,6 +52,7 @@ CHECKS = (
     Check("devices", devices.check_torch, "asking torch for its devices", ACCELERATORS),
     Check("devices", devices.check_cpu, devices=frozenset({"cpu"})),
     Check("network", network.check_ray_ports),
+    Check("network", network.check_ray_token),
     Check("network", network.check_hccl_ports, devices=ASCEND),
     Check("network", network.check_interfaces),
     Check("host", host.check_shared_memory),

@@ -3,13 +3,16 @@
 Ray is imported inside functions: the doctor answers without it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import platform
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sam_rollout.doctor.checks import LIMIT_S, examine
@@ -27,6 +30,8 @@ INSTALL = "install the same version of sam_rollout there, for the Python that ru
 RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}
 SOURCES = ("sam_rollout/**/*.py", "recipes/**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
+ANSWER_LIMIT_S = 60
+MARKER = ".sam-rollout-doctor"
 CLOCK_SKEW_S = 2.0  # larger ones make the nodes' logs and records hard to bring together
 # A task that asks for no device would otherwise be shown none.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
@@ -150,6 +155,13 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
         fix = "look at the node; ray status says what Ray thinks of it"
         yield Finding(GROUP, fail("checks", f"no answer in {LIMIT_S} s", fix), answers[answer])
     yield from (Finding(GROUP, line) for line in compare(question, known))
+    if len(known) > 1 and int(question.setting("trainer.save_freq", -1)) > 0:
+        progress("cluster: looking for a file of one node on the others")
+
+        def ask(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            return ray.get(_on(nodes[name], function, *arguments), timeout=ANSWER_LIMIT_S)
+
+        yield Finding(GROUP, shared_checkpoints(question, list(known), ask))
     progress("cluster: comparing clocks")
     yield Finding(GROUP, _clocks({name: nodes[name] for name in known}))
 
@@ -188,7 +200,7 @@ def _clocks(nodes: Mapping[str, Mapping[str, Any]]) -> Line:
         for _ in range(2):  # the first may have to wait for a process to start
             sent = time.time()
             try:
-                there = ray.get(_on(node, clock), timeout=60)
+                there = ray.get(_on(node, clock), timeout=ANSWER_LIMIT_S)
             except Exception as error:
                 fix = "look at the node; ray status says what Ray thinks of it"
                 return warn("clocks", f"{name} did not answer: {type(error).__name__}", fix)
@@ -198,6 +210,57 @@ def _clocks(nodes: Mapping[str, Mapping[str, Any]]) -> Line:
         found = f"{worst} is at least {apart[worst]:.1f} s off"
         return warn("clocks", found, "synchronise the nodes' clocks (chrony, ntp)")
     return ok("clocks", f"less than {CLOCK_SKEW_S:.0f} s apart")
+
+
+def leave_marker(folder: str, name: str) -> list[str]:
+    """Make a file in a folder on the node that this Ray task runs on; folders made for it."""
+    path = Path(folder)
+    made = [str(part) for part in (path, *path.parents) if not part.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    (path / name).touch()
+    return made
+
+
+def sees_marker(folder: str, name: str) -> bool:
+    """Whether the node that this Ray task runs on sees the file."""
+    return (Path(folder) / name).exists()
+
+
+def remove_marker(folder: str, name: str, made: Sequence[str]) -> None:
+    """Leave the node that this Ray task runs on as it was."""
+    (Path(folder) / name).unlink(missing_ok=True)
+    for part in made:
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            Path(part).rmdir()
+
+
+def shared_checkpoints(question: Question, names: Sequence[str], ask: Callable[..., Any]) -> Line:
+    """Look on all nodes for a file that one leaves where checkpoints will lie.
+
+    Every training rank writes its part there; a rank that finds only its own cannot resume.
+
+    Args:
+        names: of the nodes, two at least.
+        ask: runs a function of this module on the node with a name.
+    """
+    what = "folder of checkpoints"
+    folder = str(CHECKOUT / question.setting("trainer.default_local_dir", "checkpoints"))
+    marker = f"{MARKER}-{uuid.uuid4().hex}"
+    first, *others = names
+    try:
+        made = ask(first, leave_marker, folder, marker)
+        try:
+            blind = [name for name in others if not ask(name, sees_marker, folder, marker)]
+        finally:
+            ask(first, remove_marker, folder, marker, made)
+    except Exception as error:  # of the file system, or of a node that went away
+        cause = getattr(error, "cause", None) or error
+        found = f"{folder}: {type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
+        return fail(what, found, "run_dir=... in a folder that every node can write to")
+    if blind:
+        found = f"{folder} of {first} is not that of {_listed(blind)}"
+        return fail(what, found, "run_dir=... in a file system that all nodes share")
+    return ok(what, f"{folder}, the same on all nodes")
 
 
 def compare(question: Question, known: Mapping[str, Facts]) -> Iterator[Line]:

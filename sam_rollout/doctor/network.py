@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
+from packaging.version import Version
 
 from sam_rollout.doctor.line import Line, fail, ok, skip, warn
 from sam_rollout.doctor.question import Question
+from sam_rollout.doctor.versions import installed
 
 # Of the head node, as in verl's instructions for several Ascend nodes.
 RAY_PORTS = {6766: "Ray", 8260: "Ray's dashboard"}
 RAYS_OWN = re.compile(r"/ray/(core|dashboard|_private)/|\bgcs_server\b|\braylet\b|\bray::")
+RAY_WITH_TOKEN = "2.52"  # the first to read RAY_AUTH_MODE; scripts/lib/cluster.py says the same
 INTERFACE_VARIABLES = {
     "ascend_910c": ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
     "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
@@ -35,6 +38,19 @@ def check_ray_ports(question: Question) -> Iterator[Line]:
         found = f"taken by {owner[:80] or 'a process of another user'}, wanted for {whose}"
         fix = "end that process, or start the head with another port"
         yield (fail if question.many_nodes else warn)(f"port {port}", found, fix)
+
+
+def check_ray_token(question: Question) -> Iterator[Line]:
+    """Look whether this Ray can ask for a token: whoever reaches one that cannot runs programs."""
+    version = installed("ray")
+    if version is None:
+        yield skip("Ray's token", "ray is not installed")
+    elif Version(version) < Version(RAY_WITH_TOKEN):
+        found = f"ray {version} knows none: who reaches its ports can run programs here"
+        fix = f"keep its ports from others (a firewall), or install ray >= {RAY_WITH_TOKEN}"
+        yield warn("Ray's token", found, fix) if question.many_nodes else ok("Ray's token", found)
+    else:
+        yield ok("Ray's token", f"ray {version} asks for one if RAY_AUTH_TOKEN is set")
 
 
 def is_free(port: int) -> bool:
@@ -102,7 +118,10 @@ def check_interfaces(question: Question) -> Iterator[Line]:
         if not given:
             if question.many_nodes:
                 known = ", ".join(sorted(set(addresses) - {"lo"}))
-                fix = f"name the interface that all nodes share; here are {known}"
+                fix = (
+                    f"name the interface that all nodes share; here are {known}. scripts/node.sh "
+                    "does, scripts/node.sh doctor asks as it would start a run"
+                )
                 yield warn(name, "not set: the library guesses", fix)
             else:
                 yield skip(name, "not set, and not needed on one node")

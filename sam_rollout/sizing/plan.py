@@ -26,7 +26,8 @@ class EngineLimits:
         max_num_batched_tokens: tokens of one step.
         max_model_len: longest text, tokens.
         draft_tokens: k; 0 without speculation.
-        drafting_requests: most requests that draft at once: the gate's threshold.
+        verified_requests: most requests with k draft tokens in a step: as many as the gate lets
+            draft, or as are filled up to k (`sam.pad_drafts`).
     """
 
     memory_fraction: float
@@ -34,7 +35,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     max_model_len: int
     draft_tokens: int
-    drafting_requests: int
+    verified_requests: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MemoryPlan:
         training: items while the actor is updated.
         rollout: items of the engine's share while it generates; the last is the KV cache.
         resident: training states that stay on the device meanwhile.
-        verification: beyond sampling, while as many requests draft as the gate allows.
+        verification: beyond sampling, in a step with `verified_requests`.
         verification_ungated: the same if all requests drafted.
         outside_share: of the device, neither the engine's nor taken by `resident`.
         kv_tokens: tokens that the KV cache holds.
@@ -86,12 +87,12 @@ def plan_memory(
     memory = hardware.memory_gib * GIB
     share = math.fsum(generate.values())
     kv_tokens = max(0, int(generate[KV_CACHE] // shape.kv_cache_bytes(rollout.tensor)))
-    drafting = min(limits.drafting_requests, limits.max_num_seqs)
+    verified = min(limits.verified_requests, limits.max_num_seqs)
     plan = MemoryPlan(
         training=update,
         rollout=generate,
         resident=resident,
-        verification=_beyond_sampling(shape, limits, drafting),
+        verification=_beyond_sampling(shape, limits, verified),
         verification_ungated=_beyond_sampling(shape, limits, limits.max_num_seqs),
         outside_share=memory - share - resident,
         kv_tokens=kv_tokens,
@@ -104,16 +105,16 @@ def plan_memory(
     )
 
 
-def _beyond_sampling(shape: ModelShape, limits: EngineLimits, drafting: int) -> float:
-    """Sampling memory of a step in which so many requests draft, less what is always taken.
+def _beyond_sampling(shape: ModelShape, limits: EngineLimits, verified: int) -> float:
+    """Sampling memory of a step with so many verified requests, less what is always taken.
 
-    A drafting request has k + 1 rows of logits, any other one. The engine sets aside one row a
+    A request with drafts has k + 1 rows of logits, any other one. The engine sets aside one row a
     request when it measures itself, before it gives the rest of its share to the KV cache.
     """
     rows = limits.max_num_seqs
-    if drafting:
-        # The gate is open only while no more than these run at all.
-        rows = drafting * (limits.draft_tokens + 1)
+    if verified:
+        # The gate is open, and steps are filled up, only while no more than these run at all.
+        rows = verified * (limits.draft_tokens + 1)
     return max(0.0, sampling_bytes(shape, rows) - sampling_bytes(shape, limits.max_num_seqs))
 
 
@@ -162,6 +163,7 @@ def _warnings(plan: MemoryPlan, memory: float) -> tuple[str, ...]:
         found.append(
             f"verifying drafts may need {plan.verification / GIB:.1f} GiB beyond the engine's "
             f"share, with {plan.outside_share / GIB:.1f} GiB left: lower sam.gate.threshold, "
-            "sam.max_draft_tokens or gpu_memory_utilization"
+            "sam.max_draft_tokens or gpu_memory_utilization, or max_num_seqs where steps are "
+            "filled up (sam.pad_drafts)"
         )
     return tuple(found)

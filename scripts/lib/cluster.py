@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -36,8 +37,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
 # Of Ray's client server and its workers, where --ray-options does not move them.
 RAYS_OWN_PORTS, RAYS_PORT_OPTIONS = range(10001, 20000), ("client-server-port", "worker-port")
+RAY_WITH_TOKEN = (2, 52)  # the first that reads RAY_AUTH_MODE
 TIMEOUT_S = 600
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
+CHECKPOINTS = "checkpoints: "  # so begins what the recipe's --check-only says of them
+LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"  # verl writes it behind each whole one
 JOINED = "joined the cluster"  # the launcher looks for these words
 RANK_LABEL = "sam-rollout/rank"
 POLL_S = 1.0
@@ -256,12 +260,18 @@ class Watch:
 
 
 def progress(identity: Identity, nodes: dict[int, Node], per_node: int, resource: str) -> str:
-    """How much of the cluster is there: "2/8 nodes, 32/128 NPU", and who is missing."""
+    """How much of the cluster is there: "2/8 nodes, 32/128 NPU", and who or what is missing."""
     there = {rank: node for rank, node in nodes.items() if node.alive}
     devices = sum(node.devices for node in there.values())
     text = f"{len(there)}/{identity.nodes} nodes, {devices}/{identity.nodes * per_node} {resource}"
-    missing = [name for rank, name in enumerate(identity.names) if rank not in there]
-    return f"{text}: missing {', '.join(missing)}" if missing else text
+    absent = [name for rank, name in enumerate(identity.names) if rank not in there]
+    wrong = [f"missing {', '.join(absent)}"] if absent else []
+    wrong += [
+        f"{identity.names[rank]} has {node.devices} of {per_node}"
+        for rank, node in sorted(there.items())
+        if node.devices < per_node
+    ]
+    return f"{text}: {'; '.join(wrong)}" if wrong else text
 
 
 @dataclass
@@ -271,6 +281,7 @@ class Part:
     options: argparse.Namespace
     identity: Identity
     devices: int
+    checkpoints: Path | None = None  # their folder, once the configuration is checked
 
     @property
     def resource(self) -> str:
@@ -317,10 +328,23 @@ class Part:
         return [*command, *split_words("--ray-options", o.ray_options)]
 
     def job_command(self) -> list[str]:
-        """The training run; the cluster's size goes in front, so that it can be overridden."""
+        """The training run; the cluster's size goes in front, so that it can be overridden.
+
+        With ``--doctor`` the doctor, who looks at all nodes while no run holds their memory.
+        """
+        if self.options.doctor:
+            return self.doctor_command()
         size = {"trainer.nnodes": self.identity.nodes, "trainer.n_gpus_per_node": self.devices}
         overrides = [f"{name}={value}" for name, value in size.items()]
         return [sys.executable, "-m", "recipes.dapo_qwen3.main", *overrides, *self.options.config]
+
+    def doctor_command(self) -> list[str]:
+        """The doctor's question about the whole cluster, and the experiment that is named."""
+        words = ["doctor", "--device", self.options.device, "--cluster"]
+        for override in self.options.config:
+            if override.startswith("experiment="):
+                words += ["--experiment", override.partition("=")[2]]
+        return [sys.executable, "-m", "sam_rollout.cli", *words]
 
     def environment(self) -> dict[str, str]:
         """Variables of every process that is started here."""
@@ -462,14 +486,25 @@ def watch_job(part: Part, job: Job, ray: Ray, watch: Watch, stop: Stop) -> tuple
     return (EXIT_NODE_LOST if lost else job.status), lost
 
 
-def tell_loss(lost: list[str], port: int) -> None:
-    """Say which nodes were lost, and how to go on."""
+def tell_loss(lost: list[str], port: int, checkpoints: Path | None) -> None:
+    """Say which nodes were lost, and whether there is something to go on from."""
     names = ", ".join(lost)
     tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
-        f"Its log: {ray_folder(port)}/session_latest/logs on {names}.\n"
-        "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
-        "(trainer.save_freq says how many steps apart checkpoints are)."
+        f"Its log: {ray_folder(port)}/session_latest/logs on {names}.\n" + how_to_go_on(checkpoints)
+    )
+
+
+def how_to_go_on(checkpoints: Path | None) -> str:
+    """What to do after a run has ended early."""
+    if checkpoints is None or (checkpoints / LATEST_CHECKPOINT).exists():
+        return (
+            "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
+            "(trainer.save_freq says how many steps apart checkpoints are)."
+        )
+    return (
+        f"There is no whole checkpoint in {checkpoints}: the run begins at its first step again. "
+        "trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=2 saves every ten steps."
     )
 
 
@@ -478,6 +513,17 @@ def clear_left_overs(port: int) -> None:
     if left := of_cluster(folder(port)):
         say(f"ending {len(left)} processes that an earlier run left here")
         end(left)
+
+
+def open_cluster(version: str) -> str:
+    """What to say of a Ray that knows no token; empty for one that does."""
+    if tuple(int(number) for number in version.split(".")[:2]) >= RAY_WITH_TOKEN:
+        return ""
+    least = ".".join(map(str, RAY_WITH_TOKEN))
+    return (
+        f"warning: ray {version} knows no token, the cluster is open: whoever reaches its ports "
+        f"can run programs on the nodes (a firewall, or ray >= {least})"
+    )
 
 
 def start_ray(part: Part, stop: Stop) -> Ray | None:
@@ -502,12 +548,17 @@ def start_ray(part: Part, stop: Stop) -> Ray | None:
 
 def check_configuration(part: Part, stop: Stop) -> int:
     """Let the recipe check its settings, which takes seconds; returns an exit status."""
-    job = Job([*part.job_command(), "--check-only"], part.environment(), subprocess.DEVNULL)
-    try:
-        while job.status is None and not stop.wait(STOP_POLL_S):
-            pass
-    finally:
-        job.end()
+    with tempfile.TemporaryFile("w+") as said:
+        job = Job([*part.job_command(), "--check-only"], part.environment(), said.fileno())
+        try:
+            while job.status is None and not stop.wait(STOP_POLL_S):
+                pass
+        finally:
+            job.end()
+        said.seek(0)
+        for line in said:
+            if line.startswith(CHECKPOINTS):
+                part.checkpoints = Path(line.removeprefix(CHECKPOINTS).strip())
     if stop.reason:
         return stop.status
     if job.status:
@@ -524,8 +575,10 @@ def run_head(part: Part, stop: Stop) -> int:
             f"port {port} of {part.identity.name} ({part.head}) is taken by {listener(port)}, "
             "no run of ours: choose another --port"
         )
-    if status := check_configuration(part, stop):
+    if not part.options.doctor and (status := check_configuration(part, stop)):
         return status
+    if warning := open_cluster(metadata.version("ray")):
+        say(warning)
     say(f"starting Ray on {part.identity.name} ({part.head}:{port})")
     ray = start_ray(part, stop)
     if ray is None:
@@ -542,7 +595,7 @@ def run_head(part: Part, stop: Stop) -> int:
         job = Job(command, environment)
         status, lost = watch_job(part, job, ray, watch, stop)
         if lost:
-            tell_loss(lost, port)
+            tell_loss(lost, port, part.checkpoints)
         elif not stop.reason:
             say(f"the job ended with status {status}")
         return status
@@ -693,6 +746,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
     add("--interface", required=True, help="network of training (default: of the default route)")
     add("--ray-options", default="", help="more options for ray start")
+    add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
     add("--print", action="store_true", help="print what would be started, start nothing")
     # Standard input is the launcher's: Ray's token in the first line, and its end is ours.
     add("--attached", action="store_true", help=argparse.SUPPRESS)

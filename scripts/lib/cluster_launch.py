@@ -45,6 +45,9 @@ from cluster_identity import ClusterError
 # Without a password prompt nobody sees, and noticing within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # for a node's part to end when it is told to
+# Where model and data lie: the configuration reads them from the environment, on the head and, for
+# the model, on every node.
+PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # lines of workers that are shown as they come
 
 
@@ -175,9 +178,12 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
         if (value := getattr(options, name)) is not None:
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
+        part += ["--doctor"] if options.doctor else []
         part += [f"--dashboard-port={options.dashboard_port}", "--config", *options.config]
     folder = shlex.quote(str(options.remote_dir))
-    remote = f"cd {folder} && exec {shlex.join(['env', *options.env, *part])}"
+    # What --env says comes last, and counts.
+    given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
+    remote = f"cd {folder} && exec {shlex.join(['env', *given, *options.env, *part])}"
     return [*ssh_command(), targets[rank].destination, remote]
 
 
@@ -246,6 +252,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/launch_multinode.sh",
         description="Trains on many nodes over ssh (docs/multinode.md).",
+        epilog=f"{', '.join(PASSED_ON)}: passed on to every node if they are set here.",
     )
     add = parser.add_argument
     add("--config", nargs="+", required=True, metavar="OVERRIDE", help="of the recipe")
@@ -262,6 +269,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     add("--log-dir", type=Path, default=REPOSITORY / "outputs" / "multinode" / stamp)
+    add("--doctor", action="store_true", help="look at all nodes instead of training")
     add("--print", action="store_true", help="print the commands, run nothing")
     options = parser.parse_args(arguments)
     for assignment in options.env:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import upstream
+from tests.conftest import SHOWN
 
 ENTROPY = "entropy verification accepts more than the target would sample; ours refuses it"
 BLOCK = "verifies a draft as a block, another algorithm than ours"
@@ -46,7 +47,7 @@ def results(folder):
     return upstream.run(folder)
 
 
-def test_their_tests_pass_with_our_plugin_loaded(results, folder):
+def test_their_tests_pass_with_our_plugin_loaded(results, folder, record_property):
     theirs = {key: text for key, text in results.items() if key[0] != upstream.OURS}
     modules = {module for module, _ in theirs}
     assert modules >= {
@@ -56,7 +57,9 @@ def test_their_tests_pass_with_our_plugin_loaded(results, folder):
         "test_model_runner_v1",
     }
     assert not {key: text for key, text in theirs.items() if text}
-    print(f"{len(theirs)} of vllm-ascend's own tests passed, in {len(modules)} modules")
+    record_property(
+        SHOWN, f"{len(theirs)} of vllm-ascend's own tests passed, in {len(modules)} modules"
+    )
     assert len(theirs) >= LEAST_TESTS
     assert (folder / upstream.WAY_IN).read_text() == "plugin", "they tested a runner without ours"
 

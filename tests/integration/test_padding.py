@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
+from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
+from sam_rollout.integrations.vllm.padding import Padding, padding_by_rows
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import check_drafters
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from tests.unit.test_configs import composed
 
 PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
 OFF = SamConfig(enabled=False)
@@ -83,6 +87,37 @@ def test_the_engines_statistics_less_filling_are_what_the_requests_have(engines,
     assert sum(table["accepted_tokens"].to_pylist()) == accepted
     padding = drained["steps"]["padding"]
     assert counted == drafted + sum(tokens for _, tokens, _ in padding)
+
+
+@pytest.mark.parametrize("name", ["article_32b_graph", "reference_script_235b_grpo"])
+def test_the_presets_graphs_hold_every_filled_up_step(name):
+    """vLLM's own dispatcher agrees with what the launcher reckons before there is an engine."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
+    config = composed(f"experiment={name}", "sam=matched")
+    rollout, k = config.actor_rollout_ref.rollout, config.sam.max_draft_tokens
+    sizes = capture_sizes(config)
+    compilation = SimpleNamespace(
+        cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY,
+        cudagraph_capture_sizes=sizes,
+        max_cudagraph_capture_size=sizes[-1],
+        compile_sizes=[],
+    )
+    dispatcher = CudagraphDispatcher(
+        SimpleNamespace(
+            compilation_config=compilation,
+            num_speculative_tokens=k,
+            lora_config=None,
+            scheduler_config=SimpleNamespace(max_num_seqs=rollout.max_num_seqs),
+        )
+    )
+    dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1 + k)
+    by_rows = padding_by_rows(
+        "auto", dispatcher, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
+    )
+    assert (by_rows[1:] == Padding.EVERY_STEP).all()
+    assert filled_up_requests(config) == rollout.max_num_seqs
 
 
 def test_the_start_up_line_says_so(engines):

@@ -44,6 +44,11 @@ def test_the_plan_of_the_largest_setup(capsys):
         assert fact in text, fact
 
 
+def test_the_plan_says_how_many_requests_the_graphs_hold(capsys):
+    text = " ".join(plan_of(capsys, "experiment=article_32b_graph").split())
+    assert "graphs of 16, 32, 64, 128, 256, 512 tokens; at 4 a request they hold 128 of 128" in text
+
+
 def test_the_shells_variables_are_shown(monkeypatch, capsys):
     monkeypatch.setenv("HCCL_BUFFSIZE", "512")
     assert "HCCL_BUFFSIZE 512" in " ".join(plan_of(capsys, "experiment=article_32b").split())
@@ -80,5 +85,26 @@ def test_a_gate_too_wide_for_the_memory_is_warned_of(capsys):
 )
 def test_only_open_gates_let_requests_draft(choice, requests):
     plan = dry_run.memory_plan(composed("experiment=tiny_cpu", choice))
-    assert dry_run._drafting_requests(composed("experiment=tiny_cpu", choice)) == requests
+    assert dry_run._verified_requests(composed("experiment=tiny_cpu", choice)) == requests
     assert (plan.verification_ungated > 0) == (choice != "sam=off")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "requests"),
+    [
+        ("article_32b", ["sam=on"], 8),
+        ("article_32b", ["sam=on", "sam.pad_drafts=always"], 128),
+        ("customer_32b_128die", ["sam=matched", "sam.pad_drafts=always"], 256),
+        ("article_32b_graph", ["sam=matched"], 128),
+        ("article_32b_graph", ["sam=off"], 0),
+    ],
+)
+def test_filled_up_requests_are_verified_whatever_the_gate_says(experiment, overrides, requests):
+    config = composed(f"experiment={experiment}", *overrides)
+    plan = dry_run.memory_plan(config)
+    assert dry_run._verified_requests(config) == requests
+    k, vocabulary = config.sam.max_draft_tokens, config.model_shape.vocab
+    rows = config.actor_rollout_ref.rollout.max_num_seqs
+    beyond = max(0, requests * (1 + k) - rows) * vocabulary
+    # Logits, probabilities and a temporary in float32 at least.
+    assert plan.verification >= 3 * 4 * beyond and (plan.verification > 0) == (beyond > 0)

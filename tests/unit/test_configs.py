@@ -43,6 +43,14 @@ def composed(*overrides: str) -> DictConfig:
         return compose("dapo_qwen3", overrides=list(overrides))
 
 
+@pytest.fixture(autouse=True)
+def plain_shell(monkeypatch):
+    """A shell that sets none of a run's variables, whatever this one does."""
+    for device in (CONFIGS / "device").glob("*.yaml"):
+        for name in OmegaConf.load(device).environment:
+            monkeypatch.delenv(name, raising=False)
+
+
 def leaves(node, path: str = "") -> dict[str, object]:
     """Path -> value of everything below a node of a plain configuration."""
     if not isinstance(node, dict) or not node:
@@ -94,6 +102,19 @@ def test_every_experiment_can_be_run(path, capsys):
     check(config)
     assert capsys.readouterr().out == "", "no notes on the settings we ship"
     assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
+)
+def test_presets_that_save_do_not_keep_every_checkpoint(name):
+    trainer = composed(f"experiment={name}").trainer
+    assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2
+
+
+def test_the_large_model_is_validated_as_verl_advises():
+    values = composed("experiment=qwen3_235b_910c").actor_rollout_ref.rollout
+    assert (values.temperature, values.top_p, values.val_kwargs.n) == (1.0, 1.0, 64)
 
 
 def test_two_nodes_train_as_one_does():

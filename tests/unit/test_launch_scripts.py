@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -124,6 +125,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
     """This environment without anything that says who a node is, plus ``variables``."""
     ours = re.compile(
         r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
+        r"|^(MODEL_PATH|TRAIN_FILE|TEST_FILE)$"
     )
     return {**{k: v for k, v in os.environ.items() if not ours.search(k)}, **variables}
 
@@ -160,6 +162,21 @@ def test_the_head_starts_ray_and_the_recipe():
     assert job[-4:] == [
         "trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4",
     ]  # fmt: skip
+
+
+def test_the_head_asks_the_doctor_instead_of_running_the_recipe():
+    _, (ray, job) = printed(
+        "head", "--device=cuda", "--devices-per-node=8", "--num-nodes=2", "--doctor",
+        "--head-address=10.0.0.1", "--config", "experiment=x", "sam=on",
+    )  # fmt: skip
+    assert "--head" in ray
+    words = ["doctor", "--device", "cuda", "--cluster", "--experiment", "x"]
+    assert job[1:] == ["-m", "sam_rollout.cli", *words]
+
+
+def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
+    lines = launch(hosts, "", "--print", "--doctor").communicate(timeout=60)[0].splitlines()
+    assert ["--doctor" in shlex.split(shlex.split(line)[4]) for line in lines] == [True, False]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -270,6 +287,31 @@ def test_a_vendors_script_finds_the_python_of_the_run(tmp_path):
     assert f"export ASCEND_FOUND={python}\n" in done.stdout, done.stderr
 
 
+def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
+    """A shell has neither CANN's paths nor the interfaces that a run would be given."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"\n'
+    )
+    python.chmod(0o755)
+    folder = tmp_path / "ascend-toolkit"
+    folder.mkdir()
+    (folder / "set_env.sh").write_text("export ASCEND_HOME_PATH=/cann\necho of the vendor\n")
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -Sn 1024; exec bash {NODE} doctor --device ascend_910c "
+         "--interface=eth7 --experiment x --json"],
+        env=clean_environment(PYTHON=str(python), ASCEND_ROOT=str(tmp_path)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
+    assert done.stdout.splitlines() == [
+        "-m sam_rollout.cli doctor --device ascend_910c --experiment x --json",
+        f"/cann eth7 {files}",
+    ], done.stderr
+    assert "of the vendor" in done.stderr
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_variable_is_set_in_one_place(device):
     node_level = set(
@@ -298,9 +340,17 @@ def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
     assert scripts.cluster.RESOURCES == doctor_cluster.RESOURCES
+    assert ".".join(map(str, scripts.cluster.RAY_WITH_TOKEN)) == network.RAY_WITH_TOKEN
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
+
+
+@pytest.mark.parametrize(("version", "known"), [("2.48.0", False), ("2.52.0", True), ("3.0", True)])
+def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, version, known):
+    text = scripts.cluster.open_cluster(version)
+    assert known == (text == "")
+    assert known or f"ray {version} knows no token, the cluster is open" in text
 
 
 def test_an_unknown_device_is_refused():
@@ -341,6 +391,9 @@ def test_progress_counts_and_names_who_is_missing(scripts):
     nodes = {rank: node_state(scripts, rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
     text = scripts.cluster.progress(identity, nodes, 16, "NPU")
     assert text == "5/8 nodes, 80/128 NPU: missing node-3, node-5, node-7"
+    nodes[1] = node_state(scripts, 1, devices=8)
+    text = scripts.cluster.progress(identity, nodes, 16, "NPU")
+    assert text.endswith(": missing node-3, node-5, node-7; node-2 has 8 of 16")
     complete = {rank: node_state(scripts, rank) for rank in range(8)}
     assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
 
@@ -352,8 +405,11 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
     arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=tiny_cpu"]
 
+    parts = []
+
     def run(*overrides):
         part = scripts.cluster.settle(scripts.cluster.parse([*arguments, *overrides]))
+        parts.append(part)
         return scripts.cluster.run_head(part, scripts.cluster.Stop())
 
     assert run("sam.max_draft_tokens=0") == scripts.cluster.EXIT_REFUSED
@@ -362,8 +418,19 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
     here = [f"data.{name}_files={Path(__file__)}" for name in ("train", "val")]
-    assert run(*here) == 0  # of the start that was asked to stop
+    assert run(*here, f"run_dir={ROOT}/a-run") == 0  # of the start that was asked to stop
     assert started
+    assert parts[-1].checkpoints == ROOT / "a-run" / "checkpoints"
+
+
+def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capsys):
+    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
+    said = capsys.readouterr().err
+    assert f"There is no whole checkpoint in {tmp_path}" in said and "save_freq=10" in said
+    assert "resume_mode" not in said
+    (tmp_path / scripts.cluster.LATEST_CHECKPOINT).write_text("10")
+    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
+    assert "run the same command with trainer.resume_mode=auto" in capsys.readouterr().err
 
 
 def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
@@ -604,6 +671,17 @@ def test_every_node_gets_its_part(hosts):
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
     assert "--config" not in part
+
+
+def test_places_of_model_and_data_are_passed_on(hosts):
+    """ssh carries no variables: the head would look for the data in its checkout."""
+    given = {"MODEL_PATH": "/data/a model", "TRAIN_FILE": "/data/t.parquet", "SECRET": "x"}
+    done = launch(hosts, "", "--print", "--env", "MODEL_PATH=/local/model", **given)
+    for line in done.communicate(timeout=60)[0].splitlines():
+        variables = shlex.split(shlex.split(line)[4])[5:]
+        assert variables[: variables.index("bash")] == [
+            "MODEL_PATH=/data/a model", "TRAIN_FILE=/data/t.parquet", "MODEL_PATH=/local/model",
+        ]  # fmt: skip
 
 
 # The head's part waits for the end of its input, as the real one does, and then tells of it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
+from sam_rollout.integrations.verl.graphs import capture_sizes
 from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import (
     ROLLOUT_NAME,
@@ -32,6 +34,7 @@ from sam_rollout.integrations.verl.names import (
     SAMPLER_MODULE,
     TRAINER_NAME,
 )
+from sam_rollout.integrations.verl.resume import check_resume
 from sam_rollout.integrations.vllm.settings import (
     ADDITIONAL_CONFIG_KEY,
     MODEL_RUNNER_ENV,
@@ -92,6 +95,8 @@ def check(config: DictConfig) -> None:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({config.data.train_batch_size}) without filtering",
         )
+    for note in environment_notes(config):
+        print(f"Note: {note}", flush=True)
     check_cluster(config)
     telemetry.check_control(rollout_layout(config).replicas, refills=sampling.kind == "refill")
     never_drafts = not sam.enabled or not sam.gate.most_drafting(rollout.max_num_seqs)
@@ -100,6 +105,9 @@ def check(config: DictConfig) -> None:
             "Note: rollout_telemetry.control_share: there is no control without drafts", flush=True
         )
     _check_baseline(config)
+    placed = deepcopy(config)
+    _place_sources(placed)
+    check_resume(placed)
     check_wandb(config.trainer.logger)
 
 
@@ -197,6 +205,16 @@ def _routes_siblings(config: DictConfig) -> bool:
     return config.sam.enabled and siblings.enabled and siblings.routing == "grouped"
 
 
+def environment_notes(config: DictConfig) -> list[str]:
+    """Where the shell, often a container's image, overrules a variable of the experiment."""
+    return [
+        f"{name}={os.environ[name]} is set in the shell and counts; the experiment says {value} "
+        f"(unset {name} to have that)"
+        for name, value in config.get("environment", {}).items()
+        if value is not None and os.environ.get(name, str(value)) != str(value)
+    ]
+
+
 def environment(config: DictConfig) -> dict[str, str]:
     """Variables of every process of the run, on every node.
 
@@ -259,6 +277,8 @@ def translate(config: DictConfig) -> None:
         config.actor_rollout_ref.rollout.engine_kwargs.vllm = OmegaConf.merge(
             engine_kwargs, arguments
         )
+        if sizes := capture_sizes(config):
+            config.actor_rollout_ref.rollout.cudagraph_capture_sizes = sizes
         if _routes_siblings(config):
             settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
             config.actor_rollout_ref.rollout.router_config_path = str(settings)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from sam_rollout.doctor import Question, cluster
 from sam_rollout.doctor.cluster import CHECKOUT, Facts, compare, facts
 
@@ -39,6 +41,32 @@ def test_the_same_code_of_another_commit_is_right():
 
 def test_devices_of_cpus_are_not_compared():
     assert "devices" not in statuses(SAME, question=Question("cpu"))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_checkpoints_have_to_lie_where_all_nodes_see_them(tmp_path, shared):
+    """Each node of the test has a root of its own for what it does not share."""
+    folder = "checkpoints/of/a/run"
+
+    def ask(name, function, path, *arguments):
+        root = tmp_path / ("all" if shared else name)
+        root.mkdir(exist_ok=True)
+        assert path == str(cluster.CHECKOUT / folder)
+        return function(str(root / folder), *arguments)
+
+    asked = Question("cpu", {"trainer": {"default_local_dir": folder}}, cluster=True)
+    line = cluster.shared_checkpoints(asked, ["node0", "node1", "node2"], ask)
+    assert line.status == ("ok" if shared else "fail")
+    assert ("of node0 is not that of node1, node2" in line.found) == (not shared)
+    assert not [path for path in tmp_path.rglob("*") if path.parent != tmp_path], "all is removed"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    where = {"default_local_dir": str(tmp_path / "file" / "checkpoints")}
+    asked = Question("cpu", {"trainer": where}, cluster=True)
+    line = cluster.shared_checkpoints(asked, ["a", "b"], lambda _, function, *a: function(*a))
+    assert line.status == "fail" and "NotADirectoryError" in line.found
 
 
 def test_the_facts_of_this_machine(question):

@@ -121,3 +121,14 @@ def test_ports_are_those_the_launcher_uses():
     source = (Path(__file__).parents[3] / "scripts" / "lib" / "cluster.py").read_text()
     (ports,) = re.findall(r"^PORT, DASHBOARD_PORT = (\d+), (\d+)", source, re.MULTILINE)
     assert [str(port) for port in network.RAY_PORTS] == [*ports]
+
+
+@pytest.mark.parametrize(
+    ("version", "nodes", "status"),
+    [(None, 2, "skip"), ("2.48.0", 2, "warn"), ("2.48.0", 1, "ok"), ("2.52.0", 2, "ok")],
+)
+def test_a_ray_without_tokens(monkeypatch, version, nodes, status):
+    monkeypatch.setattr(network, "installed", lambda _: version)
+    question = Question("cpu", {"trainer": {"nnodes": nodes}})
+    (line,) = network.check_ray_token(question)
+    assert line.status == status and ("knows none" in line.found) == (version == "2.48.0")

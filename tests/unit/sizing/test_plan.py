@@ -30,7 +30,7 @@ LIMITS = EngineLimits(
     max_num_batched_tokens=8192,
     max_model_len=36992,
     draft_tokens=3,
-    drafting_requests=8,
+    verified_requests=8,
 )
 ENGINE = RolloutLayout(devices=128, tensor=8)
 
@@ -76,15 +76,15 @@ def test_verification_takes_what_the_gate_lets_draft(dense):
     gated = plan(dense)
     assert gated.verification == 0, "32 rows of 8 requests are fewer than the 128 always reckoned"
     assert gated.verification_ungated == 3 * 128 * 151936 * 14
-    assert plan(dense, drafting_requests=128).verification == gated.verification_ungated
+    assert plan(dense, verified_requests=128).verification == gated.verification_ungated
     (warning,) = plan(
-        dense, max_num_seqs=1024, drafting_requests=1024, draft_tokens=8, memory_fraction=0.8
+        dense, max_num_seqs=1024, verified_requests=1024, draft_tokens=8, memory_fraction=0.8
     ).warnings
     assert "sam.gate.threshold" in warning
 
 
 def test_no_drafts_no_verification(dense):
-    assert plan(dense, drafting_requests=0, draft_tokens=0).verification_ungated == 0
+    assert plan(dense, verified_requests=0, draft_tokens=0).verification_ungated == 0
 
 
 @pytest.mark.parametrize(

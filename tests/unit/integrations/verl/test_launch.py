@@ -27,6 +27,7 @@ from sam_rollout.integrations.verl.launch import (
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -528,6 +529,17 @@ def test_variables_named_in_the_configuration_reach_the_nodes():
     assert workers["VERL_PLATFORM"] == "cpu"
 
 
+def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
+    """The published image for Ascend sets TASK_QUEUE_ENABLE=1, eager mode wants 2."""
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "1")
+    for experiment in ("article_32b_graph", "article_32b"):
+        check(chosen(f"experiment={experiment}"))
+    assert capsys.readouterr().out == (
+        "Note: TASK_QUEUE_ENABLE=1 is set in the shell and counts; the experiment says 2 "
+        "(unset TASK_QUEUE_ENABLE to have that)\n"
+    )
+
+
 def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = composed()
@@ -569,3 +581,65 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypat
 def test_a_baseline_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^compare\.baseline_run = .*must be the folder of a"):
         check(composed(f"compare.baseline_run={tmp_path}"))
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run folder as a run with these overrides left it, and the override that names it."""
+
+    def begin(*overrides: str) -> str:
+        where = f"run_dir={tmp_path}/run"
+        config = OmegaConf.to_container(translated(*overrides, where), resolve=True)
+        info = RunInfo("a side", config, {}, {}, {}, "2026-07-01T00:00:00+00:00")
+        RunFolder(tmp_path / "run").write_start(info)
+        return where
+
+    return begin
+
+
+RESUME = "trainer.resume_mode=auto"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ("sam=off", "sam=matched", "sam.enabled: False there, True here"),
+        ("sam=matched", "sam=on", "sam.gate.kind: closed there, threshold here"),
+        ("sam=on", "sam=off", "sam.enabled: True there, False here"),
+        ("data.seed=2", "data.seed=3", "data.seed: 2 there, 3 here"),
+        ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 3 here"),
+    ],
+)
+def test_another_runs_checkpoints_are_not_resumed(begun, first, second, difference):
+    where = begun(first)
+    with pytest.raises(ConfigError) as caught:
+        check(composed(second, where, RESUME))
+    assert caught.value.field == "run_dir" and f"({difference})" in caught.value.allowed
+    check(composed(second, where, "trainer.resume_mode=disable"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("sam=off", "sam.max_draft_tokens=2"),
+        ("sam=on", "sam.sources.history.enabled=true"),
+        ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
+    where = begun(*overrides)
+    check(composed(*overrides, where, RESUME))
+    if "sam=off" in overrides:  # without drafts their number is nobody's
+        check(composed("sam=off", where, RESUME))
+
+
+def test_the_last_start_of_a_run_decides(begun):
+    begun("sam=off")
+    check(composed("sam=on", begun("sam=on"), RESUME))
+
+
+def test_a_run_folder_that_cannot_be_read_is_not_resumed(begun, tmp_path):
+    where = begun("sam=on")
+    (tmp_path / "run" / "sam" / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"^run_dir = .*cannot be resumed"):
+        check(composed("sam=on", where, RESUME))

@@ -1,0 +1,72 @@
+"""Graphs that an experiment captures: as many requests with drafts as without."""
+
+from copy import deepcopy
+
+import pytest
+
+from sam_rollout.integrations.verl.graphs import (
+    capture_sizes,
+    covered_requests,
+    filled_up_requests,
+    graph_mode,
+)
+from sam_rollout.integrations.verl.launch import translate
+from tests.unit.test_configs import CONFIGS, composed
+
+ROLLOUT = "actor_rollout_ref.rollout"
+MODE = f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode"
+GRAPH = ("experiment=article_32b_graph",)
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("side", ["off", "matched", "on"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):
+    config = composed(f"experiment={name}", f"sam={side}")
+    if graph_mode(config) != "NONE":
+        assert covered_requests(config) == config.actor_rollout_ref.rollout.max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes", "covered"),
+    [
+        (["sam=off"], [16, 32, 64, 128], 128),
+        (["sam=matched"], [16, 32, 64, 128, 256, 512], 128),
+        (["sam.max_draft_tokens=1"], [16, 32, 64, 128, 256], 128),
+        # Chosen for drafts already: nothing larger than all requests at once.
+        ([f"{ROLLOUT}.cudagraph_capture_sizes=[256,512]"], [256, 512], 128),
+        ([f"{ROLLOUT}.cudagraph_capture_sizes=[16,160]"], [16, 64, 160, 512], 128),
+        ([f"{ROLLOUT}.cudagraph_capture_sizes=[8,16]"], [8, 16, 32, 64], 16),
+        # Only a few requests draft there, and the others' steps fit as they are.
+        ([f"{MODE}=PIECEWISE"], [16, 32, 64, 128], 32),
+        ([f"{ROLLOUT}.cudagraph_capture_sizes=null"], [], 128),
+        ([f"{ROLLOUT}.enforce_eager=true"], [], 0),
+    ],
+)
+def test_sizes_count_tokens(overrides, sizes, covered):
+    config = composed(*GRAPH, *overrides)
+    assert capture_sizes(config) == sizes
+    assert covered_requests(config) == covered
+
+
+def test_the_engine_is_told():
+    config = deepcopy(composed(*GRAPH, "sam=on"))
+    translate(config)
+    assert list(config.actor_rollout_ref.rollout.cudagraph_capture_sizes)[-1] == 512
+
+
+@pytest.mark.parametrize(
+    ("overrides", "requests"),
+    [
+        (["sam=off"], 0),
+        (["sam=matched"], 128),
+        (["sam=on", f"{ROLLOUT}.cudagraph_capture_sizes=[8,16]"], 16),
+        (["sam=on", f"{MODE}=FULL_AND_PIECEWISE"], 0),
+        (["sam=on", f"{ROLLOUT}.enforce_eager=true"], 0),
+        (["sam=on", f"{ROLLOUT}.enforce_eager=true", "sam.pad_drafts=always"], 128),
+        (["sam=on", "sam.pad_drafts=never"], 0),
+        (["sam=on", "sam.pad_drafts=always", f"{ROLLOUT}.max_num_batched_tokens=400"], 100),
+    ],
+)
+def test_steps_that_are_filled_up_whatever_the_gate_says(overrides, requests):
+    assert filled_up_requests(composed(*GRAPH, *overrides)) == requests

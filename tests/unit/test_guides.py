@@ -1,0 +1,108 @@
+"""Training commands of the guides for clusters: they compose, and never share checkpoints.
+
+The pages' shell commands are run as they stand, loops and variables included, by a shell that knows
+no program: what would start one prints its arguments.
+"""
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from recipes.dapo_qwen3.dry_run import memory_plan
+from sam_rollout.integrations.verl.launch import check
+from tests.unit.test_configs import composed
+from tests.unit.test_translations import PARSER, ROOT
+
+PAGES = ("README.md", "docs/ascend.md", "docs/cuda.md", "docs/multinode.md")
+PROGRAMS = ("bash", "python", "sam-rollout")
+STUBS = "\n".join(
+    f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\"; echo; }}" for name in PROGRAMS
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A command that trains: its overrides, by name."""
+
+    command: str
+    overrides: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> str | None:
+        values = [o.partition("=")[2] for o in self.overrides if o.partition("=")[0] == name]
+        return values[-1] if values else None
+
+    @property
+    def config(self):
+        return composed(*self.overrides)
+
+
+def snippets(page: str) -> list[str]:
+    """Shell code of a page, in order: blocks, and commands among the text."""
+    code = []
+    for token in PARSER.parse((ROOT / page).read_text()):
+        if token.type == "fence" and token.info == "bash":
+            code.append(token.content)
+        spans = [c.content for c in token.children or [] if c.type == "code_inline"]
+        code += [span for span in spans if "run_dir=" in span and " " in span]
+    return code
+
+
+@cache
+def trainings(page: str) -> tuple[Training, ...]:
+    script = "\n".join([STUBS, "docker() { :; }", *snippets(page)])
+    shell = subprocess.run(
+        ["/bin/bash", "--norc", "-c", script],
+        env={"PATH": "/nowhere"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = []
+    for line in shell.stdout.splitlines():
+        words = shlex.split(line.removeprefix("RUN "))
+        if "--dry-run" in words or not any(word.startswith("experiment=") for word in words):
+            continue
+        behind = words.index("--config") + 1 if "--config" in words else 0
+        overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]
+        found.append(Training(line, tuple(overrides)))
+    return tuple(found)
+
+
+CLUSTER = [
+    pytest.param(page, training, id=f"{page}-{number}")
+    for page in PAGES
+    for number, training in enumerate(trainings(page))
+    if not training["experiment"].startswith("tiny_")
+]
+
+
+def test_the_commands_are_found():
+    assert len(trainings("docs/ascend.md")) >= 9, "one step, all nodes, and what an NPU confirms"
+    assert {page for page in PAGES if trainings(page)} == set(PAGES)
+
+
+@pytest.mark.parametrize(("page", "training"), CLUSTER)
+def test_a_training_command_is_accepted(page, training):
+    check(training.config)
+    assert not memory_plan(training.config).errors
+
+
+@pytest.mark.parametrize(("page", "training"), CLUSTER)
+def test_every_run_has_a_folder_that_all_nodes_share(page, training):
+    assert (training["run_dir"] or "").startswith("/data/"), training.command
+    same = [other for other in trainings(page) if other["run_dir"] == training["run_dir"]]
+    assert {other["sam"] for other in same} == {training["sam"]}
+
+
+@pytest.mark.parametrize(("page", "training"), CLUSTER)
+def test_short_runs_neither_save_nor_resume(page, training):
+    """verl saves after the last step, hundreds of gigabytes, whatever save_freq says."""
+    trainer = training.config.trainer
+    if trainer.total_training_steps:
+        assert trainer.save_freq <= 0 and trainer.resume_mode == "disable", training.command
