@@ -40,7 +40,9 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
     root.mkdir(parents=True)
     for number, info in enumerate(source.read_starts()):
         name = "run.json" if number == 0 else f"run-{number - 1:03d}.json"
-        light = replace(info, config=scrub(info.config, run_dir))
+        light = replace(
+            info, config=scrub(info.config, run_dir), git=scrub(dict(info.git), run_dir)
+        )
         (root / name).write_text(json.dumps(asdict(light)) + "\n", encoding="utf-8")
     shutil.copyfile(source.train_steps_path, root / "train_steps.jsonl")
     for name in (*TABLES, *(["traces"] if traces else [])):

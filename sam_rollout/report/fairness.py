@@ -43,6 +43,7 @@ PLACES = {
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
 ABSENT = "absent"
+_COMMIT_DIGITS = 12
 _FAILURES, _CONTROL = "sam/draft/failures", "sam/control/share"
 _OF_A_RESUME = {  # where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -228,11 +229,34 @@ def _two_starts(
             yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
             continue
         for key, left, right in differences(flat(one), flat(other)):
-            if ABSENT in (left, right) and base_run.source != sam_run.source:
+            other_source = base_run.source != sam_run.source
+            # Older folders tell less of the host; what a package lacks it is not installed.
+            untold = name == "host" and not {key.split(".")[0]} <= one.keys() & other.keys()
+            if ABSENT in (left, right) and (other_source or untold):
                 yield Finding(name, UNKNOWN, f"{name} {key}: known of one side only", {"key": key})
                 continue
             told, figures = _apart(left, right, names)
             yield Finding(name, UNFAIR, f"{name} {key}: {told}", {"key": key} | figures)
+    yield from _commits(base, sam, names)
+
+
+def _commits(base: Start, sam: Start, names: tuple[str, str]) -> Iterator[Finding]:
+    """Other code under the same version; nothing where a side ran from no checkout."""
+    told = [(start.git or {}).get("commit") for start in (base, sam)]
+    if not all(told):
+        return
+    changed = [bool((start.git or {}).get("dirty")) for start in (base, sam)]
+    left, right = (
+        f"{commit[:_COMMIT_DIGITS]}{' with changes' if dirty else ''}"
+        for commit, dirty in zip(told, changed, strict=True)
+    )
+    told_apart, figures = _apart(left, right, names)
+    figures = {"key": "commit"} | figures
+    if left != right:
+        yield Finding("versions", WARNING, f"versions commit: {told_apart}", figures)
+    elif any(changed):
+        text = f"versions commit: both ran {left}, which may not be the same ones"
+        yield Finding("versions", NOTE, text, figures)
 
 
 def _apart(left: Any, right: Any, names: tuple[str, str]) -> tuple[str, dict[str, Any]]:
@@ -264,7 +288,7 @@ def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
         names = [
             name
             for name in ("config", "seeds", "versions", "host")
-            if any(_told(start, name) != _told(first, name) for start in later)
+            if any(not _alike(_told(start, name), _told(first, name), name) for start in later)
         ]
         if names:
             text = f"{side} was resumed with other {', '.join(names)}"
@@ -272,6 +296,13 @@ def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
         else:
             text = f"{side} was resumed {len(later)} time(s); each start has a warm-up step"
             yield Finding("resumed", NOTE, text, {"resumes": len(later)})
+
+
+def _alike(one: Any, other: Any, name: str) -> bool:
+    """Whether two starts say the same; of the host what both tell, an older one tells less."""
+    if name == "host" and one and other:
+        return all(one[key] == other[key] for key in one.keys() & other.keys())
+    return one == other
 
 
 def _told(start: Start, name: str) -> Any:

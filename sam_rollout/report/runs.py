@@ -26,6 +26,7 @@ class Start:
     seeds: Mapping[str, int] | None = None
     host: Mapping[str, Any] | None = None
     started_at: str | None = None
+    git: Mapping[str, Any] | None = None
 
 
 def _no_table(name: str, problems: list[str]) -> pa.Table:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sam_rollout.report.compare import Comparison, Spread
+from sam_rollout.report.control import control_lines
 from sam_rollout.report.statistics import Estimate, Gain
 
 if TYPE_CHECKING:  # a comparison need not wait for scipy
@@ -32,6 +33,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(f"Metrics: {names}.", style="dim", highlight=False)
     console.print(_gains(comparison))
     console.print(f"{_GAINS} {_interval_line(comparison)}", style="dim")
+    for line in control_lines(comparison.sam, comparison.steps):
+        console.print(line, markup=False, highlight=False)
     for table in (_tail(comparison), _positions(comparison), _sources(comparison)):
         if table is not None:
             console.print(table)

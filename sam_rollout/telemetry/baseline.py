@@ -6,6 +6,7 @@ a comparison unfair in detail are the report's business, when both runs are done
 
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ COMPARED_SETTINGS = (
     "dynamic_sampling.max_rounds",
     "rollout_sampler.kind",
     "rollout_telemetry.tail_threshold",
+    "trainer.device",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.seed",
@@ -48,21 +52,29 @@ COMPARED_SETTINGS = (
 class Baseline:
     """The metrics of a finished run by training step, read once.
 
+    Args:
+        path: The finished run's folder.
+        earlier: Training step -> metrics of this run so far, if it goes on with an earlier one.
+
     Raises RunFolderError if `path` is no run folder, or has no training step yet.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, earlier: Mapping[int, Mapping[str, float]] | None = None
+    ) -> None:
         folder = RunFolder(path)
         self.path = folder.path
         self.config = folder.read_starts()[0].config
-        self._steps = {
-            step: {name: value for name, value in metrics.items() if math.isfinite(value)}
-            for step, metrics in folder.read_train_steps().items()
-            if _ROLLOUT_S in metrics
-        }
+        known = {step: _finite(metrics) for step, metrics in folder.read_train_steps().items()}
+        self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
             raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
-        self._sums_s = [0.0, 0.0]  # rollout time of the baseline and of this run
+        # Rollout time of this run by training step.
+        self._own_s = {
+            step: own_s
+            for step, metrics in (earlier or {}).items()
+            if (own_s := _finite(metrics).get(_ROLLOUT_S))
+        }
 
     @property
     def steps(self) -> list[int]:
@@ -79,11 +91,12 @@ class Baseline:
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
         """`compare/*` of one training step, given this run's metrics; empty without a counterpart.
 
-        To be called once a step, in order: one metric sums up the steps so far.
+        To be called once a step: one metric sums up the steps up to this one.
         """
         theirs = self._steps.get(step)
         if theirs is None:
             return {}
+        own = _finite(own)
         values: dict[str, float] = {}
         for name, copied, ratio in _METRICS:
             if name not in theirs:
@@ -92,13 +105,24 @@ class Baseline:
             if ratio is not None and own.get(name):
                 values[ratio] = theirs[name] / own[name]
         if own.get(_ROLLOUT_S):
-            self._sums_s[0] += theirs[_ROLLOUT_S]
-            self._sums_s[1] += own[_ROLLOUT_S]
-            values[_SO_FAR] = self._sums_s[0] / self._sums_s[1]
+            self._own_s[step] = own[_ROLLOUT_S]
+            # A resumed run may go back: what it then does again does not count yet.
+            compared = [one for one in self._own_s if one <= step and one in self._steps]
+            theirs_s = sum(self._steps[one][_ROLLOUT_S] for one in compared)
+            values[_SO_FAR] = theirs_s / sum(self._own_s[one] for one in compared)
             if own.get(_TOKENS) and theirs.get(_TOKENS):
                 per_token_s = theirs[_ROLLOUT_S] / theirs[_TOKENS]
                 values[_EQUAL_TOKENS] = per_token_s * own[_TOKENS] / own[_ROLLOUT_S] - 1
         return {declared(name).name: float(value) for name, value in values.items()}
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among the metrics; a trainer's own may be tables or text."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, Real) and math.isfinite(value)
+    }
 
 
 def _value(config: Mapping[str, Any], dotted: str) -> Any:

@@ -9,13 +9,15 @@ because responses to one prompt resemble each other. Times of the two arms are n
 is as long for both, and a control row that outlives the others makes the rollout of all longer.
 
 Replicas (engines) have steps of their own, so times can be compared. There are few of them: the
-interval of one step says little, and comparing many steps is up to the reader.
+interval of one step says little. `so_far` takes the training steps of a run together, which vary
+independently of each other as far as their prompts do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,19 @@ from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mas
 GROUPS, REPLICAS = "groups", "replicas"
 EXTRA_ARGS_KEY = "sam_control"  # of a control request, in `SamplingParams.extra_args`
 CONFIDENCE = 0.95
+# Gain over the steps so far -> the metrics of a step whose sums are its numerator and denominator.
+SO_FAR = {
+    "without_drafts_gain_so_far": ("sam/control/rollout_without_drafts_s", "sam/engine/rollout_s"),
+    "gain_so_far": ("sam/control/drafted_tokens_per_step", "sam/control/tokens_per_step"),
+    "rollout_gain_so_far": (
+        "sam/control/replica_rollout_s",
+        "sam/control/drafted_replica_rollout_s",
+    ),
+    "tail_gain_so_far": (
+        "sam/control/tail_time_per_token_ms",
+        "sam/control/drafted_tail_time_per_token_ms",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -86,32 +101,64 @@ def gain(
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has nothing.
     """
-    from scipy import stats  # slow to import, and most runs have no control
-
-    logs, variances, freedoms = [], [], []
-    for numerator, denominator in (treated, control):
-        used = denominator > 0
-        numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
-        if not numerator.sum() > 0:
-            return None
-        value, units = numerator.sum() / denominator.sum(), len(numerator)
-        logs.append(math.log(value))
-        if units > 1:
-            weight = denominator / denominator.sum()
-            left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
-            variances.append(float((left_out**2).sum() * (units - 1) / units))
-            freedoms.append(max(1 / float((weight**2).sum()) - 1, 1.0))
+    arms = [_log_ratio(*arm) for arm in (treated, control)]
+    if None in arms:
+        return None
+    logs, variances, freedoms = zip(*arms, strict=True)
     difference = logs[0] - logs[1]
-    if len(variances) < 2:
+    if None in variances:
         return Gain(math.expm1(difference), None)
     variance = sum(variances)
     if not variance:
         return Gain(math.expm1(difference), (math.expm1(difference),) * 2)
     freedom = variance**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance)
-    return Gain(
-        math.expm1(difference), (math.expm1(difference - half), math.expm1(difference + half))
-    )
+    return _with_limits(difference, variance, freedom)
+
+
+def paired_gain(numerator: np.ndarray, denominator: np.ndarray) -> Gain | None:
+    """Compare two sums over the same units, float [units] each.
+
+    The interval is Student's, with the jackknife's variance of the logarithm as in `gain`.
+
+    Returns:
+        (sum of the numerators) / (sum of the denominators) - 1; None if a side has nothing.
+    """
+    ratio_ = _log_ratio(numerator, denominator)
+    if ratio_ is None:
+        return None
+    log, variance, freedom = ratio_
+    if variance is None:
+        return Gain(math.expm1(log), None)
+    return _with_limits(log, variance, freedom)
+
+
+def _log_ratio(
+    numerator: np.ndarray, denominator: np.ndarray
+) -> tuple[float, float | None, float] | None:
+    """Logarithm of a ratio of sums, its variance (None of one unit) and degrees of freedom."""
+    used = denominator > 0
+    numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
+    if not numerator.sum() > 0:
+        return None
+    value, units = numerator.sum() / denominator.sum(), len(numerator)
+    if units == 1:
+        return math.log(value), None, 0.0
+    weight = denominator / denominator.sum()
+    left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
+    variance = float((left_out**2).sum() * (units - 1) / units)
+    return math.log(value), variance, max(1 / float((weight**2).sum()) - 1, 1.0)
+
+
+def _with_limits(log: float, variance: float, freedom: float) -> Gain:
+    half = _quantile(freedom) * math.sqrt(variance)
+    return Gain(math.expm1(log), (math.expm1(log - half), math.expm1(log + half)))
+
+
+def _quantile(freedom: float) -> float:
+    """How many standard errors half of an interval is wide."""
+    from scipy import stats  # slow to import, and most runs have no control
+
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 def control_metrics(
@@ -134,7 +181,12 @@ def control_metrics(
         "share": ratio(control.sum(), len(control)),
     }
     if len(control):
-        values["rollout_without_drafts_s"] = rollout_without_drafts_s(steps, requests)
+        without = rollout_without_drafts(steps, requests)
+        values["rollout_without_drafts_s"] = without.value_s
+        if without.limits_s is not None:
+            low_s, high_s = without.limits_s
+            values |= {"rollout_without_drafts_low_s": low_s}
+            values |= {"rollout_without_drafts_high_s": high_s}
     if control.any() and not control.all():
         if unit == GROUPS:
             values |= _by_group(requests, control)
@@ -211,7 +263,36 @@ def _named(name: str, found: Gain | None) -> dict[str, float]:
     return {name: found.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def rollout_without_drafts_s(engine_steps: pa.Table, requests: pa.Table) -> float:
+def so_far(steps: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The metrics ``sam/control/..._so_far`` of training steps taken together.
+
+    Each step counts once, so that their interval holds what differs from step to step; limits are
+    left out of a single step, and what no step tells altogether.
+
+    Args:
+        steps: Training step -> metrics, those of `control_metrics` among them.
+    """
+    values: dict[str, float] = {}
+    for name, (without, drafted) in SO_FAR.items():
+        pairs = [
+            (metrics[without], metrics[drafted])
+            for metrics in steps.values()
+            if {without, drafted} <= metrics.keys()
+        ]
+        if pairs:
+            values |= _named(name, paired_gain(*np.array(pairs, dtype=float).T))
+    return {metric_name("train", f"control/{name}"): value for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """A time and its interval, which is None where nothing tells of its width."""
+
+    value_s: float
+    limits_s: tuple[float, float] | None
+
+
+def rollout_without_drafts(engine_steps: pa.Table, requests: pa.Table) -> Counterfactual:
     """Estimate how long the slowest replica's rollout would have taken without any draft.
 
     Every accepted draft token spared its request one engine step. Without drafts, a request that
@@ -221,12 +302,13 @@ def rollout_without_drafts_s(engine_steps: pa.Table, requests: pa.Table) -> floa
 
     Assumes that texts stay the same, that no request waits for another's place while the gate is
     open, and that a step that took place would have been shorter by the drafter's time only: the
-    estimate is too long by what verification costs.
+    estimate is too long by what verification costs. The interval holds how well the length of a
+    step without drafts is known, nothing of these assumptions.
 
     Args:
         engine_steps, requests: All replicas' rows of one training step.
     """
-    slowest_s = 0.0
+    slowest = Counterfactual(0.0, None)
     for replica in np.unique(numpy_column(engine_steps["replica"])):
         steps = engine_steps.filter(pc.equal(engine_steps["replica"], replica)).sort_by("time_s")
         mine = requests.filter(pc.equal(requests["replica"], replica)).sort_by("start_s")
@@ -234,13 +316,22 @@ def rollout_without_drafts_s(engine_steps: pa.Table, requests: pa.Table) -> floa
         drafter_s = 1e-6 * numpy_column(pc.fill_null(steps["drafter_us"], 0.0)).astype(float)
         is_open = numpy_column(pc.fill_null(steps["gate_open"], False))
         undrafted = is_open & (numpy_column(steps["draft_requests"]) == 0)
-        if undrafted.any():
-            step_s = duration_s[undrafted].mean()
-        else:
-            step_s = ratio((duration_s - drafter_s)[is_open].sum(), is_open.sum())
+        like = duration_s[undrafted] if undrafted.any() else (duration_s - drafter_s)[is_open]
         more = _more_steps(numpy_column(steps["time_s"]), mine)
-        slowest_s = max(slowest_s, (duration_s - drafter_s).sum() + more * step_s)
-    return float(slowest_s)
+        without_s = float((duration_s - drafter_s).sum() + more * ratio(like.sum(), len(like)))
+        if without_s > slowest.value_s:
+            slowest = Counterfactual(without_s, _limits(without_s, more, like))
+    return slowest
+
+
+def _limits(without_s: float, more: int, like_s: np.ndarray) -> tuple[float, float] | None:
+    """Interval of a time in which `more` steps are taken to be as long as the mean of `like_s`."""
+    if not more:
+        return without_s, without_s
+    if len(like_s) < 2:
+        return None
+    half = more * _quantile(len(like_s) - 1) * float(like_s.std(ddof=1)) / math.sqrt(len(like_s))
+    return without_s - half, without_s + half
 
 
 def _more_steps(times_s: np.ndarray, requests: pa.Table) -> int:

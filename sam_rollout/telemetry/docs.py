@@ -17,6 +17,11 @@ without a drafter write the same metrics.
 *Of the replica that was busy longest* names one replica per training step for all metrics, the
 one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/engine/rollout_s`.
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
+
+*Since the start, validation included*: a counter as it stands when the rollout of the step, or its
+validation, is drained. It begins at 0 when the run starts, or is resumed. What a step's rollout
+added is its value less that of the drain before: `sam_val/...` of the step before if that was
+validated, else `sam/...` of it. Tables by source hold the steps' own counts instead.
 """
 
 _VERLS_OWN = """\
@@ -27,10 +32,12 @@ with drafts they are filled by verl's own rule, over the responses that the step
 `rollout/spec_accept_rate`, the mean over responses of accepted / drafted tokens, and
 `rollout/spec_accept_length`, the mean over responses of 1 + accepted tokens / verify steps. Both
 count a response that never drafted as 0. So with a gate they mostly say how many responses got as
-far as drafting; `sam/draft/acceptance_length` is the figure to compare with others'.
+far as drafting; `sam/draft/acceptance_length` is the figure to compare with others'. Responses
+whose records were lost are left out.
 
 With `trainer.rollout_data_dir` each response in verl's dump has `spec_num_draft_tokens`,
-`spec_num_accepted_tokens`, `spec_num_verify_steps`, `generation_s` and `control` beside its text.
+`spec_num_accepted_tokens`, `spec_num_verify_steps`, `generation_s` and `control` beside its text,
+all null where the response's records were lost.
 """
 
 _TABLES_INTRODUCTION = """\

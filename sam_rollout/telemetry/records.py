@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 2  # folders of every version from 1 on are read; see ADDED
+SCHEMA_VERSION = 3  # folders of every version from 1 on are read; see ADDED
 
 
 class RunFolderError(Exception):
@@ -274,7 +274,9 @@ class RunInfo:
 
     `config` is the full configuration as plain mappings; its group `sam` is what a comparison may
     vary. `versions` maps packages to versions, `seeds` names to seeds, `host` names what the run
-    stood on. `started_at` is an ISO 8601 time with a UTC offset, `label` reads like "sam=on".
+    stood on. `git` holds `commit` and `dirty` (tracked files were changed) of the checkout; it is
+    empty in folders of versions before 3. `started_at` is an ISO 8601 time with a UTC offset,
+    `label` reads like "sam=on".
     """
 
     label: str
@@ -283,6 +285,7 @@ class RunInfo:
     seeds: Mapping[str, int]
     host: Mapping[str, Any]
     started_at: str
+    git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -21,9 +21,11 @@ GROUPS = {
     "of runs with drafts and `rollout_telemetry.control_share` above 0; what a step cannot tell "
     "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
     "Welch's t on the logarithms of ratios of sums, with the jackknife's variance over prompts or "
-    "over replicas.",
+    "over replicas; of gains so far Student's t with that variance over training steps.",
     "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
+    "telemetry": "What recording costs the trainer; what it costs the engine is "
+    "`sam/engine/telemetry_us_per_step`.",
     "compare": "A finished baseline's figures of the same training step (`compare.baseline_run`), "
     "and this run's gains over it. Absent at steps that the baseline does not have.",
 }
@@ -34,8 +36,9 @@ SLOWEST = "of the replica that was busy longest"
 MEAN = "ratio of sums over replicas"
 SUM_RATIO = "over the requests or replicas of an arm"
 MAX = "maximum over replicas"
-TOTAL = "since the start of the run, sum over replicas"
+TOTAL = "since the start, validation included, sum over replicas"
 STEP = "one value a training step"
+SO_FAR = "over the training steps up to this one, those before a resume included"
 
 POSITION = "<k>"  # stands for a draft position 1, 2, ... in a metric's name
 CONTEXT = "<lo>"  # stands for a bin of context lengths, by its lower edge
@@ -505,6 +508,34 @@ METRICS: tuple[Metric, ...] = (
         "of the replica for which it is longest",
     ),
     Metric(
+        "sam/control/rollout_without_drafts_low_s",
+        "s",
+        "Its lower limit, by how well the mean length of a step without drafts is known: Student's "
+        "t over such steps, taken as independent. It holds nothing of the assumptions.",
+        "of the same replica",
+    ),
+    Metric(
+        "sam/control/rollout_without_drafts_high_s", "s", "Its upper limit.", "of the same replica"
+    ),
+    *(
+        metric
+        for gain, unit, of in (
+            ("without_drafts_gain", "", "rollout_without_drafts_s / engine/rollout_s"),
+            ("gain", "Unit groups: ", "drafted_tokens_per_step / tokens_per_step"),
+            ("rollout_gain", "Unit replicas: ", "replica_rollout_s / drafted_replica_rollout_s"),
+            (
+                "tail_gain",
+                "Unit replicas: ",
+                "tail_time_per_token_ms / drafted_tail_time_per_token_ms",
+            ),
+        )
+        for metric in (
+            Metric(f"sam/control/{gain}_so_far", "1", f"{unit}{of} - 1, of sums.", SO_FAR),
+            Metric(f"sam/control/{gain}_so_far_low", "1", "Its lower limit, over steps.", SO_FAR),
+            Metric(f"sam/control/{gain}_so_far_high", "1", "Its upper limit, over steps.", SO_FAR),
+        )
+    ),
+    Metric(
         "sam/routing/grouped_share",
         "1",
         "Share of the requests that ran on the replica where most of their prompt's responses ran; "
@@ -553,6 +584,21 @@ METRICS: tuple[Metric, ...] = (
         "Share of right responses before any prompt was dropped.",
         STEP,
     ),
+    Metric(
+        "sam/telemetry/collect_s",
+        "s",
+        "Time for collecting the step's records from the replicas, those of its validation "
+        "included, for writing them and for making metrics of them.",
+        STEP,
+    ),
+    Metric(
+        "sam/telemetry/curve_s",
+        "s",
+        "Time for drawing the running requests over time and handing the picture to the loggers; "
+        "after the step, outside timing_s/step.",
+        STEP,
+    ),
+    Metric("sam/telemetry/share", "1", "(collect_s + curve_s) / timing_s/step.", STEP),
     # Against a baseline that ran before: sam_rollout/telemetry/baseline.py.
     Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
@@ -575,7 +621,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "compare/speedup_rollout_so_far",
         "1",
-        "Baseline / this run, rollout time summed over the steps compared since the start.",
+        "Baseline / this run, rollout time summed over the steps compared up to this one, those "
+        "before a resume included.",
         STEP,
     ),
     Metric(

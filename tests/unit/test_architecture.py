@@ -12,6 +12,7 @@ LIBRARY = ROOT / "sam_rollout"
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
     "config": set(),
+    "hardware": set(),
     "identity": set(),
     "routing": set(),
     "automaton": set(),
@@ -22,7 +23,7 @@ MAY_IMPORT = {
     "report": {"telemetry"},
     "dashboard": {"telemetry"},
     "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
-    "bench": {"config", "drafting", "identity", "verification"},
+    "bench": {"config", "drafting", "hardware", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "cli": {
@@ -30,7 +31,7 @@ MAY_IMPORT = {
         "simulation", "integrations",
     },
     "integrations": {
-        "automaton", "config", "drafting", "gating", "identity", "routing", "sizing",
+        "automaton", "config", "drafting", "gating", "hardware", "identity", "routing", "sizing",
         "telemetry", "verification",
     },
 }  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import sam_rollout
 from sam_rollout.config import CompareConfig, ConfigError
-from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve
+from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -43,7 +41,6 @@ MEAN_IN_SUMMARY = (
     "timing_s/step",
     "timing_s/gen",
 )
-GIT_TIMEOUT_S = 10
 
 
 def chosen(backends: Any) -> list[str]:
@@ -62,31 +59,6 @@ def check_wandb(backends: Any) -> None:
             "trainer.logger", chosen(backends), "wandb is not installed: pip install wandb, or "
             "leave it out",
         )  # fmt: skip
-
-
-def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout this code runs from, and whether tracked files were changed.
-
-    Without a checkout (an installed wheel), or where git cannot say, ``commit`` is None and
-    ``note`` tells why.
-    """
-    root = root or Path(sam_rollout.__file__).parents[1]
-    if not (root / ".git").exists():
-        return {"commit": None, "dirty": None, "note": "installed package, no checkout"}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()
-        return {"commit": None, "dirty": None, "note": f"git cannot say: {said}"}
 
 
 def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
@@ -110,7 +82,7 @@ def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
         "seeds": dict(info.seeds),
         "host": dict(info.host),
         "started_at": info.started_at,
-        "git": git_state(),
+        "git": dict(info.git),
     }
     return {
         "project": config.trainer.project_name,
@@ -222,9 +194,18 @@ class CurveLogger:
         self._tail_threshold = tail_threshold
         self._guard = OnceWarning("The running requests over time cannot be drawn")
 
+    @property
+    def _takes_pictures(self) -> bool:
+        return WANDB in self._loggers or TENSORBOARD in self._loggers
+
+    def warm_up(self) -> None:
+        """Load what draws, if anything will be drawn: a second that no training step has to pay."""
+        if self._takes_pictures:
+            self._guard(warm_up)
+
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
         """Draw a training step's engine steps and log them; an error costs a warning."""
-        if engine_steps and (WANDB in self._loggers or TENSORBOARD in self._loggers):
+        if engine_steps and self._takes_pictures:
             self._guard(lambda: self._log(engine_steps, title, step))
 
     def _log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:

@@ -57,7 +57,7 @@ class ResponseBook:
     def __init__(self, *, dumped: bool) -> None:
         self._dumped = dumped
         self._steps: list[dict[str, ResponseCounts]] = []
-        self._by_key: dict[str, ResponseCounts] = {}
+        self._by_key: dict[str, ResponseCounts | None] = {}
         self._drafting = False
 
     def note(self, replicas: Iterable[ReplicaRecords]) -> None:
@@ -78,7 +78,11 @@ class ResponseBook:
         self._steps = [*self._steps, counts][-KEPT_STEPS:]
 
     def metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Return ``rollout/spec_accept_*`` of the batch trained on; nothing without a drafter."""
+        """Return ``rollout/spec_accept_*`` of the batch trained on; nothing without a drafter.
+
+        Responses whose records were lost are left out of them.
+        """
+        self._by_key = {}
         if not (self._drafting or self._dumped):
             return {}  # nobody asks: spare fetching the batch
         extra_fields = tq.kv_batch_get(
@@ -91,7 +95,7 @@ class ResponseBook:
         trained = [
             one
             for one, tag in zip(counts, batch.tags, strict=True)
-            if not tag.get("is_padding", False)
+            if one is not None and not tag.get("is_padding", False)
         ]
         return compute_spec_decode_metrics(
             [one.drafted_tokens for one in trained],
@@ -100,13 +104,19 @@ class ResponseBook:
         )
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
-        """Columns for a dump of the batch that ``metrics`` was asked for, by key of its rows."""
-        rows = [self._by_key.get(key, ResponseCounts()) for key in keys]
-        return {name: [getattr(row, field) for row in rows] for name, field in DUMPED.items()}
+        """Columns for a dump of the batch that ``metrics`` was asked for, by key of its rows.
 
-    def _find(self, extra_fields: dict[str, Any]) -> ResponseCounts:
+        None where nothing is known of a response: its records were lost.
+        """
+        rows = [self._by_key.get(key) for key in keys]
+        return {
+            name: [None if row is None else getattr(row, field) for row in rows]
+            for name, field in DUMPED.items()
+        }
+
+    def _find(self, extra_fields: dict[str, Any]) -> ResponseCounts | None:
         request_id = extra_fields.get(REQUEST_ID_FIELD)
         for step in reversed(self._steps):
             if request_id in step:
                 return step[request_id]
-        return ResponseCounts()
+        return None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 from omegaconf import DictConfig, OmegaConf
 
+import sam_rollout
 from sam_rollout.config import GateConfig
+from sam_rollout.hardware import cpu_model
 from sam_rollout.telemetry.records import RunInfo
 
 _PACKAGES = (
@@ -23,6 +28,11 @@ _PACKAGES = (
     "transformers",
     "ray",
 )
+
+
+_RAYS_ACCELERATORS = ("GPU", "NPU")
+_RAYS_NAMES = "accelerator_type:"
+GIT_TIMEOUT_S = 10
 
 
 def _versions() -> dict[str, str]:
@@ -38,9 +48,51 @@ def _versions() -> dict[str, str]:
 def _host() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
+        "cpu": cpu_model(),
         "cpus": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        **_cluster(),
     }
+
+
+def _cluster() -> dict[str, Any]:
+    """Nodes and accelerators of the Ray cluster; nothing outside of one, where it is unknown.
+
+    Ray counts accelerators by kind of resource, and by their name the nodes that have them.
+    """
+    if not ray.is_initialized():
+        return {}
+    accelerators = {
+        name.removeprefix(_RAYS_NAMES): count
+        for name, count in sorted(ray.cluster_resources().items())
+        if name in _RAYS_ACCELERATORS or name.startswith(_RAYS_NAMES)
+    }
+    return {"nodes": sum(node["Alive"] for node in ray.nodes()), "accelerators": accelerators}
+
+
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """Commit of the checkout this code runs from, and whether tracked files were changed.
+
+    Without a checkout (an installed wheel), or where git cannot say, ``commit`` is None and
+    ``note`` tells why.
+    """
+    root = root or Path(sam_rollout.__file__).parents[1]
+    if not (root / ".git").exists():
+        return {"commit": None, "dirty": None, "note": "installed package, no checkout"}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        return {"commit": None, "dirty": None, "note": f"git cannot say: {said}"}
 
 
 def _label(sam: DictConfig) -> str:
@@ -59,5 +111,6 @@ def collect_run_info(config: DictConfig) -> RunInfo:
         versions=_versions(),
         seeds={"rollout": config.actor_rollout_ref.rollout.seed, "data": config.data.seed},
         host=_host(),
+        git=git_state(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

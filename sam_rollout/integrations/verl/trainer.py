@@ -30,6 +30,7 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.names import TRAINER_NAME
+from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.router import write_settings
 from sam_rollout.integrations.verl.run_info import collect_run_info
@@ -37,8 +38,8 @@ from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
-from sam_rollout.telemetry.control import control_metrics
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.control import control_metrics, so_far
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,18 @@ class SamTrainerSync(PPOTrainerSync):
         self._run_folder.write_start(self._run_info)
         write_settings(config)
         path = config.compare.baseline_run
-        self._baseline = Baseline(path) if path else None
+        self._baseline = Baseline(path, self._earlier_steps()) if path else None
+        self._control_steps = self._earlier_steps() if self._control.share else {}
         self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
         self._curve_logger: CurveLogger | None = None
+        self._recording = RecordingClock()
+
+    def _earlier_steps(self) -> dict[int, dict[str, float]]:
+        """This run's metrics so far, if it is resumed."""
+        try:
+            return self._run_folder.read_train_steps(problems=[])
+        except RunFolderError:
+            return {}  # its first start
 
     def on_init_end(self) -> None:
         """Sync weights, then drop what engine start-up recorded."""
@@ -94,6 +104,8 @@ class SamTrainerSync(PPOTrainerSync):
             self.validation_generations_logger = GuardedTable(self.validation_generations_logger)
             self.dapo_filtered_reward_logger = GuardedTable(self.dapo_filtered_reward_logger)
         self._curve_logger = CurveLogger(loggers, self._telemetry.tail_threshold)
+        if self._telemetry.curve_every:
+            self._curve_logger.warm_up()
 
     def prepare_step(self) -> dict:
         """Submit the step's first prompts: a round, or verl's one training batch."""
@@ -108,15 +120,18 @@ class SamTrainerSync(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         """Collect the rollout's records before the replicas go to sleep."""
-        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        with self._recording.running(COLLECT_S):
+            self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
         """Validate as verl does; its traffic is filed under its own split."""
         metrics = super()._validate()
-        metrics.update(self._drain(VAL_SPLIT))
+        with self._recording.running(COLLECT_S):
+            metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
             # verl logs this one outside the training loop.
+            self._recording.reset()
             self._write_step(metrics)
         return metrics
 
@@ -124,11 +139,13 @@ class SamTrainerSync(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        metrics.update(self._spec_metrics(batch))
-        if self._baseline is not None:
-            metrics.update(self._baseline.metrics(self.global_steps, metrics))
+        with self._recording.running(COLLECT_S):
+            metrics.update(self._spec_metrics(batch))
+            metrics.update(self._baseline_metrics(metrics))
+        with self._recording.running(CURVE_S):
+            self._log_curve()
+        metrics.update(self._recording.take(metrics.get("timing_s/step")))
         self._write_step(metrics)
-        self._log_curve()
 
     def _log_curve(self) -> None:
         """Draw the step's rollout, outside of what the step's timers measure."""
@@ -152,6 +169,16 @@ class SamTrainerSync(PPOTrainerSync):
             return self._responses.metrics(batch)
         except Exception:
             logger.warning("verl's metrics of speculation are left out.", exc_info=True)
+            return {}
+
+    def _baseline_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
+        """Lay the step beside the baseline's; if that fails, its other metrics stay."""
+        if self._baseline is None:
+            return {}
+        try:
+            return self._baseline.metrics(self.global_steps, metrics)
+        except Exception:
+            logger.warning("This step is not laid beside the baseline's.", exc_info=True)
             return {}
 
     def _write_step(self, metrics: dict[str, Any]) -> None:
@@ -198,20 +225,30 @@ class SamTrainerSync(PPOTrainerSync):
             split=split,
         )
         if split == TRAIN_SPLIT and self._control.share:
-            metrics |= self._control_metrics(tables, requests)
+            metrics |= self._control_metrics(tables, requests, metrics)
         return metrics
 
     def _control_metrics(
-        self, engine_steps: list[pa.Table], requests: list[pa.Table]
+        self,
+        engine_steps: list[pa.Table],
+        requests: list[pa.Table],
+        metrics: dict[str, float],
     ) -> dict[str, float]:
         """Compare the step's two arms; if that fails, its other metrics stay."""
         try:
-            return control_metrics(
+            values = control_metrics(
                 pa.concat_tables(engine_steps),
                 pa.concat_tables(requests),
                 unit=self._control.unit,
                 tail_threshold=self._telemetry.tail_threshold,
             )
+            self._control_steps[self.global_steps] = metrics | values
+            done = {
+                step: known
+                for step, known in self._control_steps.items()
+                if step <= self.global_steps  # a resumed run may go back
+            }
+            return values | so_far(done)
         except Exception:
             logger.warning("This step's control metrics are left out.", exc_info=True)
             return {}

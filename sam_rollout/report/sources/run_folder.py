@@ -38,7 +38,7 @@ def read(path: Path) -> Run:
         source=NAME,
         label=infos[0].label if infos else path.name,
         starts=[
-            Start(info.config, info.versions, info.seeds, info.host, info.started_at)
+            Start(info.config, info.versions, info.seeds, info.host, info.started_at, info.git)
             for info in infos
         ],
         steps=pd.DataFrame.from_dict(entries, orient="index", dtype=float),

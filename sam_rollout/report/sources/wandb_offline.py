@@ -118,8 +118,10 @@ def _read_log(file: Path, path: Path) -> Run:
         config=config or None,
         versions=ours.get("versions") or versions or None,
         seeds=ours.get("seeds") or _seeds(config),
-        host=ours.get("host") or {name: value for name, value in host.items() if value} or None,
+        host={name: value for name, value in host.items() if value} | (ours.get("host") or {})
+        or None,
         started_at=ours.get("started_at", started_at),
+        git=ours.get("git"),
     )
     label = ours.get("label") or _label(config, path)
     return Run(path, NAME, label, [start], steps_frame(steps), problems)

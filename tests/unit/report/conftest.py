@@ -44,6 +44,7 @@ def run_info(name: str, sam: bool, **fields: Any) -> RunInfo:
         "seeds": {"rollout": 1},
         "host": {"cpus": 2},
         "started_at": "2026-07-01T00:00:00+00:00",
+        "git": {"commit": "a" * 40, "dirty": False},
         **fields,
     }
     return RunInfo(**fields)

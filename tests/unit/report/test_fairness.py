@@ -76,6 +76,14 @@ def config(**parts) -> dict:
             {"fields": {"versions": {"vllm": "0.27.0"}}},
             "versions", "unfair", "versions vllm: 0.28.0 in BASE, 0.27.0 in SAM",
         ),
+        (
+            {"fields": {"git": {"commit": "b" * 40, "dirty": False}}},
+            "versions", "warning", "versions commit: aaaaaaaaaaaa in BASE, bbbbbbbbbbbb in SAM",
+        ),
+        (
+            {"fields": {"git": {"commit": "a" * 40, "dirty": True}}},
+            "versions", "warning", "aaaaaaaaaaaa in BASE, aaaaaaaaaaaa with changes in SAM",
+        ),
         ({"fields": {"host": {"cpus": 4}}}, "host", "unfair", "host cpus: 2 in BASE, 4 in SAM"),
         (
             {"update_s": 6.0},
@@ -91,6 +99,58 @@ def test_one_difference_is_found(base, synthetic, other, name, severity, text):
     assert found(comparison)[name] == severity
     assert any(text in told for told in texts(comparison, name))
     assert comparison.fair is (severity != "unfair")
+
+
+def test_a_commit_says_nothing_where_it_is_not_known_or_the_code_was_changed(base, synthetic):
+    for git in ({}, {"commit": None, "dirty": None}):  # an older folder, an installed package
+        other = synthetic(f"on-{len(git)}", sam=True, fields={"git": git})
+        assert "versions" not in found(compare_folders(base, other))
+    changed = {"fields": {"git": {"commit": "a" * 40, "dirty": True}}}
+    comparison = compare_folders(
+        synthetic("off-c", **changed), synthetic("on-c", sam=True, **changed)
+    )
+    assert found(comparison)["versions"] == "note" and comparison.fair is True
+
+
+HOST = {"cpu": "Xeon", "cpus": 2, "nodes": 1, "accelerators": {"GPU": 8.0, "H100": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("other", "texts_found"),
+    [
+        (HOST | {"cpu": "EPYC"}, ["host cpu: Xeon in BASE, EPYC in SAM"]),
+        (HOST | {"nodes": 2}, ["host nodes: 1 in BASE, 2 in SAM"]),
+        (
+            HOST | {"accelerators": {"GPU": 8.0, "A100": 1.0}},
+            [
+                "host accelerators.A100: absent in BASE, 1.0 in SAM",
+                "host accelerators.H100: 1.0 in BASE, absent in SAM",
+            ],
+        ),
+        (HOST | {"accelerators": {}}, [
+            "host accelerators.GPU: 8.0 in BASE, absent in SAM",
+            "host accelerators.H100: 1.0 in BASE, absent in SAM",
+        ]),
+    ],
+)  # fmt: skip
+def test_other_hardware_is_unfair(synthetic, other, texts_found):
+    base = synthetic("off", fields={"host": HOST})
+    comparison = compare_folders(base, synthetic("on", sam=True, fields={"host": other}))
+    assert texts(comparison, "host") == texts_found and comparison.fair is False
+
+
+def test_what_an_older_folder_does_not_tell_of_the_host_is_unknown(base, synthetic):
+    other = synthetic("on", sam=True, fields={"host": HOST})
+    comparison = compare_folders(base, other)
+    assert found(comparison)["host"] == "unknown" and comparison.fair is True
+    folder = RunFolder(base)
+    (start,) = folder.read_starts()
+    folder.write_start(replace(start, started_at="2030-07-02T00:00:00+00:00", host=HOST))
+    assert found(compare_folders(base, other))["resumed"] == "note"
+    folder.write_start(
+        replace(start, started_at="2030-07-03T00:00:00+00:00", host=HOST | {"cpus": 4})
+    )
+    assert found(compare_folders(base, other))["resumed"] == "unfair"
 
 
 def test_other_prompts_and_texts(base, synthetic):

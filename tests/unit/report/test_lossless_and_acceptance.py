@@ -5,7 +5,7 @@ import pytest
 from sam_rollout.report.acceptance import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import RunFolder, TraceRecord, traces_table
+from sam_rollout.telemetry.records import EngineSteps, RunFolder, TraceRecord, traces_table
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
@@ -69,6 +69,54 @@ def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
     (context,) = found.contexts
     assert (context.tokens, context.verified) == (2048, 18.0)
     assert context.acceptance_length == pytest.approx(1 + 45 / 18)
+
+
+def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
+    """Validated before training and after step 2; counters go on through both."""
+    trained, validated = {1: 150.0, 2: 190.0, 3: 1200.0}, {0: 50.0, 2: 1190.0}
+    steps = {
+        step: {"timing_s/gen": 1.0}
+        | {
+            f"{prefix}/draft/{kind}": values[step]
+            for prefix, values in (("sam", trained), ("sam_val", validated))
+            for kind in ("drafted_own", "accepted_own", "verify_context_0", "accepted_context_0")
+            if step in values
+        }
+        for step in range(4)
+    }
+    found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
+    assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
+    assert [context.verified for context in found.contexts] == [150.0]
+
+
+def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run):
+    """Step 2's records were lost, and in step 3 the drafter took no notes: there counters count."""
+    path = make_run(
+        "on",
+        {
+            step: {
+                "timing_s/gen": 1.0,
+                "sam/draft/drafted_own": 110.0 * step,
+                "sam/draft/accepted_own": 55.0 * step,
+                "sam/draft/drafted_siblings": 10.0,
+            }
+            for step in (1, 2, 3)
+        },
+        sam=True,
+    )
+    rows = EngineSteps()
+    for split, of_sources in (("train", [6, 4, 0, 0]), ("train", []), ("val", [90, 0, 0, 0])):
+        rows.append(
+            1, split, 0, 1.0, 1.0, 4, 4, 0, draft_tokens=sum(of_sources),
+            drafted_per_source=of_sources, accepted_per_source=[count // 2 for count in of_sources],
+        )  # fmt: skip
+    rows.append(3, "train", 0, 1.0, 1.0, 4, 4, 0, draft_tokens=7)
+    RunFolder(path).write_engine_steps(0, rows.to_table())
+    found = acceptance([load_run(path)], [1, 2, 3])
+    assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
+        ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),
+        ("siblings", 4.0, 2.0),
+    ]
 
 
 def test_positions_weigh_steps_by_their_drafts(make_run):

@@ -106,9 +106,28 @@ def test_what_a_run_of_ours_tells_wandb_of_itself_is_no_setting(tmp_path):
     by_wandb(tmp_path / "run", sam_run=told)
     run = load_run(tmp_path / "run")
     assert run.label == "sam=matched" and "sam_run" not in run.start.config
-    assert {name: getattr(run.start, name) for name in ("versions", "seeds", "host")} == {
-        name: told[name] for name in ("versions", "seeds", "host")
+    assert {name: getattr(run.start, name) for name in ("versions", "seeds", "git")} == {
+        name: told[name] for name in ("versions", "seeds", "git")
     }
+    assert run.start.host.items() >= told["host"].items()
+
+
+def test_what_wandb_tells_of_the_machine_is_kept_beside_our_own(tmp_path, monkeypatch):
+    told = {"label": "sam=on", "host": {"cpus": 2, "cpu": "Xeon"}}
+    by_wandb(tmp_path / "run", sam_run=told)
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    about = Record()
+    about.environment.gpu_type, about.environment.gpu_count = "NVIDIA H100", 8
+    about.environment.cpu_count_logical = 96
+    whole = wandb_offline.records
+    monkeypatch.setattr(
+        wandb_offline,
+        "records",
+        lambda *arguments: [*whole(*arguments), about.SerializeToString()],
+    )
+    host = load_run(tmp_path / "run").start.host
+    assert host == {"cpus": 2, "cpu": "Xeon", "gpu": "NVIDIA H100", "gpus": 8}
 
 
 def test_validation_before_training_is_no_training_step_in_our_wandb_log(tmp_path):

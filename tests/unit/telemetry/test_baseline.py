@@ -57,6 +57,27 @@ def test_a_step_is_laid_beside_the_same_step(folder):
     assert "compare/reward_baseline" not in later, "the baseline does not know it"
 
 
+def test_a_resumed_run_sums_up_the_steps_before_it(folder):
+    """It went on to step 3 and is resumed from the checkpoint of step 1."""
+    earlier = {1: step(10.0, 100), 2: step(1.0, 100), 3: step(1.0, 100), 0: {"val-core/x": 0.1}}
+    baseline = Baseline(folder.path, earlier)
+    metrics = baseline.metrics(2, step(40.0, 100))
+    assert metrics["compare/speedup_rollout_so_far"] == 1.0  # 30 + 20 s against 10 + 40 s
+    again = Baseline(folder.path, earlier).metrics(1, step(15.0, 100))
+    assert again["compare/speedup_rollout_so_far"] == 2.0, "step 2 has not been done again yet"
+
+
+def test_what_a_baseline_does_not_know_is_left_out(folder):
+    folder.append_train_step(3, step(math.nan, 100))
+    baseline = Baseline(folder.path)
+    assert baseline.steps == [1, 2]
+    assert baseline.metrics(3, step(20.0, 80)) == {}
+    lost = baseline.metrics(2, step(math.nan, 100, text="a table"))
+    assert "compare/rollout_s_baseline" in lost
+    assert not any("rollout" in name and "speedup" in name for name in lost)
+    assert all(map(math.isfinite, lost.values()))
+
+
 def test_without_a_counterpart_there_is_nothing(folder):
     baseline = Baseline(folder.path)
     assert baseline.metrics(0, step(1.0, 1)) == {}

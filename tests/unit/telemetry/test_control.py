@@ -12,7 +12,9 @@ from sam_rollout.telemetry.control import (
     ControlAssignment,
     control_metrics,
     gain,
-    rollout_without_drafts_s,
+    paired_gain,
+    rollout_without_drafts,
+    so_far,
 )
 from sam_rollout.telemetry.records import EngineSteps, RequestRecord, requests_table
 from sam_rollout.telemetry.schema import declared
@@ -181,7 +183,7 @@ def test_the_rollout_without_drafts_is_found_from_one_with_drafts():
         without, _ = play(responses, drafts=False)
         truth = sum(without["duration_s"].to_pylist())
         taken = sum(steps["duration_s"].to_pylist())
-        assert rollout_without_drafts_s(steps, requests) == pytest.approx(truth, rel=0.005)
+        assert rollout_without_drafts(steps, requests).value_s == pytest.approx(truth, rel=0.005)
         assert taken < 0.97 * truth, "drafts were of use"
 
 
@@ -196,7 +198,7 @@ def test_rounds_that_follow_each_other_add_up():
         truth += sum(without["duration_s"].to_pylist())
         parts.append((steps, requests))
     steps, requests = (pa.concat_tables(tables) for tables in zip(*parts, strict=True))
-    assert rollout_without_drafts_s(steps, requests) == pytest.approx(truth, rel=0.005)
+    assert rollout_without_drafts(steps, requests).value_s == pytest.approx(truth, rel=0.005)
 
 
 def test_groups_are_compared_by_tokens_a_step():
@@ -255,3 +257,54 @@ def test_nothing_happened():
     steps, requests = EngineSteps().to_table(), requests_table([])
     metrics = control_metrics(steps, requests, unit=GROUPS, tail_threshold=GATE)
     assert set(metrics.values()) == {0.0}
+
+
+def test_the_steps_so_far_are_taken_together():
+    steps = {
+        step: {
+            "sam/control/rollout_without_drafts_s": without_s,
+            "sam/engine/rollout_s": 10.0,
+            "sam/control/tokens_per_step": 1.0,
+        }
+        for step, without_s in ((1, 11.0), (2, 13.0), (3, 15.0))
+    }
+    assert so_far({}) == {}
+    first = so_far({1: steps[1]})
+    assert first == {"sam/control/without_drafts_gain_so_far": pytest.approx(0.1)}
+    values = so_far(steps)
+    gain_, low, high = (values[f"sam/control/without_drafts_gain_so_far{end}"]
+                        for end in ("", "_low", "_high"))  # fmt: skip
+    assert gain_ == pytest.approx(0.3) and low < 0.3 < high
+    assert all(declared(name).name == name for name in values)
+    assert len(values) == 3, "no step tells of another gain"
+
+
+def test_the_paired_interval_covers_the_truth_as_often_as_it_says():
+    """Steps of very different length, whose two times go together."""
+    rng = np.random.default_rng(4)
+    covered = []
+    for _ in range(800):
+        with_s = rng.lognormal(3, 0.5, 12)
+        low, high = paired_gain(with_s * 1.3 * rng.lognormal(-0.005, 0.1, 12), with_s).limits
+        covered.append(low <= 0.3 <= high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_the_time_without_drafts_has_the_interval_of_its_steps_length():
+    """One request, of whose drafts 20 tokens were accepted; ten open steps that verified none."""
+    rng = np.random.default_rng(5)
+    covered = []
+    for _ in range(300):
+        steps, now_s = EngineSteps(), 100.0
+        for _ in range(10):
+            duration_s = 0.02 * (1 + 0.2 * rng.standard_normal())
+            now_s += duration_s
+            steps.append(1, "train", 0, now_s, duration_s, 1, 1, 0, gate_open=True)
+        request = RequestRecord(
+            1, "train", 0, "g", 0, 5, 30, 10, 30, 20, 100.0, now_s + 0.001, "stop"
+        )
+        found = rollout_without_drafts(steps.to_table(), requests_table([request]))
+        low_s, high_s = found.limits_s
+        assert low_s < found.value_s < high_s
+        covered.append(low_s <= (now_s - 100.0) + 20 * 0.02 <= high_s)
+    assert 0.9 <= np.mean(covered) <= 0.99

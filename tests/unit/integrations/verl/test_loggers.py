@@ -1,7 +1,6 @@
 """What our runs bring to verl's loggers; wandb itself is a stand-in here."""
 
 import logging
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -59,7 +58,7 @@ def config():
 def info(config) -> RunInfo:
     plain = OmegaConf.to_container(config)
     return RunInfo("sam=on", plain, {"verl": "0.9.1"}, {"rollout": 1}, {},
-                   "2026-07-01T00:00:00+00:00")  # fmt: skip
+                   "2026-07-01T00:00:00+00:00", {"commit": "abc", "dirty": False})  # fmt: skip
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
     assert (call["project"], call["name"]) == ("sam_rollout", "tiny_cpu sam-1")
     assert call["config"]["trainer"]["experiment_name"] == "tiny_cpu"
     assert call["config"]["sam_run"]["versions"] == {"verl": "0.9.1"}
-    assert {"commit", "dirty"} <= call["config"]["sam_run"]["git"].keys()
+    assert call["config"]["sam_run"]["git"] == {"commit": "abc", "dirty": False}
     assert ("*", {"step_metric": "training/global_step"}) in module.defined
 
 
@@ -172,38 +171,17 @@ def test_a_curve_goes_to_loggers_of_pictures_only():
     assert len(images) == 1
 
 
+def test_what_draws_is_loaded_before_the_first_step_if_anything_is_drawn(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(loggers, "warm_up", lambda: loaded.append(True))
+    loggers.CurveLogger({"console": None}, 8).warm_up()
+    assert not loaded
+    loggers.CurveLogger({"tensorboard": None}, 8).warm_up()
+    assert loaded
+
+
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
     curve_logger.log(engine_steps(), "title", 1)
     curve_logger.log([object()], "title", 2)
     assert caplog.text.count("cannot be drawn; training goes on") == 1
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "-q")
-    (tmp_path / "code.py").write_text("1\n")
-    git("add", "code.py")
-    git("commit", "-q", "-m", "first")
-    return tmp_path, git("rev-parse", "HEAD")
-
-
-def test_the_checkouts_state_is_recorded(checkout):
-    root, commit = checkout
-    (root / "outputs").mkdir()
-    (root / "outputs" / "new").write_text("untracked files change nothing\n")
-    assert loggers.git_state(root) == {"commit": commit, "dirty": False}
-    (root / "code.py").write_text("2\n")
-    assert loggers.git_state(root) == {"commit": commit, "dirty": True}
-
-
-def test_an_installed_package_has_no_state(tmp_path):
-    state = loggers.git_state(tmp_path)
-    assert state == {"commit": None, "dirty": None, "note": "installed package, no checkout"}
-    (tmp_path / ".git").write_text("gitdir: nowhere\n")
-    assert loggers.git_state(tmp_path)["note"].startswith("git cannot say: ")

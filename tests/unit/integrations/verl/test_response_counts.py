@@ -85,10 +85,31 @@ def test_turns_of_a_response_add_up(batch):
 def test_responses_left_over_by_the_step_before_are_known(batch):
     book = ResponseBook(dumped=False)
     book.note([records(("a", 4, 12, 6, 1.0))])
-    book.note([records(("b", 4, 12, 6, 1.0))])
-    assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx(1 / 3)
+    book.note([records(("b", 4, 12, 3, 1.0))])
+    assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx((0.5 + 0.25) / 2)
     book.note([records(("c", 4, 12, 12, 1.0))])
-    assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx(1.5 / 3)
+    # Nobody knows of "a" any more, three steps later.
+    assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx((0.25 + 1) / 2)
+
+
+def test_what_is_not_known_of_a_response_is_no_zero(batch, monkeypatch):
+    """After a drain that failed, and after a batch that could not be asked for its ids."""
+    book = ResponseBook(dumped=True)
+    book.note([records(("a", 4, 12, 6, 1.0))])
+    assert book.metrics(batch)["rollout/spec_accept_rate"] == pytest.approx(0.5)
+    columns = book.columns(KEYS[:2])
+    assert columns["generation_s"] == [1.0, None]
+    assert columns["spec_num_draft_tokens"] == [12, None]
+    assert columns["control"] == [False, None]
+    book.note([])
+    book.note([])
+    assert book.metrics(batch) == {}, "nothing is known of any of them"
+    book.note([records(("a", 4, 12, 6, 1.0))])
+    book.metrics(batch)
+    monkeypatch.setattr(response_counts.tq, "kv_batch_get", lambda **_: {})
+    with pytest.raises(KeyError):
+        book.metrics(batch)
+    assert book.columns(KEYS[:1])["generation_s"] == [None], "of the batch before"
 
 
 def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):

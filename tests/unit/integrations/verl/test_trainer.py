@@ -6,7 +6,9 @@ import pytest
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from sam_rollout.config import RolloutTelemetryConfig
+from sam_rollout.integrations.verl import recording_clock
 from sam_rollout.integrations.verl import trainer as module
+from sam_rollout.integrations.verl.recording_clock import RecordingClock
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import EngineSteps, RunFolder, RunInfo
 
@@ -38,6 +40,7 @@ def make_trainer(tmp_path, monkeypatch):
         trainer._run_info = INFO
         trainer._baseline = Baseline(base.path)
         trainer._curve_logger = None
+        trainer._recording = RecordingClock()
         steps = EngineSteps()
         steps.append(4, "train", 0, 1.0, 1.0, 4, 4, 0)
         trainer._engine_steps = [steps.to_table()]
@@ -70,6 +73,46 @@ def test_a_steps_metrics_hold_the_baselines_and_the_rollout_is_drawn(make_traine
     assert trainer._run_folder.read_train_steps()[4] == metrics
     assert pictures.shown == [("sam/engine/running_over_time", 4)]
     assert trainer._engine_steps == [], "held for one step only"
+
+
+def test_what_recording_costs_is_a_metric_of_the_step(make_trainer, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(recording_clock.time, "perf_counter", lambda: clock.now)
+
+    def takes(seconds, result):
+        def call(*arguments, **keywords):
+            clock.now += seconds
+            return result
+
+        return call
+
+    trainer = make_trainer(0)
+    trainer.on_train_begin()
+    monkeypatch.setattr(PPOTrainerSync, "on_sample_end", lambda self: None)
+    monkeypatch.setattr(PPOTrainerSync, "_validate", takes(5.0, {}))
+    monkeypatch.setattr(trainer, "_drain", takes(0.5, {}))
+    monkeypatch.setattr(trainer, "_log_curve", takes(0.25, None))
+    trainer.config = SimpleNamespace(trainer=SimpleNamespace(val_before_train=True))
+    trainer._validate()  # before training: of no step
+    trainer.timing_raw = {}
+    for _ in range(2):
+        trainer.on_sample_end()
+        metrics = {}
+        trainer._compute_metrics(None, metrics, {})
+        assert metrics["sam/telemetry/collect_s"] == 0.5
+        assert metrics["sam/telemetry/curve_s"] == 0.25
+        assert metrics["sam/telemetry/share"] == 0.75 / 4.0
+    assert trainer._run_folder.read_train_steps()[4]["sam/telemetry/collect_s"] == 0.5
+
+
+def test_a_baseline_that_fails_costs_its_own_metrics(make_trainer, monkeypatch, caplog):
+    trainer = make_trainer(0)
+    monkeypatch.setattr(trainer._baseline, "metrics", _fail)
+    trainer.on_train_begin()
+    metrics = {"sam/engine/rollout_s": 3.0}
+    trainer._compute_metrics(None, metrics, {})
+    assert trainer._run_folder.read_train_steps()[4]["sam/engine/rollout_s"] == 3.0
+    assert "compare/speedup_rollout" not in metrics and "baseline" in caplog.text
 
 
 @pytest.mark.parametrize("curve_every", [0, 3])

@@ -1,0 +1,62 @@
+"""What a run says of itself."""
+
+import subprocess
+
+import pytest
+
+from sam_rollout.hardware import cpu_model
+from sam_rollout.integrations.verl import run_info
+from sam_rollout.integrations.verl.run_info import git_state
+
+
+def test_the_clusters_accelerators_are_told_by_name_and_number(monkeypatch):
+    resources = {
+        "CPU": 96.0, "GPU": 16.0, "accelerator_type:H100": 2.0, "memory": 1e12, "node:a": 1.0,
+    }  # fmt: skip
+    monkeypatch.setattr(run_info.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(run_info.ray, "cluster_resources", lambda: resources)
+    nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+    monkeypatch.setattr(run_info.ray, "nodes", lambda: nodes)
+    host = run_info._host()
+    assert host["nodes"] == 2 and host["accelerators"] == {"GPU": 16.0, "H100": 2.0}
+    assert host["cpu"] == cpu_model()
+    monkeypatch.setattr(run_info.ray, "is_initialized", lambda: False)
+    assert run_info._host().keys() == {"machine", "cpu", "cpus", "memory_gib"}
+
+
+def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 8: a\n\nmodel name\t: other\n")
+    assert cpu_model(cpuinfo) == "Xeon 8: a"
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x48\n")
+    assert cpu_model(cpuinfo) == cpu_model(tmp_path / "none") != ""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("1\n")
+    git("add", "code.py")
+    git("commit", "-q", "-m", "first")
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_the_checkouts_state_is_recorded(checkout):
+    root, commit = checkout
+    (root / "outputs").mkdir()
+    (root / "outputs" / "new").write_text("untracked files change nothing\n")
+    assert git_state(root) == {"commit": commit, "dirty": False}
+    (root / "code.py").write_text("2\n")
+    assert git_state(root) == {"commit": commit, "dirty": True}
+
+
+def test_an_installed_package_has_no_state(tmp_path):
+    state = git_state(tmp_path)
+    assert state == {"commit": None, "dirty": None, "note": "installed package, no checkout"}
+    (tmp_path / ".git").write_text("gitdir: nowhere\n")
+    assert git_state(tmp_path)["note"].startswith("git cannot say: ")
