@@ -1,11 +1,20 @@
 """How many draft tokens a budget brings, learned from what was verified.
 
-Counted by position: of the requests that were allowed j tokens and had j - 1 accepted, how many had
-the j-th accepted, too. A request without a draft, or with one too short, counts as one that did
-not. The product of these shares is the chance of the j-th token (the product-limit estimate of
-Kaplan and Meier, 1958); steps with a small budget tell about its first positions only, and bias
-none. Requests that are left in the long tail are no fair sample of all: every octave of running
-requests has counts of its own.
+A drafter is right for a while, then wrong: runs of L tokens. A budget of k gets k + 1 of them a
+step (the bonus token, too, is one the drafter was right about), so that a run takes
+1 + L // (k + 1) steps and yields L + 1 tokens. What a step yields is the ratio of the means.
+Chances by position in the draft would not do: a small budget cuts a long run into many steps, all
+of them successful, and would promise a larger one more than it can keep.
+
+Counted are the requests that reached the j-th token of a run, and those that had it accepted, too.
+A request without a draft, or with one too short, counts as one that did not. The product of these
+shares is the chance that a run is so long (the product-limit estimate of Kaplan and Meier, 1958);
+steps with a small budget tell about its first positions only, and bias none. A step of a request
+whose whole budget was accepted just before goes on with a run: all its positions are counted
+together, as what comes after those that were counted one by one.
+
+Requests that are left in the long tail are no fair sample of all: every octave of running requests
+has counts of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +32,8 @@ _INHERITED_ROWS = 64.0
 # Where little was counted: a draft token is as good as lost, and later ones follow their first.
 _ASSUMED = 2.0
 _ASSUMED_FIRST, _ASSUMED_NEXT = 0.2, 0.8
+_LONGEST = 48  # tokens of a run that are reckoned one by one
+_SUREST = 0.99  # chance of another token after these
 
 
 class Acceptance:
@@ -32,41 +43,58 @@ class Acceptance:
         max_draft_tokens: largest budget.
 
     Attributes:
-        gains: expected accepted tokens of a request, by budget 0..k.
         fill: draft tokens that a request really had, for each one it was allowed.
     """
 
     def __init__(self, max_draft_tokens: int) -> None:
         self._reached = [0.0] * max_draft_tokens
         self._kept = [0.0] * max_draft_tokens
+        self._reached_later = self._kept_later = 0.0  # in steps that went on with a run
         self._drafted = self._allowed = 0.0
-        self.gains = [0.0] * (max_draft_tokens + 1)
+        self._gains: list[float] | None = None
         self.fill = 1.0
-        self._update()
 
-    def observe(self, budget: int, drafts: np.ndarray, sampled: np.ndarray) -> None:
+    def observe(
+        self, budget: int, drafts: np.ndarray, sampled: np.ndarray, going_on: np.ndarray
+    ) -> None:
         """Learn from a step in which each request was allowed `budget` >= 1 tokens.
 
         Args:
             budget: that of the step.
             drafts: int[B], tokens drafted.
             sampled: int[B], tokens sampled, the bonus token among them; 0 if nothing was verified.
+            going_on: bool[B], the step before accepted the whole budget.
         """
         accepted = np.minimum(sampled, drafts + 1)  # and one more: 0 where nothing was verified
-        counts = np.bincount(accepted, minlength=budget + 2).tolist()
-        rows = len(sampled) - counts[0]
+        width = budget + 2
+        counts = np.bincount(accepted + width * going_on, minlength=2 * width).tolist()
+        fresh, later = counts[:width], counts[width:]
+        rows = len(sampled) - fresh[0] - later[0]
         if not rows:
             return
         keep = 1 - 1 / max(_STEPS, _ROWS / rows)
         self._drafted = keep * self._drafted + float(drafts.sum())
         self._allowed = keep * self._allowed + rows * budget
-        kept = rows
+        self.fill = self._drafted / self._allowed
+        kept = sum(fresh) - fresh[0]
+        kept_later = sum(later) - later[0]
+        self._reached_later *= keep
+        self._kept_later *= keep
         for j in range(budget):
-            reached, kept = kept, kept - counts[j + 1]
+            reached, kept = kept, kept - fresh[j + 1]
             self._reached[j] = keep * self._reached[j] + reached
             self._kept[j] = keep * self._kept[j] + kept
+            self._reached_later += kept_later
+            kept_later -= later[j + 1]
+            self._kept_later += kept_later
         self._fade(1 - 1 / _IDLE_STEPS, budget)
-        self._update()
+
+    @property
+    def gains(self) -> list[float]:
+        """Expected accepted tokens of a request, by budget 0..k."""
+        if self._gains is None:
+            self._gains = self._expect()
+        return self._gains
 
     def fade(self, steps: int) -> None:
         """Trust what was learned less, after so many steps without drafts."""
@@ -89,14 +117,27 @@ class Acceptance:
                 share = max(keep, least / reached)
                 self._reached[j] *= share
                 self._kept[j] *= share
+        self._gains = None
 
-    def _update(self) -> None:
-        chance, gain = 1.0, 0.0
+    def _expect(self) -> list[float]:
+        later = _share(self._kept_later, self._reached_later, _ASSUMED_NEXT)
+        later = min(later, _SUREST)
+        chance, chances = 1.0, [1.0]  # that a run has at least so many tokens
         assumed = _ASSUMED_FIRST
-        for j, (kept, reached) in enumerate(zip(self._kept, self._reached, strict=True)):
-            chance *= (kept + _ASSUMED * assumed) / (reached + _ASSUMED)
-            gain += chance
-            self.gains[j + 1] = gain
-            assumed = _ASSUMED_NEXT
-        if self._allowed:
-            self.fill = self._drafted / self._allowed
+        for kept, reached in zip(self._kept, self._reached, strict=True):
+            chance *= _share(kept, reached, assumed)
+            chances.append(chance)
+            assumed = later
+        for _ in range(_LONGEST - len(self._kept)):
+            chance *= later
+            chances.append(chance)
+        rest = chance * later / (1 - later)  # tokens beyond
+        tokens = sum(chances) + rest
+        return [
+            tokens / (1 + sum(chances[size::size]) + rest / size) - 1
+            for size in range(1, len(self._kept) + 2)
+        ]
+
+
+def _share(kept: float, reached: float, assumed: float) -> float:
+    return (kept + _ASSUMED * assumed) / (reached + _ASSUMED)

@@ -67,6 +67,7 @@ class AutoGate:
         self._context = 0  # of the last step looked at
         self._unseen = self._to_skip = 0  # steps since the last look, and before the next
         self._passed_s = 0.0  # in steps that did nothing but decode
+        self._before: tuple[np.ndarray, int] = np.zeros(0, np.int32), 0  # tokens sampled, budget
         self._meter = LoadMeter()
         self._drafting_share = 1.0  # of the requests: may draft at all
         self._best = 0  # the budget chosen
@@ -88,6 +89,7 @@ class AutoGate:
             self._to_skip -= 1
             self._unseen += 1
             self._last_ns = step.now_ns
+            self._before = step.sampled, self._budget
             return
         if step.group is None:
             load, budget = self._meter.load(step), self._budget
@@ -105,6 +107,7 @@ class AutoGate:
         self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
         if budget and step.same_batch:  # those who join were allowed nothing
             self._learn_acceptance(budget, step)
+        self._before = step.sampled, budget
         if not load.steady or before + tokens != context:
             self._left_out += 1
             return
@@ -138,9 +141,14 @@ class AutoGate:
 
     def _learn_acceptance(self, budget: int, step: EngineStep) -> None:
         sampled = step.sampled
+        sampled_before, budget_before = self._before
+        if len(sampled_before) == len(sampled):
+            going_on = sampled_before > max(budget_before, 1)
+        else:
+            going_on = np.zeros(len(sampled), bool)
         if not isinstance(step.may_draft, int):
             sampled = sampled * step.may_draft  # who gets no drafts tells nothing about them
-        self._acceptance.observe(budget, step.drafts, sampled)
+        self._acceptance.observe(budget, step.drafts, sampled, going_on)
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """The budget with the highest expected rate, or one that has to be tried."""

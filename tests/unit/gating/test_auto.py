@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.gating import ClosedGate, EngineStep, ThresholdGate
+from sam_rollout.gating.acceptance import Acceptance
 from sam_rollout.gating.auto import AutoGate
 from tests.unit.gating.synthetic import SyntheticEngine
 
@@ -146,7 +147,8 @@ def test_the_last_part_of_a_prompt_is_left_out():
     gate = auto()
     feed(gate, 50, seconds=1e-3)
     measured = gate.counters()["gate/measured_steps"]
-    feed(gate, 1, seconds=1.5e-3, sampled=np.array([1, 1, 1, 0], np.int32))
+    joined = np.array([1, 1, 1, 0], np.int32)
+    feed(gate, 1, seconds=1.5e-3, sampled=joined, same_batch=False)
     feed(gate, 1, seconds=1.5e-3)
     assert gate.counters()["gate/measured_steps"] == measured
     feed(gate, 1, seconds=1e-3)
@@ -207,3 +209,32 @@ def test_of_familiar_steps_some_are_looked_at():
     few = auto()
     feed(few, 100, seconds=1e-3, rows=2)
     assert few.counters()["gate/measured_steps"] > 95
+
+
+def verified(lengths: list[int], k: int) -> list[tuple[int, bool]]:
+    """Accepted tokens of every step of budget k, and whether it goes on with a run of so many."""
+    steps = []
+    for length in lengths:
+        going_on = False
+        while length > k:
+            steps.append((k, going_on))
+            length, going_on = length - k - 1, True
+        steps.append((length, going_on))
+    return steps
+
+
+@pytest.mark.parametrize("k", [3, 8])
+def test_what_another_budget_would_bring_does_not_depend_on_the_one_in_use(k):
+    """Runs of a drafter that is right for a while, cut into steps by the budget."""
+    random = np.random.default_rng(0)
+    lengths = np.where(random.random(20_000) < 0.4, random.geometric(0.25, 20_000), 0).tolist()
+    acceptance = Acceptance(8)
+    steps = verified(lengths, k)
+    random.shuffle(steps)
+    for at in range(0, len(steps) // 64 * 64, 64):
+        accepted, going_on = map(np.array, zip(*steps[at : at + 64], strict=True))
+        drafts = np.full(64, k)
+        acceptance.observe(k, drafts, accepted + 1, going_on.astype(bool))
+    for other in (1, 2, 3, 5, 8):
+        accepted = [step for step, _ in verified(lengths, other)]
+        assert acceptance.gains[other] == pytest.approx(np.mean(accepted), rel=0.08)
