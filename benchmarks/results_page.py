@@ -281,7 +281,7 @@ def gate_section() -> str:
             _spread(result["auto/best_fixed"], "low", "high"),
             _spread(result["auto/closed"], "low", "high"),
             f"{result['decision_us']['closed']:.1f}, {result['decision_us']['auto']:.1f}",
-            f"{_share(result['counters'], 'trial_loss_s', 'measured_s'):.2%}",
+            f"{_share(result['counters'], 'trial_loss_s', 'decoding_s'):.2%}",
             f"{_share(result['counters'], 'regret_s', 'compared_s'):.2%}",
         ]
         for text, result in texts.items()

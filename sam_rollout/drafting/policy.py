@@ -241,7 +241,10 @@ def _plan(
         for s in range(biases.size):
             out_k[s, i] = 0
             match_length = matches[s, i, MATCH_LENGTH]
-            if match_length == 0 or (s >= live and match_length <= longest + biases[s]):
+            if match_length == 0:
+                continue
+            # The first one has nobody to be longer than.
+            if s > 0 and s >= live and match_length <= longest + biases[s]:
                 continue
             if s < live and live > 1 and budget[i] > 0:
                 class_ = _class_of(s, matches[s, i], accepted[i])

@@ -117,6 +117,10 @@ class Acceptance:
                 share = max(keep, least / reached)
                 self._reached[j] *= share
                 self._kept[j] *= share
+        if not first and self._reached_later > least:
+            share = max(keep, least / self._reached_later)
+            self._reached_later *= share
+            self._kept_later *= share
         self._gains = None
 
     def _expect(self) -> list[float]:

@@ -66,7 +66,7 @@ class AutoGate:
         self._last_ns = 0
         self._context = 0  # of the last step looked at
         self._unseen = self._to_skip = 0  # steps since the last look, and before the next
-        self._passed_s = 0.0  # in steps that did nothing but decode
+        self._passed_s = 0.0  # of all steps, without what interrupted them
         self._before: tuple[np.ndarray, int] = np.zeros(0, np.int32), 0  # tokens sampled, budget
         self._meter = LoadMeter()
         self._drafting_share = 1.0  # of the requests: may draft at all
@@ -76,7 +76,7 @@ class AutoGate:
         self._fair_s_per_token = 0.0  # of the budget chosen
         # Since the gate was made.
         self._chosen = [0] * (max_draft_tokens + 1)
-        self._trials = self._left_out = self._measured = 0
+        self._trials = self._left_out = self._measured = self._skipped = 0
         self._time_s = self._predicted_s = self._lost_s = 0.0
         self._tokens = 0
         # Tokens by number of requests and budget, and the steps' requests and context: for regret.
@@ -88,6 +88,7 @@ class AutoGate:
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
             self._to_skip -= 1
             self._unseen += 1
+            self._skipped += 1
             self._last_ns = step.now_ns
             self._before = step.sampled, self._budget
             return
@@ -108,10 +109,13 @@ class AutoGate:
         if budget and step.same_batch:  # those who join were allowed nothing
             self._learn_acceptance(budget, step)
         self._before = step.sampled, budget
+        expected = self._expected[budget]
         if not load.steady or before + tokens != context:
             self._left_out += 1
+            self._passed_s += min(seconds, expected)
+            if trial:  # not to be measured, and paid for all the same
+                self._lost_s += max(0.0, expected - tokens * self._fair_s_per_token)
             return
-        expected = self._expected[budget]
         if trial:
             # What the best budget would have made of a pause is not the trial's fault.
             fair_s = tokens * self._fair_s_per_token
@@ -123,16 +127,17 @@ class AutoGate:
         self._seen[number][budget] = self._steps
         if self._times.weight(rows, budget) >= _FAMILIAR:
             self._to_skip = min(_LOOK_EVERY - 1, rows // _LOOK_EVERY)
-        self._passed_s += seconds * (1 + unseen)
+        steps = 1 + unseen  # that this one stands for
+        self._passed_s += steps * seconds
         self._measured += 1
         self._time_s += seconds
         self._predicted_s += expected
         self._tokens += tokens
-        self._tokens_of[number][budget] += tokens
+        self._tokens_of[number][budget] += steps * tokens
         batch = self._batch_of[number]
-        batch[0] += 1
-        batch[1] += rows
-        batch[2] += before
+        batch[0] += steps
+        batch[1] += steps * rows
+        batch[2] += steps * before
 
     @property
     def is_trial(self) -> bool:
@@ -238,6 +243,8 @@ class AutoGate:
             "gate/trials": self._trials,
             "gate/measured_steps": self._measured,
             "gate/left_out_steps": self._left_out,
+            "gate/skipped_steps": self._skipped,
+            "gate/decoding_s": self._passed_s,
             "gate/measured_s": self._time_s,
             "gate/predicted_s": self._predicted_s,
             "gate/measured_tokens": self._tokens,

@@ -269,6 +269,6 @@ def _gate_ratios(totals: Mapping[str, float]) -> dict[str, float]:
     return {
         "gate/measured_ms_per_token": ratio(1e3 * measured_s, tokens),
         "gate/predicted_ms_per_token": ratio(1e3 * totals["gate/predicted_s"], tokens),
-        "gate/trial_loss_share": ratio(totals["gate/trial_loss_s"], measured_s),
+        "gate/trial_loss_share": ratio(totals["gate/trial_loss_s"], totals["gate/decoding_s"]),
         "gate/regret_share": ratio(totals["gate/regret_s"], totals["gate/compared_s"]),
     }

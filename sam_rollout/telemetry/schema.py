@@ -393,6 +393,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("sam/gate/measured_steps", "steps", "Steps whose time was learned from.", TOTAL),
     Metric(
+        "sam/gate/skipped_steps",
+        "steps",
+        "Steps not looked at, since they could tell nothing new; those measured stand for them.",
+        TOTAL,
+    ),
+    Metric(
         "sam/gate/left_out_steps",
         "steps",
         "Other steps: prompts, requests that joined or left, outliers.",
@@ -401,6 +407,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sam/gate/measured_s", "s", "Time of the measured steps.", TOTAL),
     Metric("sam/gate/predicted_s", "s", "The same, as expected before each.", TOTAL),
     Metric("sam/gate/measured_tokens", "tokens", "Tokens of the measured steps.", TOTAL),
+    Metric("sam/gate/decoding_s", "s", "Time of all steps, without what interrupted them.", TOTAL),
     Metric("sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL),
     Metric(
         "sam/gate/regret_s",
@@ -411,7 +418,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sam/gate/compared_s", "s", "All time that regret_s is part of.", TOTAL),
     Metric("sam/gate/measured_ms_per_token", "ms", "measured_s / measured_tokens.", MEAN),
     Metric("sam/gate/predicted_ms_per_token", "ms", "predicted_s / measured_tokens.", MEAN),
-    Metric("sam/gate/trial_loss_share", "1", "trial_loss_s / measured_s.", MEAN),
+    Metric("sam/gate/trial_loss_share", "1", "trial_loss_s / decoding_s.", MEAN),
     Metric("sam/gate/regret_share", "1", "regret_s / compared_s.", MEAN),
     Metric(
         "sam/sampler/time_us_per_step",

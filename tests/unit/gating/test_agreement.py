@@ -224,6 +224,6 @@ def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     for gate in measuring:
         counters = gate.counters()
         assert counters["gate/failures"] == counters["gate/lone_steps"] == 0
-        assert counters["gate/trial_loss_s"] <= 0.005 * counters["gate/measured_s"] + 12 * linear(
+        assert counters["gate/trial_loss_s"] <= 0.005 * counters["gate/decoding_s"] + 12 * linear(
             16, 16 * (1 + K), 20_000
         )

@@ -74,7 +74,7 @@ def test_trials_stay_within_their_budget(name):
     counters = gate.counters()
     advance = 10 * linear(REQUESTS, REQUESTS * (1 + K), 100_000)
     assert counters["gate/trials"] > 0
-    assert counters["gate/trial_loss_s"] <= EXPLORATION * counters["gate/measured_s"] + advance
+    assert counters["gate/trial_loss_s"] <= EXPLORATION * counters["gate/decoding_s"] + advance
 
 
 class Recorder(AutoGate):
