@@ -53,6 +53,13 @@ def test_of_live_sources_the_one_whose_drafts_are_accepted_wins():
     assert plan(policy, (3, 4, 5)) == [0, 0, K]
 
 
+def test_a_source_that_is_alone_has_nobody_to_be_longer_than():
+    policy = make_policy(biases=(5, 0), live=0)
+    assert plan(policy, (2, 0)) == [K, 0]
+    assert plan(policy, (2, 2)) == [K, 0], "others still have to be longer"
+    assert plan(policy, (2, 3)) == [0, K]
+
+
 @pytest.mark.parametrize(
     ("lengths", "winner"),
     [

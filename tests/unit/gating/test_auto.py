@@ -238,3 +238,16 @@ def test_what_another_budget_would_bring_does_not_depend_on_the_one_in_use(k):
     for other in (1, 2, 3, 5, 8):
         accepted = [step for step, _ in verified(lengths, other)]
         assert acceptance.gains[other] == pytest.approx(np.mean(accepted), rel=0.08)
+
+
+def test_a_trial_in_a_step_that_cannot_be_measured_is_booked_all_the_same():
+    """Where requests come and go all the time most steps are such: the bound has to hold there."""
+    gate = auto()
+    for _ in range(40):
+        feed(gate, 1, seconds=1e-3, rows=32)
+        if gate.is_trial:
+            break
+    assert gate.is_trial
+    lost = gate.counters()["gate/trial_loss_s"]
+    feed(gate, 1, seconds=2e-3, rows=32, same_batch=False)
+    assert gate.counters()["gate/trial_loss_s"] > lost
