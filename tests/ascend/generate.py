@@ -33,6 +33,7 @@ PROMPTS = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 # While all four run, the gate is closed.
 LENGTHS = [12, 90, 20, 60]
 RANDOM = {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}
+PLAIN = {"temperature": 1.0, "logprobs": 0}  # as in training
 GREEDY = {"temperature": 0.0}
 # For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
 COPIES, COPIED_TOKENS = 256, 4
@@ -113,7 +114,7 @@ def try_out(sam: SamConfig, kind: str) -> dict:
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         report = llm.collective_rpc("sam_bind")[0] | {"runner": type(runner).__qualname__}
         steps, results = watched(runner), {"report": report}
-        for name, sampling in {"random": RANDOM, "greedy": GREEDY}.items():
+        for name, sampling in {"random": RANDOM, "plain": PLAIN, "greedy": GREEDY}.items():
             outputs = answer(llm, PROMPTS, LENGTHS, sampling)
             results[name] = {
                 "texts": [list(output.token_ids) for output in outputs],

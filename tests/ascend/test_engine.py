@@ -49,6 +49,14 @@ def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     assert len(other["steps"]) < len(off["steps"])
 
 
+@pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
+def test_texts_are_the_same_from_the_whole_distribution(engines, name):
+    """Temperature 1, nothing cut off: a model of random weights then accepts next to nothing."""
+    off, other = engines["off"]["plain"], engines[name]["plain"]
+    assert other["texts"] == off["texts"] != engines["off"]["random"]["texts"]
+    assert any(map(any, other["steps"]))
+
+
 def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
     off, on = (engines[name]["greedy"] for name in ("off, stock", "on, stock"))
     assert on["texts"] == off["texts"] == engines["off"]["greedy"]["texts"]
