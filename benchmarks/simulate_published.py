@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=program.PUBLISHED)
     arguments = parser.parse_args()
     about = machine("numpy", "numba", "scipy")
-    paper = program.on_paper(lambda name: compose(name)[0])
+    paper = program.on_paper(lambda name: compose(f"experiment={name}")[0])
     studies = {}
     for name in SETUPS:
         studies[name] = program.study(paper, name).to_json()

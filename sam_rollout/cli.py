@@ -495,12 +495,16 @@ def check_operators(
 
 @app.command()
 def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of the recipe, as for a run: run_dir=... trainer.nnodes=4."),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="ascend_910c, cuda or cpu; the experiment's or what is installed."),
     ] = None,
     experiment: Annotated[
-        str | None, typer.Option(help="An experiment of configs/experiment to check for.")
+        str | None, typer.Option(help="Check for this one; short for experiment=NAME.")
     ] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")
@@ -516,17 +520,18 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import report
-    from sam_rollout.doctor.experiment import UnknownExperimentError, ask
+    from sam_rollout.doctor.experiment import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
         raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
     if address is not None and not cluster:
         raise typer.BadParameter("only together with --cluster", param_hint="--address")
+    words = [*([f"{EXPERIMENT}{experiment}"] if experiment else []), *(overrides or [])]
     try:
-        question, findings = ask(device, experiment, cluster)
+        question, findings = ask(device, words, cluster)
     except UnknownExperimentError as error:
-        raise typer.BadParameter(str(error), param_hint="--experiment") from error
+        raise typer.BadParameter(str(error), param_hint="experiment") from error
     with report.shown_progress() as progress:
         if cluster:
             from sam_rollout.doctor.cluster import examine_cluster

@@ -182,7 +182,7 @@ def _table(path: Path) -> CostTable:
 
 
 def _composed(name: str) -> Mapping[str, Any]:
-    return compose(name)[0]
+    return compose(f"experiment={name}")[0]
 
 
 def _write(path: Path | None, content: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ was lost, 5 if the configuration is refused, 128 + n after signal n.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -330,21 +331,15 @@ class Part:
     def job_command(self) -> list[str]:
         """The training run; the cluster's size goes in front, so that it can be overridden.
 
-        With ``--doctor`` the doctor, who looks at all nodes while no run holds their memory.
+        With ``--doctor`` the doctor, who looks at all nodes while no run holds their memory, and
+        is asked about the run that the same overrides would start.
         """
-        if self.options.doctor:
-            return self.doctor_command()
         size = {"trainer.nnodes": self.identity.nodes, "trainer.n_gpus_per_node": self.devices}
-        overrides = [f"{name}={value}" for name, value in size.items()]
-        return [sys.executable, "-m", "recipes.dapo_qwen3.main", *overrides, *self.options.config]
-
-    def doctor_command(self) -> list[str]:
-        """The doctor's question about the whole cluster, and the experiment that is named."""
-        words = ["doctor", "--device", self.options.device, "--cluster"]
-        for override in self.options.config:
-            if override.startswith("experiment="):
-                words += ["--experiment", override.partition("=")[2]]
-        return [sys.executable, "-m", "sam_rollout.cli", *words]
+        overrides = [*(f"{name}={value}" for name, value in size.items()), *self.options.config]
+        program = ["recipes.dapo_qwen3.main"]
+        if self.options.doctor:
+            program = ["sam_rollout.cli", "doctor", "--device", self.options.device, "--cluster"]
+        return [sys.executable, "-m", *program, *overrides]
 
     def environment(self) -> dict[str, str]:
         """Variables of every process that is started here."""
@@ -577,8 +572,9 @@ def run_head(part: Part, stop: Stop) -> int:
         )
     if not part.options.doctor and (status := check_configuration(part, stop)):
         return status
-    if warning := open_cluster(metadata.version("ray")):
-        say(warning)
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a build under another name
+        if warning := open_cluster(metadata.version("ray")):
+            say(warning)
     say(f"starting Ray on {part.identity.name} ({part.head}:{port})")
     ray = start_ray(part, stop)
     if ray is None:

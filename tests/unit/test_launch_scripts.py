@@ -167,11 +167,13 @@ def test_the_head_starts_ray_and_the_recipe():
 def test_the_head_asks_the_doctor_instead_of_running_the_recipe():
     _, (ray, job) = printed(
         "head", "--device=cuda", "--devices-per-node=8", "--num-nodes=2", "--doctor",
-        "--head-address=10.0.0.1", "--config", "experiment=x", "sam=on",
+        "--head-address=10.0.0.1", "--config", "experiment=x", "run_dir=/r",
     )  # fmt: skip
     assert "--head" in ray
-    words = ["doctor", "--device", "cuda", "--cluster", "--experiment", "x"]
-    assert job[1:] == ["-m", "sam_rollout.cli", *words]
+    words = ["doctor", "--device", "cuda", "--cluster"]
+    # About the run that would be started: its size, and where it writes.
+    run = ["trainer.nnodes=2", "trainer.n_gpus_per_node=8", "experiment=x", "run_dir=/r"]
+    assert job[1:] == ["-m", "sam_rollout.cli", *words, *run]
 
 
 def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
@@ -351,6 +353,22 @@ def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, version, known):
     text = scripts.cluster.open_cluster(version)
     assert known == (text == "")
     assert known or f"ray {version} knows no token, the cluster is open" in text
+
+
+def test_a_ray_of_another_package_name_is_started_without_a_word(scripts, monkeypatch, capsys):
+    def missing(name):
+        raise scripts.cluster.metadata.PackageNotFoundError(name)
+
+    started = []
+    monkeypatch.setattr(scripts.cluster.metadata, "version", missing)
+    monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
+    monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
+    arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo", "--doctor"]
+    arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=x"]
+    part = scripts.cluster.settle(scripts.cluster.parse(arguments))
+    scripts.cluster.run_head(part, scripts.cluster.Stop())
+    assert started
+    assert "token" not in capsys.readouterr().out
 
 
 def test_an_unknown_device_is_refused():

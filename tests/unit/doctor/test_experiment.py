@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 
 
 def test_an_experiment_is_composed_as_the_recipe_does():
-    config, device = compose("tiny_cpu")
+    config, device = compose("experiment=tiny_cpu")
     with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
         theirs = hydra_compose("dapo_qwen3", ["experiment=tiny_cpu"])
     assert config == OmegaConf.to_container(theirs, resolve=True)
@@ -20,26 +20,49 @@ def test_an_experiment_is_composed_as_the_recipe_does():
 
 def test_every_shipped_experiment_composes_for_a_known_device():
     for path in (REPOSITORY / "configs" / "experiment").glob("*.yaml"):
-        question, findings = ask(None, path.stem, cluster=False)
+        question, findings = ask(None, [f"experiment={path.stem}"], cluster=False)
         assert [finding.line.status for finding in findings] == ["ok"], path.stem
         assert question.setting("trainer.n_gpus_per_node") >= 1
 
 
+def test_overrides_count_as_for_a_run():
+    """As scripts/node.sh puts them: the cluster's size in front, the user's own words last."""
+    words = ["trainer.nnodes=4", "trainer.n_gpus_per_node=8", "experiment=qwen3_235b_910c"]
+    words += ["trainer.n_gpus_per_node=16", "run_dir=/data/run"]
+    question, (finding,) = ask(None, words, cluster=True)
+    assert (question.experiment, question.device) == ("qwen3_235b_910c", "ascend_910c")
+    assert question.setting("trainer.nnodes") == 4  # the experiment's own are 8
+    assert question.setting("trainer.n_gpus_per_node") == 16
+    assert question.setting("trainer.default_local_dir") == "/data/run/checkpoints"
+    assert "trainer.nnodes=4" in finding.line.found
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [("trainer.no_such_key=1", "no_such_key"), ("sam=other", "sam/other"), ("run_dir", "run_dir")],
+)
+def test_a_wrong_override_is_a_failure_that_names_it(word, named):
+    question, (finding,) = ask("cpu", ["experiment=tiny_cpu", word], cluster=False)
+    assert (question.config, finding.line.status) == (None, "fail")
+    assert named in finding.line.found and "\n" not in finding.line.found
+    assert finding.line.fix.startswith("correct the override")
+
+
 def test_an_unknown_experiment_lists_the_known():
     with pytest.raises(UnknownExperimentError, match=r"'tiny_gpu': known are .*tiny_cpu"):
-        compose("tiny_gpu")
+        compose("experiment=tiny_gpu")
 
 
 def test_without_a_checkout_the_reason_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
     with pytest.raises(ExperimentError, match="no configs/"):
-        compose("tiny_cpu")
-    question, (finding,) = ask("cuda", "tiny_cpu", cluster=False)
+        compose("experiment=tiny_cpu")
+    question, (finding,) = ask("cuda", ["experiment=tiny_cpu"], cluster=False)
     assert (question.device, question.config, finding.line.status) == ("cuda", None, "fail")
 
 
 def test_another_device_than_the_experiments_is_a_warning():
-    question, (finding,) = ask("ascend_910c", "tiny_cpu", cluster=False)
+    question, (finding,) = ask("ascend_910c", ["experiment=tiny_cpu"], cluster=False)
     assert (question.device, finding.line.status) == ("ascend_910c", "warn")
 
 
@@ -49,7 +72,7 @@ def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text("{}\n")
     monkeypatch.setattr(experiment, "CHECKOUT", tmp_path)
     with pytest.raises(ExperimentError, match="device/none") as error:
-        compose("mine")
+        compose("experiment=mine")
     assert "\n" not in str(error.value)
 
 

@@ -15,7 +15,7 @@ FIT = Fit(layer_s=1e-3, sigma=0.3, capped_share=0.012)
 @pytest.fixture(scope="module")
 def paper():
     try:
-        configs = {name: compose(name)[0] for name in SETUPS}
+        configs = {name: compose(f"experiment={name}")[0] for name in SETUPS}
     except ExperimentError as error:
         pytest.skip(str(error))
     acceptance = Acceptance(np.zeros(1), np.array([[0.5, 0.35, 0.25, 0.2]]))
