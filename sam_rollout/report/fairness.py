@@ -18,6 +18,7 @@ from scipy import stats
 from sam_rollout.report.coverage import common_steps, whole_steps
 from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
 from sam_rollout.report.runs import Run, Start, flat, with_names
+from sam_rollout.telemetry.records import ASKED
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
@@ -43,6 +44,7 @@ PLACES = {
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
 ABSENT = "absent"
+_ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 _FAILURES, _CONTROL = "sam/draft/failures", "sam/control/share"
 _OF_A_RESUME = {  # where a start begins and ends
@@ -317,9 +319,12 @@ def _told(start: Start, name: str) -> Any:
 def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
     """A configuration with dotted names, without what two fair runs may differ in.
 
-    Repeats of one side may not differ in the sam group either.
+    Repeats of one side may not differ in the sam group either. What the launcher changed for the
+    drafts' sake, such as sizes of graphs, is compared as it was asked for.
     """
     named = in_place(config)
+    for name in [name for name in named if name.startswith(_ASKED)]:
+        named[name.removeprefix(_ASKED)] = named.pop(name)
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )

@@ -268,6 +268,11 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+# Group of a run's configuration: the settings of which the launcher wrote something else to verl's
+# own place, under their names, as the user chose them.
+ASKED = "asked"
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """What a run was: the content of run.json.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
+SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
 VERLS_MODE = "FULL_AND_PIECEWISE"  # where none is given
 # Without full graphs for other steps than decoding, and without graphs of pieces.
 DECODE_ONLY = "FULL_DECODE_ONLY"

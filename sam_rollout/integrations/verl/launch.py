@@ -26,7 +26,7 @@ from sam_rollout.config import (
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.cluster import check_cluster, rollout_layout
-from sam_rollout.integrations.verl.graphs import capture_sizes
+from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import (
     ROLLOUT_NAME,
@@ -42,7 +42,7 @@ from sam_rollout.integrations.vllm.settings import (
 )
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import ControlAssignment
-from sam_rollout.telemetry.records import RunFolderError
+from sam_rollout.telemetry.records import ASKED, RunFolderError
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
@@ -278,7 +278,11 @@ def translate(config: DictConfig) -> None:
             engine_kwargs, arguments
         )
         if sizes := capture_sizes(config):
-            config.actor_rollout_ref.rollout.cudagraph_capture_sizes = sizes
+            asked = sorted(config.actor_rollout_ref.rollout.cudagraph_capture_sizes)
+            if sizes != asked:
+                # The drafts' doing: sides are compared by what they were to have.
+                OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
+            OmegaConf.update(config, SIZES, sizes)
         if _routes_siblings(config):
             settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
             config.actor_rollout_ref.rollout.router_config_path = str(settings)

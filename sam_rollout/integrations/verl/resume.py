@@ -1,52 +1,100 @@
 """Refuses to go on from the checkpoints of another run.
 
-``trainer.resume_mode=auto`` takes whatever lies in the run folder: the second side of a comparison,
-started with the first one's ``run_dir``, would train on from the first one's weights, or, with the
-same number of steps, train nothing at all. Needs the composed configuration and nothing of verl.
+``trainer.resume_mode=auto`` takes whatever lies in ``trainer.default_local_dir``: the second side
+of a comparison, started with the first one's ``run_dir``, would train on from the first one's
+weights, or, with the same number of steps, train nothing at all. Needs the composed configuration
+and nothing of verl.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 
 SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
+TRACKER = "latest_checkpointed_iteration.txt"  # verl writes it last, and reads it first
+_ON_PURPOSE = (
+    "trainer.resume_mode=resume_path and trainer.resume_from_path go on from it on purpose"
+)
 
 
 def check_resume(config: DictConfig) -> None:
-    """Hold what the run folder was used for last against a configuration that would resume it.
+    """Hold the run that wrote the latest checkpoint against a configuration that would resume it.
 
     Args:
         config: With the paths of its sources as a run writes them down.
 
     Raises:
-        ConfigError: The folder holds a run with another ``sam`` group or another seed, or its
-            description cannot be read.
+        ConfigError: The checkpoint is of a run with another ``sam`` group or another seed, or no
+            start in the run folder can have written it.
     """
-    folder = RunFolder(config.run_dir)
-    if config.trainer.resume_mode != "auto" or not (folder.root / "run.json").exists():
+    checkpoints = Path(config.trainer.default_local_dir).absolute()
+    tracker = checkpoints / TRACKER
+    if config.trainer.resume_mode != "auto" or not tracker.exists():
         return
+    step = tracker.read_text(encoding="utf-8").strip()
+    if not (checkpoints / f"global_step_{step}").exists():
+        return  # verl begins at the first step then
     try:
-        last = folder.read_starts()[-1].config
+        writer = _writer(RunFolder(config.run_dir), tracker.stat().st_mtime)
     except RunFolderError as error:
-        raise ConfigError("run_dir", config.run_dir, f"cannot be resumed: {error}") from error
+        raise ConfigError(
+            "trainer.default_local_dir",
+            str(checkpoints),
+            f"trainer.resume_mode=auto would go on from step {step} there, and which run that is "
+            f"of cannot be told: {error}. Name another folder, or move the checkpoints away to "
+            f"begin at the first step ({_ON_PURPOSE})",
+        ) from error
     # As run.json has it: keys are texts there.
     ours = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
-    differences = list(_differences(last, ours))
+    ours["run_dir"] = str(Path(config.run_dir).absolute())
+    differences = list(_differences(_in_place(writer.config), _in_place(ours)))
     if differences:
         raise ConfigError(
             "run_dir",
             config.run_dir,
-            f"holds another run ({'; '.join(differences)}), and trainer.resume_mode=auto would go "
-            "on from its checkpoints: name a run_dir for each run, or trainer.resume_mode=disable "
-            "to begin again (resume_path and trainer.resume_from_path to go on on purpose)",
+            f"the checkpoint of step {step} in {checkpoints} is another run's "
+            f"({'; '.join(differences)}), and trainer.resume_mode=auto would go on from it: name a "
+            "run_dir for each run, or move the checkpoints away to begin at the first step "
+            f"({_ON_PURPOSE})",
         )
+
+
+def _writer(folder: RunFolder, written_at: float) -> RunInfo:
+    """The start that wrote a file, by its time in seconds since the epoch.
+
+    Not the last one: that may have ended before its first checkpoint.
+    """
+    earlier = [
+        start
+        for start in folder.read_starts()
+        if datetime.fromisoformat(start.started_at).timestamp() <= written_at
+    ]
+    if not earlier:
+        raise RunFolderError(f"every start in {folder.root} is later than the checkpoint")
+    return earlier[-1]
+
+
+def _in_place(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration with <run_dir> in the place of its own folder, which may have moved since."""
+    folder = f"{config['run_dir']}/"
+
+    def placed(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {key: placed(value) for key, value in node.items()}
+        if isinstance(node, str) and node.startswith(folder):
+            return f"<run_dir>/{node.removeprefix(folder)}"
+        return node
+
+    return placed(config)
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 import pytest
+from omegaconf import OmegaConf
 
 from sam_rollout.integrations.verl.graphs import (
     capture_sizes,
@@ -11,6 +12,7 @@ from sam_rollout.integrations.verl.graphs import (
     graph_mode,
 )
 from sam_rollout.integrations.verl.launch import translate
+from sam_rollout.report.fairness import comparable, differences
 from tests.unit.test_configs import CONFIGS, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -53,6 +55,30 @@ def test_the_engine_is_told():
     config = deepcopy(composed(*GRAPH, "sam=on"))
     translate(config)
     assert list(config.actor_rollout_ref.rollout.cudagraph_capture_sizes)[-1] == 512
+
+
+def graph_differences(*others: list[str]) -> list[tuple]:
+    """What a comparison holds against two sides of a preset with graphs, translated to be run."""
+    sides = []
+    for overrides in others:
+        config = deepcopy(composed("experiment=reference_script_32b", *overrides))
+        translate(config)
+        sides.append(comparable(OmegaConf.to_container(config, resolve=True)))
+    return list(differences(*sides))
+
+
+@pytest.mark.parametrize("side", ["on", "matched"])
+def test_larger_graphs_for_drafts_are_no_difference(side):
+    assert graph_differences(["sam=off"], [f"sam={side}"]) == []
+
+
+def test_other_graphs_are_a_difference_still():
+    # The engine of the second side has all sizes of one with the preset's, but for 32.
+    sizes = [16, 64, 128]
+    asked = f"{ROLLOUT}.cudagraph_capture_sizes={sizes}".replace(" ", "")
+    name = f"{ROLLOUT}.cudagraph_capture_sizes"
+    assert graph_differences(["sam=off"], ["sam=on", asked]) == [(name, [16, 32, 64, 128], sizes)]
+    assert graph_differences(["sam=off", asked], ["sam=on", asked]) == []
 
 
 @pytest.mark.parametrize(
