@@ -26,12 +26,12 @@ import numpy as np
 _ROWS = 256  # requests that are remembered, one counted in every step it drafts in
 _STEPS = 16  # or so many steps, if these have more requests
 _IDLE_STEPS = 64  # what is known about a position fades so fast while nothing is drafted there,
-_KEPT_ROWS = 16.0  # but not below this: forgetting must not bring hope back
-_VAGUE = 1.0
+_KEPT_ROWS = 8.0  # but not below this: forgetting must not bring hope back
+_VAGUE = 2.0
 _INHERITED_ROWS = 64.0
 # Where little was counted: a draft token is as good as lost, and later ones follow their first.
 _ASSUMED = 2.0
-_ASSUMED_FIRST, _ASSUMED_NEXT = 0.2, 0.7
+_ASSUMED_FIRST, _ASSUMED_NEXT = 0.2, 0.8
 _LONGEST = 48  # tokens of a run that are reckoned one by one
 _SUREST = 0.99  # chance of another token after these
 
