@@ -40,6 +40,7 @@ class Report(NamedTuple):
 
 
 IDLE = Report(0, 0, 0, 0, 0, 0, 0)
+_ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns of the reports
 
 
 class Exchange(Protocol):
@@ -60,15 +61,13 @@ def busiest(reports: np.ndarray) -> Report | None:
     Args:
         reports: int32 [engines, fields].
     """
-    if not reports[:, 0].any():
-        return None
-    return Report(*reports[reports[:, 0].argmax()].tolist())
+    rows = reports[:, _ROWS]
+    return Report(*reports[rows.argmax()].tolist()) if rows.any() else None
 
 
 def all_steady(reports: np.ndarray) -> bool:
     """Whether all engines with requests only went on decoding these; int32 [engines, fields]."""
-    taking_part = reports[:, Report._fields.index("rows")] > 0
-    return bool(reports[taking_part, Report._fields.index("steady")].all())
+    return bool(reports[reports[:, _ROWS] > 0, _STEADY].all())
 
 
 class AgreedGate:

@@ -1,6 +1,6 @@
 """What the control within a run tells: gains over its compared steps, without another run."""
 
-from sam_rollout.report.runs import Run
+from sam_rollout.report.runs import Run, with_names
 from sam_rollout.telemetry.control import so_far
 
 _PREFIX, _SO_FAR = "sam/control/", "_so_far"
@@ -15,16 +15,15 @@ _TITLES = {
 def control_lines(runs: list[Run], steps: list[int]) -> list[str]:
     """A line for each of SAM's runs that had a control, in words."""
     lines = []
-    for number, run in enumerate(runs, start=1):
+    for name, run in with_names([], runs):
         table = run.steps.reindex(steps)
         values = so_far({int(step): row.dropna().to_dict() for step, row in table.iterrows()})
         told = [
-            f"{title} {_gain(values, f'{_PREFIX}{name}{_SO_FAR}')}"
-            for name, title in _TITLES.items()
-            if f"{_PREFIX}{name}{_SO_FAR}" in values
+            f"{title} {_gain(values, f'{_PREFIX}{gain}{_SO_FAR}')}"
+            for gain, title in _TITLES.items()
+            if f"{_PREFIX}{gain}{_SO_FAR}" in values
         ]
         if told:
-            name = "SAM" if len(runs) == 1 else f"SAM {number}"
             lines.append(f"Control within {name}: {'; '.join(told)}.")
     return lines
 

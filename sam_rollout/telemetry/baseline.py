@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, value_at
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
@@ -84,7 +84,7 @@ class Baseline:
     def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
         """Settings of `config` (plain, full) that make the baseline's steps others, in words."""
         for name in COMPARED_SETTINGS:
-            theirs, ours = _value(self.config, name), _value(config, name)
+            theirs, ours = (value_at(one, name, "absent") for one in (self.config, config))
             if theirs != ours:
                 yield f"{name}: {theirs} in the baseline, {ours} here"
 
@@ -123,13 +123,3 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
         for name, value in metrics.items()
         if isinstance(value, Real) and math.isfinite(value)
     }
-
-
-def _value(config: Mapping[str, Any], dotted: str) -> Any:
-    """The value below a dotted name; a list stays a list. "absent" where there is none."""
-    value: Any = config
-    for part in dotted.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return "absent"
-        value = value[part]
-    return value

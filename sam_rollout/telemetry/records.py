@@ -273,6 +273,16 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 ASKED = "asked"
 
 
+def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
+    """The value below a dotted name; a list stays a list. `absent` where there is none."""
+    value: Any = config
+    for part in dotted.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return absent
+        value = value[part]
+    return value
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """What a run was: the content of run.json.

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo, value_at
 
 SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
 TRACKER = "latest_checkpointed_iteration.txt"  # verl writes it last, and reads it first
@@ -99,19 +99,11 @@ def _in_place(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
     for path in SEEDS:
-        yield from _different(path, _at(theirs, path), _at(ours, path))
+        yield from _different(path, value_at(theirs, path), value_at(ours, path))
     # Without drafts on a side, the group's other settings do nothing there.
-    both_draft = _at(theirs, "sam.enabled") and _at(ours, "sam.enabled")
+    both_draft = value_at(theirs, "sam.enabled") and value_at(ours, "sam.enabled")
     path = "sam" if both_draft else "sam.enabled"
-    yield from _different(path, _at(theirs, path), _at(ours, path))
-
-
-def _at(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    node: Any = config
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
+    yield from _different(path, value_at(theirs, path), value_at(ours, path))
 
 
 def _different(path: str, theirs: Any, ours: Any) -> Iterator[str]:

@@ -63,8 +63,9 @@ class SamTrainerSync(PPOTrainerSync):
         self._run_folder.write_start(self._run_info)
         write_settings(config)
         path = config.compare.baseline_run
-        self._baseline = Baseline(path, self._earlier_steps()) if path else None
-        self._control_steps = self._earlier_steps() if self._control.share else {}
+        earlier = self._earlier_steps() if path or self._control.share else {}
+        self._baseline = Baseline(path, earlier) if path else None
+        self._control_steps = earlier if self._control.share else {}
         self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
         self._curve_logger: CurveLogger | None = None
         self._recording = RecordingClock()

@@ -1,5 +1,7 @@
 """The control within a run, as the comparison tells it."""
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from sam_rollout.report.compare import compare_folders
@@ -22,15 +24,14 @@ def with_control(make_run, name: str):
 
 
 def test_gains_are_of_the_compared_steps_and_only_of_runs_with_a_control(make_run):
-    runs = [
-        load_run(make_run("on-1", {1: {"timing_s/gen": 1.0}}, sam=True)),
-        load_run(with_control(make_run, "on-2")),
-    ]
-    (line,) = control_lines(runs, [2, 3, 4])
+    without = load_run(make_run("on-1", {1: {"timing_s/gen": 1.0}}, sam=True))
+    run = load_run(with_control(make_run, "on-2"))
+    numbered = [replace(without, number=1), replace(run, number=2)]
+    (line,) = control_lines(numbered, [2, 3, 4])
     assert line.startswith(
         "Control within SAM 2: rollout without drafts (estimate) / rollout - 1 +20.0% ["
     )
-    (line,) = control_lines(runs[1:], [2])
+    (line,) = control_lines([run], [2])
     assert line.endswith(
         "Control within SAM: rollout without drafts (estimate) / rollout - 1 +10.0%."
     )
