@@ -9,9 +9,10 @@ of them successful, and would promise a larger one more than it can keep.
 Counted are the requests that reached the j-th token of a run, and those that had it accepted, too.
 A request without a draft, or with one too short, counts as one that did not. The product of these
 shares is the chance that a run is so long (the product-limit estimate of Kaplan and Meier, 1958);
-steps with a small budget tell about its first positions only, and bias none. A step of a request
-whose whole budget was accepted just before goes on with a run: all its positions are counted
-together, as what comes after those that were counted one by one.
+steps with a small budget tell about its first positions only, and bias none. After a step whose
+whole budget was accepted the run may go on: positions there are counted together, as what comes
+after those that were counted one by one. Nobody sees whether the drafter was right about the bonus
+token in between, which is why their first ones are counted apart: see `_expect`.
 
 Requests that are left in the long tail are no fair sample of all: every octave of running requests
 has counts of its own.
@@ -20,6 +21,7 @@ has counts of its own.
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 
@@ -49,7 +51,9 @@ class Acceptance:
     def __init__(self, max_draft_tokens: int) -> None:
         self._reached = [0.0] * max_draft_tokens
         self._kept = [0.0] * max_draft_tokens
-        self._reached_later = self._kept_later = 0.0  # in steps that went on with a run
+        # In steps after a fully accepted budget: the first position, and all others.
+        self._reached_next = self._kept_next = 0.0
+        self._reached_later = self._kept_later = 0.0
         self._drafted = self._allowed = 0.0
         self._gains: list[float] | None = None
         self.fill = 1.0
@@ -77,16 +81,20 @@ class Acceptance:
         self._allowed = keep * self._allowed + rows * budget
         self.fill = self._drafted / self._allowed
         kept = sum(fresh) - fresh[0]
-        kept_later = sum(later) - later[0]
-        self._reached_later *= keep
-        self._kept_later *= keep
         for j in range(budget):
             reached, kept = kept, kept - fresh[j + 1]
             self._reached[j] = keep * self._reached[j] + reached
             self._kept[j] = keep * self._kept[j] + kept
-            self._reached_later += kept_later
-            kept_later -= later[j + 1]
-            self._kept_later += kept_later
+        reached = sum(later) - later[0]
+        kept = reached - later[1]
+        self._reached_next = keep * self._reached_next + reached
+        self._kept_next = keep * self._kept_next + kept
+        self._reached_later *= keep
+        self._kept_later *= keep
+        for j in range(1, budget):
+            self._reached_later += kept
+            kept -= later[j + 1]
+            self._kept_later += kept
         self._fade(1 - 1 / _IDLE_STEPS, budget)
 
     @property
@@ -117,15 +125,25 @@ class Acceptance:
                 share = max(keep, least / reached)
                 self._reached[j] *= share
                 self._kept[j] *= share
-        if not first and self._reached_later > least:
-            share = max(keep, least / self._reached_later)
+        later = self._reached_next + self._reached_later
+        if not first and later > least:
+            share = max(keep, least / later)
+            self._reached_next *= share
+            self._kept_next *= share
             self._reached_later *= share
             self._kept_later *= share
         self._gains = None
 
     def _expect(self) -> list[float]:
-        later = _share(self._kept_later, self._reached_later, _ASSUMED_NEXT)
-        later = min(later, _SUREST)
+        first = _share(self._kept[0], self._reached[0], _ASSUMED_FIRST)
+        # The run went on over the bonus token with the chance q of any later token, and had the next
+        # one accepted with q; or it ended there, and a new one began. That makes
+        # q * q + (1 - q) * first, which is seen.
+        excess = max(_share(self._kept_next, self._reached_next, first) - first, 0.0)
+        q = (first + math.sqrt(first * first + 4 * excess)) / 2
+        kept = self._kept_later + q * self._reached_next
+        reached = self._reached_later + self._reached_next
+        later = min(_share(kept, reached, _ASSUMED_NEXT), _SUREST)
         chance, chances = 1.0, [1.0]  # that a run has at least so many tokens
         assumed = _ASSUMED_FIRST
         for kept, reached in zip(self._kept, self._reached, strict=True):
