@@ -136,8 +136,8 @@ class Acceptance:
 
     def _expect(self) -> list[float]:
         first = _share(self._kept[0], self._reached[0], _ASSUMED_FIRST)
-        # The run went on over the bonus token with the chance q of any later token, and had the next
-        # one accepted with q; or it ended there, and a new one began. That makes
+        # The run went on over the bonus token with the chance q of any later token, and had the
+        # next one accepted with q; or it ended there, and a new one began. That makes
         # q * q + (1 - q) * first, which is seen.
         excess = max(_share(self._kept_next, self._reached_next, first) - first, 0.0)
         q = (first + math.sqrt(first * first + 4 * excess)) / 2
