@@ -61,10 +61,16 @@ def _section(title: str, command: str, record: dict[str, Any], *parts: str) -> s
     return "\n\n".join([head, *parts])
 
 
-def _spread(cell: dict[str, float] | None, low: str, high: str) -> str:
+def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "median") -> str:
     if cell is None:
         return ""
-    return f"{cell['median']:.3g} [{cell[low]:.3g}, {cell[high]:.3g}]"
+    middle, first, last = (_figure(cell[name]) for name in (median, low, high))
+    return f"{middle} [{first}, {last}]"
+
+
+def _figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def rollout_section() -> str:
@@ -306,7 +312,7 @@ def gate_section() -> str:
             "lost in trials", "regret"]  # fmt: skip
     return _section(
         "Gates",
-        "python -m benchmarks.gate --text ...",
+        "python -m benchmarks.gate",
         record,
         explained,
         _table(["text", "rounds", *sides], rows),
@@ -330,7 +336,7 @@ def sampler_section() -> str:
             str(case["batch"]),
             str(case["k"]),
             timing["name"],
-            f"{timing['median_ms']:.3g} [{timing['q1_ms']:.3g}, {timing['q3_ms']:.3g}]",
+            _spread(timing, "q1_ms", "q3_ms", "median_ms"),
             *("" if timing[name] is None else f"{timing[name]:.0f}" for name in counted),
         ]
         for counted in [("kernels", "synchronisations", "mb_touched")]
@@ -668,6 +674,42 @@ def simulation_section() -> str:
     )  # fmt: skip
 
 
+def validation_section() -> str:
+    """The simulator against rollouts that were run."""
+    record = _load("simulate_validation")
+    setting = record["setting"]
+    rows = [
+        [
+            f"k = {row['k']}, threshold {row['threshold']}" if row["k"] else "baseline",
+            str(row["max_num_seqs"]),
+            str(row["step"]),
+            f"{row['measured_s']:.2f} s",
+            f"{row['predicted_s']:.2f} s",
+            f"{row['predicted_s'] / row['measured_s']:.3f}",
+            f"{row['exact_s']:.2f} s",
+            f"{row['measured_tail_s']:.2f} s",
+            f"{row['predicted_tail_s']:.2f} s",
+        ]
+        for row in record["predicted"]
+    ]
+    return _section(
+        "The simulator against rollouts",
+        "python -m benchmarks.simulate_validation",
+        record,
+        f"Rollouts of the tiny model, {setting['prompts']} prompts with {setting['siblings']} "
+        "responses each, in CPU seconds of the engine's one thread. *Predicted* from step costs "
+        "measured before and after, the responses' lengths, and chances of acceptance fitted on "
+        "other rollouts; *from its own texts* with the acceptance that the rollout's own texts "
+        f"give. The long tail begins at {setting['tail_threshold']} running requests. "
+        "`sam-rollout simulate --check` predicts it again.",
+        _table(
+            ("drafts", "requests at once", "rollout", "measured", "predicted", "ratio",
+             "from its own texts", "long tail measured", "predicted"),
+            rows,
+        ),
+    )  # fmt: skip
+
+
 def _gain(sources: dict[str, dict[str, float]], title: str) -> float:
     """Baseline / it - 1, of the rollout."""
     return sources["baseline"]["rollout_s"] / sources[title]["rollout_s"] - 1
@@ -686,6 +728,7 @@ SECTIONS = {
     "telemetry_overhead": telemetry_section,
     "routing_tiny_cpu": routing_section,
     "gate": gate_section,
+    "simulate_validation": validation_section,
     "simulate_published": simulation_section,
 }
 

@@ -1,7 +1,8 @@
 """Records what the simulator is held against: real rollouts of the tiny model, and step costs.
 
     python -m benchmarks.simulate_validation record off      # also: on3, on5; a few minutes each
-    python -m benchmarks.simulate_validation assemble        # write the record
+    python -m benchmarks.simulate_validation assemble        # write the record, and predict
+    python -m benchmarks.simulate_validation predict         # after a change of the simulator
     sam-rollout simulate --check                             # predict it again, no engine needed
 
 Each part starts one engine, in this process. It measures steps at fixed batches (responses that do
@@ -19,6 +20,7 @@ The wall time of each rollout is recorded, too.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import statistics
@@ -387,22 +389,39 @@ def assemble(folder: Path) -> None:
         "costs": costs,
         "rollouts": rollouts,
     }  # fmt: skip
-    RECORD.write_text(json.dumps(record_, indent=1) + "\n", encoding="utf-8")
     TRACES.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(texts), TRACES, compression="zstd", compression_level=19)
+    _write(record_)
+    predict()
     print(f"written: {RECORD}, {TRACES} ({TRACES.stat().st_size} bytes)")
 
 
+def predict() -> None:
+    """Set beside each rollout of the record what the simulator says today."""
+    from sam_rollout.simulation.validation import Validation
+
+    record_ = json.loads(RECORD.read_text(encoding="utf-8"))
+    rows = Validation(RECORD, TRACES).rows()
+    record_["predicted"] = [dataclasses.asdict(row) for row in rows]
+    _write(record_)
+
+
+def _write(record_: dict[str, Any]) -> None:
+    RECORD.write_text(json.dumps(record_, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
-    """Measure a part, or assemble."""
+    """Measure a part, assemble, or predict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=("record", "assemble"))
+    parser.add_argument("action", choices=("record", "assemble", "predict"))
     parser.add_argument("part", nargs="?", choices=tuple(PARTS))
     parser.add_argument("--folder", type=Path, default=Path("outputs/simulate_validation"))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.action == "assemble":
         assemble(arguments.folder)
+    elif arguments.action == "predict":
+        predict()
     elif arguments.part is None:
         parser.error("record which part?")
     else:

@@ -1,10 +1,11 @@
+import dataclasses
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.simulate_validation import PARTS, require_same_texts
+from benchmarks.simulate_validation import PARTS, RECORD, TRACES, require_same_texts
 from sam_rollout.bench.generator import group
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.validation import Validation, ValidationError
@@ -62,3 +63,15 @@ def test_parts_with_other_texts_are_refused():
     rollouts[-1]["response_tokens"] += 1
     with pytest.raises(SystemExit, match="rollout 2 has other texts"):
         require_same_texts(rollouts)
+
+
+def test_the_record_says_what_the_simulator_says_today():
+    """After a change of the simulator: python -m benchmarks.simulate_validation predict."""
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))["predicted"]
+    validation = Validation(RECORD, TRACES)
+    rollouts = validation.rollouts
+    assert len(recorded) == len(rollouts)
+    numbers = (0, 5)  # one without drafts and one with
+    validation.rollouts = [rollouts[number] for number in numbers]
+    for number, row in zip(numbers, validation.rows(), strict=True):
+        assert dataclasses.asdict(row) == pytest.approx(recorded[number])
