@@ -587,8 +587,26 @@ def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list
 
 def routing_section() -> str:
     """Siblings on one replica or many."""
-    record = _load("routing_tiny_cpu")
-    setting = record["setting"]
+    records = _load("routing_tiny_cpu").values()
+    setting = next(iter(records))["setting"]
+    text = (
+        f"{setting['prompts']} prompts with {setting['siblings']} responses each, rounds of other "
+        "prompts; median, lowest and highest. `own` drafts from a request's own text, `siblings` "
+        "from that of the others to its prompt, too. `spread` sends a request where the fewest "
+        "run, `grouped` to its siblings, `halves` half a group to a replica. The replicas take "
+        f"turns on one core; the gate opens at {setting['threshold']} running requests. All sides "
+        f"sample the same texts: at least {min(map(routing.least_identical, records)):.1%} of a "
+        "side's responses in a round. CPU time and engine steps are what other work on the machine "
+        "does not lengthen."
+    )
+    fleets = [part for record in records for part in _routing_fleet(record)]
+    return "\n\n".join(
+        ["## Routing of siblings", "`python -m benchmarks.routing --replicas ...`", text, *fleets]
+    )
+
+
+def _routing_fleet(record: dict[str, Any]) -> list[str]:
+    """One number of replicas."""
     rows = [
         [f"{title}, {unit}".rstrip(", ")]
         + [_spread(record["summary"][figure][side], "low", "high") for side in routing.SIDES]
@@ -598,26 +616,13 @@ def routing_section() -> str:
     rows.append(
         [f"rollout, {routing.BASE} / side"] + [_spread(cell, "low", "high") for cell in ratios]
     )
-    text = (
-        f"{setting['prompts']} prompts with {setting['siblings']} responses each on "
-        f"{setting['replicas']} replicas, {len(record['rounds'])} rounds of other prompts; median, "
-        "lowest and highest. `own` drafts from a request's own text, `siblings` from that of the "
-        "others to its prompt, too. `spread` sends a request where the fewest run, `grouped` to "
-        "its siblings, `halves` half a group to a replica. The replicas take turns on one core; "
-        f"the gate opens at {setting['threshold']} running requests. All sides sample the same "
-        f"texts: at least {routing.least_identical(record):.1%} of a side's responses in a round. "
-        "CPU time and engine steps are what other work on the machine does not lengthen."
-    )
-    return _section(
-        "Routing of siblings",
-        "python -m benchmarks.routing",
-        record,
-        text,
+    return [
+        f"{record['setting']['replicas']} replicas, {len(record['rounds'])} rounds; "
+        + _machine(record),
         _table(["figure", *routing.SIDES], rows),
-    )
+    ]
 
 
-# Record below benchmarks/results -> the section that shows it.
 def simulation_section() -> str:
     """Published setups on paper; docs/simulation.md says how they are simulated."""
     record = _load("simulate_published")
@@ -715,6 +720,7 @@ def _gain(sources: dict[str, dict[str, float]], title: str) -> float:
     return sources["baseline"]["rollout_s"] / sources[title]["rollout_s"] - 1
 
 
+# Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
     "compare_tiny_cpu": dapo_section,

