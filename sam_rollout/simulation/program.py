@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -211,8 +212,24 @@ def replay_settings(
         pad: fill steps up to the next captured length.
         tail_threshold: what counts as the long tail.
         progress: called with settings done and their number.
+
+    Warns:
+        UserWarning: drafts, or requests that draft, beyond the verify steps of the table.
+
+    Raises:
+        CostTableError: the table has no verify steps, or none in a captured graph.
     """
     thresholds, ks = list(thresholds), list(ks)
+    most = min(max(thresholds), fleet.max_num_seqs, len(workload.round))
+    for k in ks:
+        measured = table.verified_up_to(k)
+        if measured < most:
+            known = f"up to {measured} requests" if measured else "no number of requests"
+            warnings.warn(
+                f"k={k}, up to {most} requests: the cost table has verify steps of {k} drafts for "
+                f"{known}; other times are guessed from its last rows",
+                stacklevel=2,
+            )
     costs = table.compile(max(ks), captured=captured, pad=pad)
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
     grouped = _grouped(int(np.unique(workload.round.group, return_counts=True)[1].max()))
