@@ -77,6 +77,17 @@ class Plan:
         SamConfig.from_mapping(options)
         return options
 
+    def overrides(self) -> str:
+        """The same for the command line, where it also holds against an experiment's own values."""
+        if not self.enabled:
+            return "sam=off"
+        best = self.best
+        return (
+            f"sam=on sam.max_draft_tokens={best.k} sam.gate.kind=threshold "
+            f"sam.gate.threshold={best.threshold} "
+            f"sam.sources.siblings.enabled={str(best.siblings).lower()}"
+        )
+
     def fragment(self) -> str:
         """A YAML file for configs/sam, on top of `on`."""
         head = (
@@ -85,6 +96,8 @@ class Plan:
             f"[{self.low:.1%}, {self.high:.1%}] over prompts; simulated. The best\n"
             f"# of {len(self.candidates)} candidates, chosen on the same responses: a little "
             "flattered.\n"
+            "# An experiment that sets keys of sam wins over this file, and the command line\n"
+            f"# over both: {self.overrides()}\n"
         )
         body = {"defaults": ["on", "_self_"], **self.options()}
         return head + yaml.safe_dump(body, sort_keys=False)

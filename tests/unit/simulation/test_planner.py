@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import yaml
 from sam_rollout.bench.generator import group
 from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
+from sam_rollout.doctor.experiment import ExperimentError, compose
 from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
 from sam_rollout.simulation.planner import Planner
 from sam_rollout.simulation.rollout import Fleet
@@ -44,6 +46,27 @@ def test_free_drafts_open_the_gate_wide(workload):
     assert options.pop("defaults") == ["on", "_self_"]
     sam = SamConfig.from_mapping(options)
     assert sam.gate.threshold == 16 and sam.max_draft_tokens == 3
+
+
+@pytest.mark.parametrize("verify", [0.0, 100.0])
+def test_the_overrides_of_a_plan_hold_against_an_experiment(workload, verify):
+    """Experiments are composed last: a file of configs/sam loses to their threshold."""
+    plan = planned(workload, verify)
+    plan = dataclasses.replace(
+        plan, best=dataclasses.replace(plan.best, threshold=2, siblings=True)
+    )
+    words = next(line for line in plan.fragment().splitlines() if "sam=o" in line)
+    try:
+        config, _ = compose("experiment=tiny_cpu", *words.removeprefix("# over both: ").split())
+    except ExperimentError as error:
+        pytest.skip(str(error))
+    sam = SamConfig.from_mapping(config["sam"])
+    assert sam.enabled == plan.enabled
+    if plan.enabled:
+        best = plan.best
+        chosen = (sam.max_draft_tokens, sam.gate.threshold, sam.sources.siblings.enabled)
+        assert chosen == (best.k, best.threshold, best.siblings)
+        assert sam.gate.kind == "threshold"
 
 
 def test_dear_drafts_close_it(workload):
