@@ -111,6 +111,13 @@ def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_p
         (["simulate", "experiment=tiny_cpu"], "published figures are known of article_32b"),
         (["simulate"], "experiment=NAME"),
         (["simulate", "somewhere"], "needed to replay a run"),
+        (["simulate", "experiment=article_32b", "--threshold", "8"], "--threshold: of a replay"),
+        (
+            ["simulate", "experiment=article_32b", "--max-num-seqs", "8"],
+            "--max-num-seqs: of a replay",
+        ),
+        (["simulate", "--check", "--picture", "a.png"], "not with --check"),
+        (["simulate", "--check", "experiment=article_32b"], "--check takes none"),
     ],
 )
 def test_errors_are_one_line(arguments, said):
