@@ -56,6 +56,11 @@ class Acceptance:
         """Mean acceptance length by context, bonus token included, float64[S]."""
         return 1.0 + self.survival[:, :k].sum(axis=1)
 
+    def expected(self, k: int, context: float) -> float:
+        """Mean acceptance length of steps of k drafts at a context, bonus token included."""
+        at = int(np.searchsorted(self.edges, context, side="right")) - 1
+        return 1.0 + float(self.survival[at, :k].sum())
+
     def scaled(self, factor: float) -> Acceptance:
         """All chances times `factor`, at most 1."""
         return dataclasses.replace(self, survival=np.minimum(self.survival * factor, 1.0))

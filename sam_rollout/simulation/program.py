@@ -18,7 +18,7 @@ from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
 from sam_rollout.simulation.check import Finding, RecordedPredictions, compare, judge
 from sam_rollout.simulation.costs import CostTable
-from sam_rollout.simulation.policies import GateBudget
+from sam_rollout.simulation.policies import GateBudget, MeasuredBudget
 from sam_rollout.simulation.published import (
     FITTED_SETUP,
     SETUPS,
@@ -167,19 +167,22 @@ def sources_on_paper(
     grouped = _grouped(setup.siblings)
     common = {"tail_threshold": setup.sam.gate.threshold}
     siblings = recorded.by_siblings(k)
+    own = (recorded.table(OWN, k),)
+    costs = paper.fit.costs(setup, paper.assumed, k)
+    ours = {**common, "agreed": True}  # engines of the published drafter decided each by itself
     settings = {
         "baseline": Setting(**common),
         "published drafter": Setting(budget, (paper.acceptance,), **common),
-        "own text": Setting(budget, (recorded.table(OWN, k),), **common),
-        "own + siblings, spread": Setting(budget, siblings, siblings_kind, **common),
-        "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **common),
-        "own text, grouped": Setting(budget, (recorded.table(OWN, k),), router=grouped, **common),
-        "own + history": Setting(budget, (recorded.table(HISTORY, k),), **common),
+        "own text": Setting(budget, own, **ours),
+        "own text, auto gate": Setting(MeasuredBudget(costs, own * k), own, **ours),
+        "own + siblings, spread": Setting(budget, siblings, siblings_kind, **ours),
+        "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **ours),
+        "own text, grouped": Setting(budget, own, router=grouped, **ours),
+        "own + history": Setting(budget, (recorded.table(HISTORY, k),), **ours),
     }
     lengths = dataclasses.replace(
         paper.fit.lengths(setup, paper.assumed), between_groups=between_groups
     )
-    costs = paper.fit.costs(setup, paper.assumed, k)
     return {
         title: [
             simulate(lengths.draw(setup.prompts, setup.siblings, seed), setup.fleet, costs, setting,
@@ -249,6 +252,13 @@ def replay_settings(
                 settings[f"{name}, siblings, grouped"] = Setting(
                     budget, shared, siblings_kind, grouped, **common
                 )
+    chances = _chances_by_k(workload, max(ks))
+    name = f"auto, k up to {len(chances)}"
+    # It would have measured the steps itself: here it drafts where the table has some.
+    most = [table.verified_up_to(k) for k in range(1, len(chances) + 1)]
+    settings[name] = Setting(
+        MeasuredBudget(costs, chances, most), chances[-1:], tail_threshold=tail_threshold
+    )
     found = {}
     for name, setting in settings.items():
         # Tables stand for siblings' drafts, exact counts for those from a request's own text.
@@ -259,6 +269,14 @@ def replay_settings(
         if progress is not None:
             progress(len(found), len(settings))
     return found
+
+
+def _chances_by_k(workload: Workload, max_k: int) -> tuple[Acceptance, ...]:
+    """Chances of 1, 2, ... drafts from a request's own text, as far as they are known."""
+    if workload.round.right is not None:
+        return tuple(workload.own_chances(k) for k in range(1, max_k + 1))
+    assert workload.chances is not None
+    return (workload.chances,) * min(max_k, workload.chances.max_k)
 
 
 def _siblings_chances(workload: Workload, k: int, count: int) -> Acceptance:

@@ -51,7 +51,9 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
                "--siblings", "--json", output, "--picture", picture, "--replicas", 2)  # fmt: skip
     assert done.exit_code == 0, done.output
     settings = json.loads(output.read_text())["settings"]
-    assert next(iter(settings)) == "baseline" and len(settings) == 7
+    assert next(iter(settings)) == "baseline" and len(settings) == 8
+    best = min(figures["rollout_s"] for name, figures in settings.items() if "siblings" not in name)
+    assert settings["auto, k up to 3"]["rollout_s"] < 1.03 * best
     assert settings["k=3, threshold 8"]["rollout_s"] < settings["baseline"]["rollout_s"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
