@@ -184,7 +184,10 @@ def _table(path: Path) -> CostTable:
     if not path.is_dir():
         return CostTable.read(path)
     steps = RunFolder(path).read("engine_steps").to_pandas()
-    return CostTable.of_steps(steps[steps["split"] == "train"])
+    try:
+        return CostTable.of_steps(steps[steps["split"] == "train"])
+    except CostTableError as error:
+        raise CostTableError(f"{path}, engine steps: {error}") from error
 
 
 def _composed(name: str) -> Mapping[str, Any]:

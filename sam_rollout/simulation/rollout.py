@@ -213,7 +213,10 @@ def simulate(
     if drafts and not exact:
         edges, survival = pool(setting.acceptance)
         if survival.shape[2] < budget.max():
-            raise ValueError(f"acceptance is known up to {survival.shape[2]} drafts")
+            raise ValueError(
+                f"k = {budget.max()}: acceptance is known of up to {survival.shape[2]} drafts; "
+                "texts (rollout_telemetry.record_traces=true) tell of any number"
+            )
     kinds = _kinds(engine, round_.group, setting.kind_of)
     if drafts and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
         raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
