@@ -607,7 +607,7 @@ def simulate_command(
         ),
     ] = False,
 ) -> None:
-    """Replay a rollout on paper: what thresholds, k, siblings and graphs would bring."""
+    """Replay a rollout on paper: what thresholds, k, auto, siblings and graphs would bring."""
     from sam_rollout.simulation import front
 
     with _one_line_errors(*front.ERRORS):
