@@ -6,7 +6,7 @@ Heavy imports stay inside the commands, so that `sam-rollout version` answers at
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -546,8 +546,24 @@ def doctor(
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 
+# What a replay of a run is told; a published setup and the check take everything from elsewhere.
+_REPLAY_ONLY = (
+    "calibration", "step", "replicas", "max_num_seqs", "threshold", "k", "siblings", "graph", "pad",
+    "tail_threshold",
+)  # fmt: skip
+
+
+def _refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that would be ignored."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+
+
 @app.command("simulate")
 def simulate_command(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -591,15 +607,19 @@ def simulate_command(
         ),
     ] = False,
 ) -> None:
-    """Replay a rollout on paper: what thresholds, k, siblings and graphs would bring."""
+    """Replay a rollout on paper: what thresholds, k, auto, siblings and graphs would bring."""
     from sam_rollout.simulation import front
 
     with _one_line_errors(*front.ERRORS):
         if check:
+            if what is not None:
+                raise typer.BadParameter(f"{what}: --check takes none", param_hint="what")
+            _refuse_given(context, (*_REPLAY_ONLY, "picture"), "not with --check")
             raise typer.Exit(front.check(_console(), json_path))
         if what is None:
             raise typer.BadParameter("a run folder, a file of traces or experiment=NAME")
         if what.startswith("experiment="):
+            _refuse_given(context, _REPLAY_ONLY, "of a replay; an experiment names its own")
             name = what.removeprefix("experiment=")
             front.published(name, _console(), picture, json_path)
             return

@@ -137,13 +137,23 @@ def _read_parquet(file: Path) -> Iterator[Trace]:
 
 def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, file: Path) -> Trace:
     """A trace of its own group unless the entry says otherwise."""
+    group = entry.get("group")
     return Trace(
-        str(entry.get("group", name)),
-        int(entry.get("sibling", 0)),
+        name if group is None else str(group),
+        _number(entry, "sibling", name, file),
         _ids(prompt, file),
         _ids(response, file),
-        int(entry.get("step", 0)),
+        _number(entry, "step", name, file),
     )
+
+
+def _number(entry: Mapping[str, Any], field: str, name: str, file: Path) -> int:
+    """An integer, 0 where it is not known."""
+    value = entry.get(field)
+    try:
+        return 0 if value is None else int(value)
+    except (ValueError, TypeError) as error:
+        raise TraceError(f"{file}, {name}: {field} = {value!r}: must be an integer") from error
 
 
 _READERS = {".npy": _read_npy, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from sam_rollout.simulation.kernel import along
 
 FloatArray = npt.NDArray[np.float64]
 MIN_STEPS = 8  # recorded steps that make a row
+REQUIRED = ("batch", "query_len", "context", "graph", "median_s")  # of a row in JSON
 PREFILL_QUERY = 34  # more than any step verifies: MAX_DRAFT_TOKENS + 1
 
 
@@ -62,10 +64,13 @@ class CostRow:
                 raise CostTableError(f"{name} = {value!r}: must be an integer from {least} on")
         if not isinstance(self.graph, bool):
             raise CostTableError(f"graph = {self.graph!r}: must be true or false")
-        if not self.median_s > 0:
-            raise CostTableError(f"median_s = {self.median_s!r}: must be above 0")
-        if self.mean_s is not None and not self.mean_s > 0:
-            raise CostTableError(f"mean_s = {self.mean_s!r}: must be above 0")
+        for name in ("median_s", "mean_s"):
+            value = getattr(self, name)
+            if name == "mean_s" and value is None:
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise CostTableError(f"{name} = {value!r}: must be a number above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +131,21 @@ class CostTable:
         rows = content.get("rows") if isinstance(content, Mapping) else content
         if not isinstance(rows, list):
             raise CostTableError("expected a list of rows, or an object with rows")
-        names = {field.name for field in dataclasses.fields(CostRow)}
-        found = []
-        for number, row in enumerate(rows, start=1):
-            try:
-                found.append(CostRow(**{key: row[key] for key in names if key in row}))
-            except (TypeError, CostTableError) as error:
-                raise CostTableError(f"row {number}: {error}") from error
-        return cls(found)
+        return cls(_row(number, row) for number, row in enumerate(rows, start=1))
+
+    def verified_up_to(self, k: int) -> int:
+        """Most requests that a step with at least `k` drafts was measured with; 0 for none.
+
+        Raises:
+            CostTableError: no verify step at all: drafts would cost nothing.
+        """
+        rows = [row for row in self.rows if 1 < row.query_len < PREFILL_QUERY]
+        if not rows:
+            raise CostTableError(
+                "no row with query_len 2 or more: what drafts cost is not in this table; measure "
+                "verify steps, or take them from a run with sam=on"
+            )
+        return max((row.batch for row in rows if row.query_len > k), default=0)
 
     @classmethod
     def read(cls, path: Path) -> CostTable:
@@ -227,6 +239,20 @@ class CostTable:
         return float(np.median(rates)) if rates else 0.0
 
 
+def _row(number: int, content: Any) -> CostRow:
+    """One row of a JSON table; errors name it."""
+    if not isinstance(content, Mapping):
+        raise CostTableError(f"row {number} = {content!r}: must be an object")
+    for name in REQUIRED:
+        if name not in content:
+            raise CostTableError(f"row {number}: no {name}; a row needs {', '.join(REQUIRED)}")
+    names = (field.name for field in dataclasses.fields(CostRow))
+    try:
+        return CostRow(**{name: content[name] for name in names if name in content})
+    except CostTableError as error:
+        raise CostTableError(f"row {number}: {error}") from error
+
+
 def _surfaces(
     rows: list[CostRow], batches: FloatArray, contexts: FloatArray
 ) -> dict[int, FloatArray]:
@@ -237,7 +263,12 @@ def _surfaces(
         measured = np.array(sorted({row.batch for row in mine}), float)
         lines = []
         for batch in measured:
-            line = sorted((row.context, row.seconds) for row in mine if row.batch == batch)
+            at: dict[int, list[float]] = {}
+            for row in mine:
+                if row.batch == batch:
+                    at.setdefault(row.context, []).append(row.seconds)
+            # What was measured more than once counts as its mean.
+            line = [(context, np.mean(values)) for context, values in sorted(at.items())]
             known, values = np.array(line, float).T
             lines.append([_linear(context, known, values) for context in contexts])
         columns = np.array(lines).T  # [C, measured]

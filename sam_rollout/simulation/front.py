@@ -164,8 +164,14 @@ def plan(
         workload = workload.with_right(max(KS), progress)
     fleet = _fleet(workload, replicas, max_num_seqs)
     with bar("trying candidates") as progress:
-        found = Planner(workload, table, fleet).plan(resamples, progress)
+        planner = Planner(workload, table, fleet)
+        found = planner.plan(resamples, progress)
     report.print_plan(found, console)
+    if planner.left_out:
+        console.print(
+            f"{planner.left_out} pairs of k and threshold were left out: the cost table has no "
+            "verify steps with as many drafts and requests."
+        )
     fragment = found.fragment()
     console.print(fragment, markup=False, highlight=False)
     if output is not None:
@@ -178,7 +184,10 @@ def _table(path: Path) -> CostTable:
     if not path.is_dir():
         return CostTable.read(path)
     steps = RunFolder(path).read("engine_steps").to_pandas()
-    return CostTable.of_steps(steps[steps["split"] == "train"])
+    try:
+        return CostTable.of_steps(steps[steps["split"] == "train"])
+    except CostTableError as error:
+        raise CostTableError(f"{path}, engine steps: {error}") from error
 
 
 def _composed(name: str) -> Mapping[str, Any]:

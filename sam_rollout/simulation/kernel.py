@@ -66,8 +66,8 @@ def along(left, right, share):
 
 
 @_compiled
-def _step_seconds(batches, contexts, seconds, batch, k, context):
-    """Time of one step, bilinear."""
+def step_seconds(batches, contexts, seconds, batch, k, context):
+    """Time of one step of `StepCosts`, bilinear."""
     i, a = _cell(batch, batches)
     j, b = _cell(context, contexts)
     table = seconds[k]
@@ -142,7 +142,7 @@ def _finish(run, order, running, engine, prompt, length, done, rows, text, ends,
 @_compiled
 def run_server(
     engine, prompt, length, kind, engines, max_num_seqs, kv_tokens,
-    budget, budget_edges, batches, contexts, seconds, prefill_s,
+    agreed, budget, budget_edges, batches, contexts, seconds, prefill_s,
     survival, survival_edges, right, offset, tail_threshold, seed,
 ):  # fmt: skip
     """Simulate one server.
@@ -154,6 +154,7 @@ def run_server(
         engines: engines of the server.
         max_num_seqs: requests that one engine runs at once.
         kv_tokens: tokens that one engine's KV cache holds; 0 for no limit.
+        agreed: whether the budget of the busiest engine holds for all, the first among equals.
         budget: int64[R + 1, E], drafts a request by running requests and context.
         budget_edges: float64[E], left ends of the contexts of `budget`, from 0 on.
         batches, contexts, seconds, prefill_s: `StepCosts`.
@@ -249,16 +250,21 @@ def run_server(
         is_open = 0
         k_max = 0
         most = 0
+        busiest = 0
         waits = num_preempted > 0
         for e in range(engines):
             ks[e] = 0
-            most = max(most, rows[e])
+            if rows[e] > most:
+                most, busiest = rows[e], e
             waits = waits or head[e] < begin[e + 1]
             if rows[e] > 0:
                 ks[e] = budget[min(rows[e], top), _bin(text[e] / rows[e], budget_edges)]
-                if ks[e] > 0:
-                    is_open = 1
-                    k_max = max(k_max, ks[e])
+        for e in range(engines):
+            if agreed and rows[e] > 0:
+                ks[e] = ks[busiest]
+            if ks[e] > 0:
+                is_open = 1
+                k_max = max(k_max, ks[e])
         if (running != last_running or is_open != last_open) and logged < len(log):
             log[logged, LOG_TIME] = time
             log[logged, LOG_RUNNING] = running
@@ -294,9 +300,7 @@ def run_server(
                 if rows[e] > 0:
                     step = max(
                         step,
-                        _step_seconds(
-                            batches, contexts, seconds, rows[e], ks[e], text[e] / rows[e]
-                        ),
+                        step_seconds(batches, contexts, seconds, rows[e], ks[e], text[e] / rows[e]),
                     )
             for s in range(running):
                 i = run[s]
@@ -327,7 +331,7 @@ def run_server(
             for e in range(engines):
                 if rows[e] > 0:
                     context = text[e] / rows[e] + 0.5 * (leap - 1)
-                    step = max(step, _step_seconds(batches, contexts, seconds, rows[e], 0, context))
+                    step = max(step, step_seconds(batches, contexts, seconds, rows[e], 0, context))
             for s in range(running):
                 i = run[s]
                 got = min(leap, length[i] - done[i])

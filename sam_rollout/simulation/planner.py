@@ -20,10 +20,10 @@ from sam_rollout.bench.sides import OWN_SIBLINGS, all_sides
 from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
 from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
-from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import budget_of
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
-from sam_rollout.simulation.workload import EDGES, Workload
+from sam_rollout.simulation.workload import EDGES, Workload, WorkloadError
 
 KS = (1, 2, 3, 4, 5, 6, 8)
 LEVEL = 0.9  # of the interval
@@ -77,6 +77,17 @@ class Plan:
         SamConfig.from_mapping(options)
         return options
 
+    def overrides(self) -> str:
+        """The same for the command line, where it also holds against an experiment's own values."""
+        if not self.enabled:
+            return "sam=off"
+        best = self.best
+        return (
+            f"sam=on sam.max_draft_tokens={best.k} sam.gate.kind=threshold "
+            f"sam.gate.threshold={best.threshold} "
+            f"sam.sources.siblings.enabled={str(best.siblings).lower()}"
+        )
+
     def fragment(self) -> str:
         """A YAML file for configs/sam, on top of `on`."""
         head = (
@@ -85,6 +96,8 @@ class Plan:
             f"[{self.low:.1%}, {self.high:.1%}] over prompts; simulated. The best\n"
             f"# of {len(self.candidates)} candidates, chosen on the same responses: a little "
             "flattered.\n"
+            "# An experiment that sets keys of sam wins over this file, and the command line\n"
+            f"# over both: {self.overrides()}\n"
         )
         body = {"defaults": ["on", "_self_"], **self.options()}
         return head + yaml.safe_dump(body, sort_keys=False)
@@ -99,6 +112,17 @@ class Planner:
         fleet: the engines to plan for.
         ks: draft lengths to try.
         thresholds: of the gate; by default powers of two up to `max_num_seqs`.
+
+    What the table has no verify steps for is not tried: beyond its rows times are guesses, and the
+    best of many guesses is the one that flatters most.
+
+    Raises:
+        CostTableError: the table has no verify steps at all.
+        WorkloadError: responses to one prompt only, of which no interval can be made.
+
+    Attributes:
+        pairs: k and threshold, those that are tried.
+        left_out: how many are not.
     """
 
     def __init__(
@@ -110,11 +134,23 @@ class Planner:
         ks: tuple[int, ...] = KS,
         thresholds: tuple[int, ...] = (),
     ) -> None:
-        self._workload, self._fleet, self._ks = workload, fleet, ks
-        self._costs = table.compile(max(ks))
-        self._thresholds = thresholds or tuple(
+        if len(np.unique(workload.round.group)) < 2:
+            raise WorkloadError(
+                f"step {workload.step} has responses to one prompt only: the interval of a plan "
+                "needs at least two"
+            )
+        thresholds = thresholds or tuple(
             2**i for i in range(fleet.max_num_seqs.bit_length()) if 2**i <= fleet.max_num_seqs
         )
+        self.pairs = [(k, t) for k in ks for t in thresholds if t <= table.verified_up_to(k)]
+        self.left_out = len(ks) * len(thresholds) - len(self.pairs)
+        if not self.pairs:
+            raise CostTableError(
+                f"no verify step for any k of {', '.join(map(str, ks))} with a threshold of "
+                f"{', '.join(map(str, thresholds))}"
+            )
+        self._workload, self._fleet = workload, fleet
+        self._costs = table.compile(max(k for k, _ in self.pairs))
         self._siblings: dict[int, Acceptance] = {}
 
     def plan(
@@ -122,18 +158,18 @@ class Planner:
     ) -> Plan:
         """Try all candidates, then judge the best one."""
         round_ = self._workload.round
-        total = len(self._ks) * len(self._thresholds) + resamples
+        total = len(self.pairs) + resamples
         base_s = self._seconds(round_, None)
         candidates = []
-        for k in self._ks:
-            for threshold in self._thresholds:
-                candidates.append(self._candidate(round_, base_s, k, threshold, False))
-                if progress is not None:
-                    progress(len(candidates), total)
+        for k, threshold in self.pairs:
+            candidates.append(self._candidate(round_, base_s, k, threshold, False))
+            if progress is not None:
+                progress(len(candidates), total)
         own = max(candidates, key=lambda candidate: candidate.gain)
         with_siblings = [
             self._candidate(round_, base_s, own.k, threshold, True)
-            for threshold in self._thresholds
+            for k, threshold in self.pairs
+            if k == own.k
         ]
         candidates += with_siblings
         best = max(with_siblings, key=lambda candidate: candidate.gain)
@@ -151,7 +187,7 @@ class Planner:
         self, round_: Round, base_s: float, k: int, threshold: int, siblings: bool
     ) -> Candidate:
         candidate = Candidate(k, threshold, siblings, 0.0)
-        gain = base_s / self._seconds(round_, candidate) - 1
+        gain = _gain(base_s, self._seconds(round_, candidate))
         return dataclasses.replace(candidate, gain=gain)
 
     def _seconds(self, round_: Round, candidate: Candidate | None, seed: int = 0) -> float:
@@ -197,10 +233,15 @@ class Planner:
             drawn = _drawn(
                 round_, [groups[g] for g in random.integers(0, len(groups), len(groups))]
             )
-            gains[i] = self._seconds(drawn, None, i) / self._seconds(drawn, best, i) - 1
+            gains[i] = _gain(self._seconds(drawn, None, i), self._seconds(drawn, best, i))
             if progress is not None:
                 progress(total - resamples + i + 1, total)
         return gains
+
+
+def _gain(base_s: float, sam_s: float) -> float:
+    """Baseline / SAM - 1; 0 where responses of one token leave nothing to decode."""
+    return base_s / sam_s - 1 if sam_s else 0.0
 
 
 def _drawn(round_: Round, groups: list[np.ndarray]) -> Round:

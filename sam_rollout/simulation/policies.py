@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from sam_rollout.config import SamConfig
 from sam_rollout.gating import Gate, fixed_gate
+from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.simulation.costs import StepCosts
+from sam_rollout.simulation.kernel import step_seconds
 
 IntArray = npt.NDArray[np.int64]
 
@@ -37,6 +40,43 @@ class GateBudget:
         return self._gate.budget(running)
 
 
+class MeasuredBudget:
+    """The gate `auto` when it has measured all there is: the budget with the most tokens a second.
+
+    Neither what learning costs is in it, nor that acceptance is learned by the number of requests
+    and not, as here, by their context.
+
+    Args:
+        costs: of steps with up to as many drafts as may be made.
+        chances: of k drafts, for k = 1, 2, ...
+        most: running requests with which k drafts may be made at most, for k = 1, 2, ...; without
+            it as many as there are.
+    """
+
+    def __init__(
+        self, costs: StepCosts, chances: Sequence[Acceptance], most: Sequence[int] | None = None
+    ) -> None:
+        self._costs = costs
+        self._chances = chances
+        self._most = most
+
+    def __call__(self, running: int, context: float) -> int:
+        """As `DraftBudget`."""
+        if running == 0:
+            return 0
+        costs = self._costs
+        best, best_rate = 0, 0.0
+        for k in range(len(self._chances) + 1):
+            if k and self._most is not None and running > self._most[k - 1]:
+                continue
+            tokens = self._chances[k - 1].expected(k, context) if k else 1.0
+            grids = costs.batches, costs.contexts, costs.seconds
+            rate = tokens / step_seconds(*grids, float(running), k, float(context))
+            if rate > best_rate:
+                best, best_rate = k, rate
+        return best
+
+
 def no_drafts(running: int, context: float) -> int:
     """The baseline: as `DraftBudget`."""
     return 0
@@ -46,12 +86,12 @@ def budget_of(sam: SamConfig) -> DraftBudget:
     """What a configuration drafts.
 
     Raises:
-        ValueError: its gate learns from the engine's own steps, of which there are none here.
+        ValueError: its gate decides by step times and acceptance, which are no part of it.
     """
     if sam.gate.kind == "auto":
         raise ValueError(
-            "sam.gate.kind = 'auto' learns from the steps of an engine and cannot be simulated: "
-            "simulate 'threshold' or 'schedule'"
+            "sam.gate.kind = 'auto' decides by what it measures and cannot be simulated from a "
+            "configuration alone: MeasuredBudget takes step costs and chances"
         )
     if not sam.enabled:
         return no_drafts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
 from sam_rollout.simulation.check import Finding, RecordedPredictions, compare, judge
 from sam_rollout.simulation.costs import CostTable
-from sam_rollout.simulation.policies import GateBudget
+from sam_rollout.simulation.policies import GateBudget, MeasuredBudget
 from sam_rollout.simulation.published import (
     FITTED_SETUP,
     SETUPS,
@@ -166,19 +167,22 @@ def sources_on_paper(
     grouped = _grouped(setup.siblings)
     common = {"tail_threshold": setup.sam.gate.threshold}
     siblings = recorded.by_siblings(k)
+    own = (recorded.table(OWN, k),)
+    costs = paper.fit.costs(setup, paper.assumed, k)
+    ours = {**common, "agreed": True}  # engines of the published drafter decided each by itself
     settings = {
         "baseline": Setting(**common),
         "published drafter": Setting(budget, (paper.acceptance,), **common),
-        "own text": Setting(budget, (recorded.table(OWN, k),), **common),
-        "own + siblings, spread": Setting(budget, siblings, siblings_kind, **common),
-        "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **common),
-        "own text, grouped": Setting(budget, (recorded.table(OWN, k),), router=grouped, **common),
-        "own + history": Setting(budget, (recorded.table(HISTORY, k),), **common),
+        "own text": Setting(budget, own, **ours),
+        "own text, auto gate": Setting(MeasuredBudget(costs, own * k), own, **ours),
+        "own + siblings, spread": Setting(budget, siblings, siblings_kind, **ours),
+        "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **ours),
+        "own text, grouped": Setting(budget, own, router=grouped, **ours),
+        "own + history": Setting(budget, (recorded.table(HISTORY, k),), **ours),
     }
     lengths = dataclasses.replace(
         paper.fit.lengths(setup, paper.assumed), between_groups=between_groups
     )
-    costs = paper.fit.costs(setup, paper.assumed, k)
     return {
         title: [
             simulate(lengths.draw(setup.prompts, setup.siblings, seed), setup.fleet, costs, setting,
@@ -211,8 +215,24 @@ def replay_settings(
         pad: fill steps up to the next captured length.
         tail_threshold: what counts as the long tail.
         progress: called with settings done and their number.
+
+    Warns:
+        UserWarning: drafts, or requests that draft, beyond the verify steps of the table.
+
+    Raises:
+        CostTableError: the table has no verify steps, or none in a captured graph.
     """
     thresholds, ks = list(thresholds), list(ks)
+    most = min(max(thresholds), fleet.max_num_seqs, len(workload.round))
+    for k in ks:
+        measured = table.verified_up_to(k)
+        if measured < most:
+            known = f"up to {measured} requests" if measured else "no number of requests"
+            warnings.warn(
+                f"k={k}, up to {most} requests: the cost table has verify steps of {k} drafts for "
+                f"{known}; other times are guessed from its last rows",
+                stacklevel=2,
+            )
     costs = table.compile(max(ks), captured=captured, pad=pad)
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
     grouped = _grouped(int(np.unique(workload.round.group, return_counts=True)[1].max()))
@@ -232,6 +252,13 @@ def replay_settings(
                 settings[f"{name}, siblings, grouped"] = Setting(
                     budget, shared, siblings_kind, grouped, **common
                 )
+    chances = _chances_by_k(workload, max(ks))
+    name = f"auto, k up to {len(chances)}"
+    # It would have measured the steps itself: here it drafts where the table has some.
+    most = [table.verified_up_to(k) for k in range(1, len(chances) + 1)]
+    settings[name] = Setting(
+        MeasuredBudget(costs, chances, most), chances[-1:], tail_threshold=tail_threshold
+    )
     found = {}
     for name, setting in settings.items():
         # Tables stand for siblings' drafts, exact counts for those from a request's own text.
@@ -242,6 +269,14 @@ def replay_settings(
         if progress is not None:
             progress(len(found), len(settings))
     return found
+
+
+def _chances_by_k(workload: Workload, max_k: int) -> tuple[Acceptance, ...]:
+    """Chances of 1, 2, ... drafts from a request's own text, as far as they are known."""
+    if workload.round.right is not None:
+        return tuple(workload.own_chances(k) for k in range(1, max_k + 1))
+    assert workload.chances is not None
+    return (workload.chances,) * min(max_k, workload.chances.max_k)
 
 
 def _siblings_chances(workload: Workload, k: int, count: int) -> Acceptance:

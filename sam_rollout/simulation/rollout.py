@@ -81,6 +81,8 @@ class Setting:
             the index of a request's table.
         router: makes the router from the engines' names.
         tail_threshold: what counts as the long tail.
+        agreed: engines that step together draft what the busiest of them would, as those of the
+            library do (`sam_rollout.gating.agreement`); otherwise each decides alone.
     """
 
     budget: DraftBudget = no_drafts
@@ -88,6 +90,7 @@ class Setting:
     kind_of: Callable[[int], int] = lambda siblings: 0
     router: Callable[[Iterable[Hashable]], Router] = LeastLoaded
     tail_threshold: int = 8
+    agreed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +213,10 @@ def simulate(
     if drafts and not exact:
         edges, survival = pool(setting.acceptance)
         if survival.shape[2] < budget.max():
-            raise ValueError(f"acceptance is known up to {survival.shape[2]} drafts")
+            raise ValueError(
+                f"k = {budget.max()}: acceptance is known of up to {survival.shape[2]} drafts; "
+                "texts (rollout_telemetry.record_traces=true) tell of any number"
+            )
     kinds = _kinds(engine, round_.group, setting.kind_of)
     if drafts and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
         raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
@@ -225,7 +231,7 @@ def simulate(
         right, offset = _joined(round_.right, mine) if exact else _no_trace(len(mine))
         found = kernel.run_server(
             engine[mine] % fleet.lockstep, round_.prompt[mine], round_.length[mine], kinds[mine],
-            fleet.lockstep, fleet.max_num_seqs, fleet.kv_tokens,
+            fleet.lockstep, fleet.max_num_seqs, fleet.kv_tokens, setting.agreed,
             budget, np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
             costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
             seed * servers + server,

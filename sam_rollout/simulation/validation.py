@@ -81,7 +81,8 @@ class Validation:
         self._texts = texts
         self._max_k = max(rollout["k"] for rollout in self.rollouts)
         side = next(side for side in all_sides() if side.name == OWN)
-        self._right = {id(text): right_drafts(text, side, self._max_k) for text in texts}
+        rights = right_drafts(texts, side, self._max_k)
+        self._right = {id(text): right for text, right in zip(texts, rights, strict=True)}
 
     def rows(self, progress: Callable[[int, int], None] | None = None) -> list[Row]:
         """Every recorded rollout, predicted."""

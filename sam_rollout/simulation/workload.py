@@ -18,6 +18,8 @@ from sam_rollout.simulation.costs import FloatArray
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
+TOGETHER = 64  # texts that are read at once
+DEFAULT_LIMIT = 256  # requests of an engine, where nobody says how many it takes
 EDGES = (0, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 28_000)
 
 
@@ -54,11 +56,16 @@ class Workload:
         if self.traces is None:
             raise WorkloadError("no traces: record them with rollout_telemetry.record_traces=true")
         side = next(side for side in all_sides() if side.name == OWN)
-        right = []
-        for number, trace in enumerate(self.traces):
-            right.append(right_drafts(trace, side, max_k))
+        # Texts of like length together, so that all of a batch are read to the end.
+        by_length = sorted(range(len(self.traces)), key=lambda i: len(self.traces[i].response))
+        right = [np.zeros(0, np.int8)] * len(self.traces)
+        for start in range(0, len(by_length), TOGETHER):
+            batch = by_length[start : start + TOGETHER]
+            counts = right_drafts([self.traces[i] for i in batch], side, max_k)
+            for i, of_text in zip(batch, counts, strict=True):
+                right[i] = of_text
             if progress is not None:
-                progress(number + 1, len(self.traces))
+                progress(start + len(batch), len(self.traces))
         return dataclasses.replace(self, round=dataclasses.replace(self.round, right=right))
 
     def own_chances(self, k: int) -> Acceptance:
@@ -76,11 +83,20 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
         step: which one; by default the first with responses.
 
     Raises:
-        WorkloadError: no responses, or none of that step.
+        WorkloadError: no responses, none of that step, or none of more than one token.
         RunFolderError, TraceError, OSError: the folder or file cannot be read.
     """
+    work = _read(path, step)
+    if work.round.length.max() < 2:
+        raise WorkloadError(
+            f"{path}: no response of step {work.step} has more than one token; nothing is decoded"
+        )
+    return work
+
+
+def _read(path: Path, step: int | None) -> Workload:
     if not (path / "sam").is_dir():
-        return _of_traces(read_traces(path), step, Fleet(1, 256))
+        return _of_traces(read_traces(path), step, path)
     folder = RunFolder(path)
     fleet = _fleet(folder)
     if (folder.root / "traces").is_dir():
@@ -126,11 +142,12 @@ def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
     return np.cumsum(begins).astype(np.int64) if begins.any() else None
 
 
-def _of_traces(traces: Sequence[Trace], step: int | None, fleet: Fleet) -> Workload:
+def _of_traces(traces: Sequence[Trace], step: int | None, path: Path) -> Workload:
+    """A file says nothing of engines: one with `DEFAULT_LIMIT` requests stands in."""
     traces = [trace for trace in traces if len(trace.response)]
-    number = _which(sorted({trace.step for trace in traces}), step, "traces")
+    number = _which(sorted({trace.step for trace in traces}), step, path)
     mine = tuple(trace for trace in traces if trace.step == number)
-    return Workload(number, round_of(mine), fleet, mine)
+    return Workload(number, round_of(mine), Fleet(1, DEFAULT_LIMIT), mine)
 
 
 def round_of(traces: Sequence[Trace], right: Sequence[npt.NDArray[np.int8]] | None = None) -> Round:
@@ -166,7 +183,7 @@ def _fleet(folder: RunFolder) -> Fleet:
     try:
         limit = int(config["actor_rollout_ref"]["rollout"]["max_num_seqs"])
     except (KeyError, TypeError, ValueError):
-        limit = 256
+        limit = DEFAULT_LIMIT
     return Fleet(max(len(replicas), 1), limit)
 
 

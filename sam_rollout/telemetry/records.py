@@ -370,7 +370,7 @@ class RunFolder:
 
         Columns that the folder's version did not have are null. Rows of training steps that a
         resumed run went through once more are left out. With `problems` a damaged file, or a
-        missing run.json, is named there and left out.
+        missing run.json, is named there and left out; without it RunFolderError is raised.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
@@ -382,7 +382,7 @@ class RunFolder:
                 tables.append(_with_added(table, schema).cast(schema))
             except (pa.ArrowException, OSError, ValueError) as error:
                 if problems is None:
-                    raise
+                    raise RunFolderError(f"{path}: unreadable ({error})") from error
                 problems.append(f"{path.relative_to(self.path)}: unreadable, left out ({error})")
         table = pa.concat_tables([schema.empty_table(), *tables])
         for info in self._resumes(problems):

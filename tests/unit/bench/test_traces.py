@@ -47,6 +47,7 @@ def test_a_run_folder_and_a_single_file(tmp_path):
         ("a.jsonl", '{"tokens": [-1]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": [2147483648]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": ["a"]}\n', "integers"),
+        ("a.jsonl", '{"tokens": [1], "sibling": "x"}\n', "a-1: sibling = 'x': must be an integer"),
         ("a.parquet", "not parquet", "a.parquet"),
         ("a.txt", "text", "no traces"),
     ],
@@ -55,6 +56,15 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(TraceError, match=says):
         read_traces(tmp_path)
+
+
+def test_what_is_null_is_not_known(tmp_path):
+    """As parquet has it where some rows name their group and others do not."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tokens": [1], "group": null, "sibling": null, "step": null}\n' * 2)
+    first, second = read_traces(path)
+    assert (first.sibling, first.step) == (0, 0)
+    assert first.group != second.group
 
 
 def test_arrays_of_floats_or_three_dimensions_are_refused(tmp_path):

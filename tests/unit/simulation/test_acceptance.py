@@ -1,7 +1,9 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from sam_rollout.bench.generator import Problem
+from sam_rollout.bench.generator import Problem, group
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import OWN, all_sides
 from sam_rollout.simulation.acceptance import (
@@ -34,14 +36,14 @@ def walked(right, k):
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_right_drafts_give_what_a_replay_gives(trace, k):
     """One count for all k: a short draft is the beginning of a long one."""
-    right = right_drafts(trace, SIDE, 6)
+    (right,) = right_drafts([trace], SIDE, 6)
     booked = Replay()
     replay(SIDE.open(k, 1, 4_000), [trace], booked)
     assert walked(right, k) == (booked.steps, booked.accepted)
 
 
 def test_a_fit_recovers_what_was_counted(trace):
-    right = right_drafts(trace, SIDE, 3)
+    (right,) = right_drafts([trace], SIDE, 3)
     table = fit_from_right([(len(trace.prompt), right)], [0], 3)
     steps, accepted = walked(right, 3)
     assert table.mean_length(3)[0] == pytest.approx(1 + accepted / steps)
@@ -62,6 +64,20 @@ def test_empty_stretches_lean_on_the_others():
         counts.add(5, 2)
     table = counts.fit()
     assert table.survival[1] == pytest.approx(table.survival[0])
+
+
+def test_texts_read_together_draft_what_each_would_alone():
+    """Others end before, with it or after; what a text is accepted is its own business."""
+    traces = [
+        dataclasses.replace(trace, response=trace.response[:size])
+        for trace, size in zip(group(1, 6, 400), (30, 1, 400, 2, 30, 250), strict=True)
+    ]
+    together = right_drafts(traces, SIDE, 4)
+    for trace, right in zip(traces, together, strict=True):
+        (alone,) = right_drafts([trace], SIDE, 4)
+        assert len(right) == len(trace.response) + 1
+        assert (right == alone).all()
+    assert max(right.max() for right in together) == 4
 
 
 def test_tables_are_pooled_on_common_edges():

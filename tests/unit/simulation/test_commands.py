@@ -51,7 +51,9 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
                "--siblings", "--json", output, "--picture", picture, "--replicas", 2)  # fmt: skip
     assert done.exit_code == 0, done.output
     settings = json.loads(output.read_text())["settings"]
-    assert next(iter(settings)) == "baseline" and len(settings) == 7
+    assert next(iter(settings)) == "baseline" and len(settings) == 8
+    best = min(figures["rollout_s"] for name, figures in settings.items() if "siblings" not in name)
+    assert settings["auto, k up to 3"]["rollout_s"] < 1.03 * best
     assert settings["k=3, threshold 8"]["rollout_s"] < settings["baseline"]["rollout_s"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -66,12 +68,30 @@ def test_requests_choose_the_table_of_as_many_siblings(monkeypatch):
     monkeypatch.setattr(program, "_siblings_chances", chances)
     n, some = 32, Acceptance(np.zeros(1), np.full((1, 3), 0.5))
     round_ = Round(np.full(n, 10), np.full(n, 50), np.zeros(n, np.int64))
-    table = CostTable([CostRow(1, query, 0, False, 0.01) for query in (1, 4)])
+    table = CostTable([CostRow(n, query, 0, False, 0.01) for query in (1, 4)])
     workload = Workload(1, round_, Fleet(1, n), chances=some)
     program.replay_settings(workload, table, Fleet(1, n), [8], [3], siblings=True)
     assert made[0] == 1
     assert [siblings_kind(count) for count in made] == list(range(len(made)))
     assert siblings_kind(10 * n) == len(made) - 1
+
+
+def test_drafts_without_verify_steps_are_refused_and_guesses_said(texts, tmp_path):
+    path = tmp_path / "costs.json"
+    rows = [CostRow(batch, 1, 0, False, 0.01) for batch in (1, 16)]
+    path.write_text(json.dumps(CostTable(rows).to_json()))
+    for arguments in (["simulate", texts], ["plan", "--traces", texts]):
+        done = run(*arguments, "--calibration", path)
+        assert done.exit_code == 2
+        assert "no row with query_len 2 or more" in done.output
+    path.write_text(json.dumps(CostTable([*rows, CostRow(2, 4, 0, False, 0.01)]).to_json()))
+    with pytest.warns(UserWarning, match="k=3, up to 6 requests: .* for up to 2 requests"):
+        done = run("simulate", texts, "--calibration", path, "--threshold", 8)
+    assert done.exit_code == 0, done.output
+    with pytest.warns(UserWarning, match="for no number of requests"):
+        run("simulate", texts, "--calibration", path, "--threshold", 1, "--k", 5)
+    done = run("plan", "--traces", texts, "--calibration", path, "--resamples", 10)
+    assert "pairs of k and threshold were left out" in done.output
 
 
 def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_path):
@@ -93,6 +113,13 @@ def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_p
         (["simulate", "experiment=tiny_cpu"], "published figures are known of article_32b"),
         (["simulate"], "experiment=NAME"),
         (["simulate", "somewhere"], "needed to replay a run"),
+        (["simulate", "experiment=article_32b", "--threshold", "8"], "--threshold: of a replay"),
+        (
+            ["simulate", "experiment=article_32b", "--max-num-seqs", "8"],
+            "--max-num-seqs: of a replay",
+        ),
+        (["simulate", "--check", "--picture", "a.png"], "not with --check"),
+        (["simulate", "--check", "experiment=article_32b"], "--check takes none"),
     ],
 )
 def test_errors_are_one_line(arguments, said):

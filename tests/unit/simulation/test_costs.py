@@ -46,6 +46,21 @@ def test_beyond_the_last_row_costs_never_fall():
     assert costs.at(512, 9, 0) == pytest.approx(1.8)
 
 
+def test_what_was_measured_twice_counts_as_its_mean():
+    """Beyond the last context, too, where two rows at one place have no slope."""
+    rows = [row(1, 1, 100, median_s=1.0), row(1, 1, 100, median_s=3.0), row(2, 1, 200)]
+    costs = CostTable(rows).compile(0)
+    assert costs.at(1, 0, 100) == pytest.approx(2.0)
+    assert costs.at(1, 0, 200) == pytest.approx(2.0)
+
+
+def test_a_table_knows_how_far_its_verify_steps_go():
+    table = CostTable([row(64), row(8, 2), row(4, 4), row(32, 100)])
+    assert [table.verified_up_to(k) for k in (1, 2, 3, 4)] == [8, 4, 4, 0]
+    with pytest.raises(CostTableError, match="no row with query_len 2 or more"):
+        CostTable([row(64), row(32, 100)]).verified_up_to(1)
+
+
 def test_query_lengths_between_rows():
     costs = CostTable([row(query_len=1), row(query_len=5, median_s=3.0)]).compile(4)
     assert [costs.at(1, k, 0) for k in range(5)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0])
@@ -76,9 +91,14 @@ def test_what_is_no_table_is_said(tmp_path):
     for content, said in (
         ("{", "costs.json"),
         ("{}", "expected a list of rows"),
-        (json.dumps([{"batch": 1}]), "row 1"),
+        (json.dumps([5]), "row 1 = 5"),
+        (json.dumps([{"batch": 1}]), "row 1: no query_len; a row needs batch, query_len, context"),
         (json.dumps([{"batch": 0, "query_len": 1, "context": 0, "graph": False,
                       "median_s": 1}]), "batch = 0"),
+        (json.dumps([{"batch": 1, "query_len": 1, "context": 0, "graph": False,
+                      "median_s": "0.1"}]), "median_s = '0.1': must be a number above 0"),
+        (json.dumps([{"batch": 1, "query_len": 1, "context": 0, "graph": False,
+                      "median_s": 1, "mean_s": float("inf")}]), "mean_s = inf"),
         (json.dumps([]), "query_len 1"),
     ):  # fmt: skip
         path.write_text(content)

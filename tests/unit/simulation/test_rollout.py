@@ -8,7 +8,7 @@ from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.acceptance import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.policies import GateBudget, budget_of, place, tabulate
+from sam_rollout.simulation.policies import GateBudget, MeasuredBudget, budget_of, place, tabulate
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
@@ -95,6 +95,28 @@ def test_engines_in_lockstep_wait_for_the_slowest(make_round):
     assert locked.seconds == pytest.approx([10 * 0.2 + 90 * 0.1])
 
 
+def test_engines_that_agree_draft_when_the_busiest_would(make_round, flat_costs, always_right):
+    """Three run in one engine, one in the other, which alone would draft from the start."""
+    round_ = dataclasses.replace(make_round([41, 41, 11, 31]), group=np.arange(4))
+    fleet = Fleet(2, 4, lockstep=2)
+
+    def first_three_there(engines):
+        class Router:
+            def assign(self, group, siblings=1):
+                return int(group == 3)
+
+        return Router()
+
+    common = {"acceptance": (always_right,), "router": first_three_there}
+    alone = simulate(round_, fleet, flat_costs, drafting(2, 3, **common))
+    agreed = simulate(round_, fleet, flat_costs, drafting(2, 3, agreed=True, **common))
+    # Ten decode steps until two are left in the busiest, then verify steps of four tokens.
+    assert agreed.ends == pytest.approx(10 * 0.1 + np.array([30, 30, 0, 20]) * 0.15 / 4, abs=0.15)
+    assert agreed.figures()["verify_steps"] == 8
+    assert alone.ends[3] == pytest.approx(8 * 0.15)
+    assert alone.ends[2] > agreed.ends[2], "who drafts alone makes the others wait"
+
+
 def test_a_full_cache_preempts_the_last_to_join(make_round, flat_costs):
     """Two texts of 110 tokens do not fit into 150: one starts over when the other has ended."""
     found = simulate(make_round([100, 100]), Fleet(1, 2, kv_tokens=150), flat_costs, Setting())
@@ -167,6 +189,36 @@ def test_a_budget_may_look_at_the_context(make_round, flat_costs, always_right):
     found = simulate(make_round([2_000], prompt=24), Fleet(1, 1), flat_costs, setting)
     shut = found.figures()["steps"] - found.figures()["verify_steps"]
     assert 990 <= shut <= 1_260, "asked anew at least every 256 steps"
+
+
+def test_the_measuring_gate_takes_what_makes_the_most_tokens_a_second(make_round):
+    """A draft token costs 0.2 ms a request: with 40 % accepted it pays in small batches only."""
+    batches, ks = np.array([1.0, 64.0]), np.arange(4)
+    seconds = (10 + 0.2 * batches * ks[:, None])[..., None] / 1000
+    costs = StepCosts(batches, np.zeros(1), seconds)
+    chances = [Acceptance(np.zeros(1), 0.4 ** np.arange(1.0, k + 1)[None]) for k in (1, 2, 3)]
+    gate = MeasuredBudget(costs, chances)
+    given = [gate(running, 0.0) for running in range(65)]
+    assert given[0] == 0 and given[1] == 3 and given[64] == 0
+    assert given[1:] == sorted(given[1:], reverse=True)
+    limited = MeasuredBudget(costs, chances, most=(4, 2, 2))
+    assert [limited(running, 0.0) for running in (1, 2, 3, 4, 5)] == [3, 3, 1, 1, 0]
+    round_ = make_round(np.linspace(50, 2000, 64).astype(int))
+
+    def seconds_of(budget):
+        setting = Setting(budget, tuple(chances[-1:]))
+        return simulate(round_, Fleet(1, 64), costs, setting).rollout_s
+
+    fixed = [seconds_of(GateBudget(ThresholdGate(2**i, k))) for i in range(7) for k in (1, 2, 3)]
+    assert seconds_of(gate) < 1.01 * min(fixed)
+
+
+def test_the_measuring_gate_looks_at_the_context():
+    """Verify steps read long texts more often than once."""
+    contexts = np.array([0.0, 10_000.0])
+    costs = StepCosts(np.ones(1), contexts, np.array([[[0.1, 0.2]], [[0.1, 0.5]]]))
+    gate = MeasuredBudget(costs, [Acceptance(np.array([0.0, 20.0]), np.array([[0.0], [0.9]]))])
+    assert [gate(1, context) for context in (10.0, 100.0, 9_000.0)] == [0, 1, 0]
 
 
 def test_budgets_follow_the_configuration():

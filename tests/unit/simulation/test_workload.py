@@ -1,6 +1,10 @@
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from sam_rollout.cli import app
+from sam_rollout.simulation import program
+from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.workload import WorkloadError, read_workload
 from sam_rollout.telemetry.records import (
     EngineSteps,
@@ -69,3 +73,19 @@ def test_texts_are_read_in_order_of_arrival(folder):
 def test_a_step_that_was_not_recorded_is_said(folder):
     with pytest.raises(WorkloadError, match="no training step 4; recorded are 1"):
         read_workload(folder[0].path, 4)
+
+
+def test_a_run_that_is_no_calibration_is_named(folder):
+    """All of its steps draft: what the baseline takes is not in it."""
+    run, _ = folder
+    done = CliRunner().invoke(app, ["simulate", str(run.path), "--calibration", str(run.path)])
+    assert done.exit_code == 2
+    assert f"{run.path}, engine steps: no row with query_len 1" in done.output.replace("\n", "")
+
+
+def test_more_drafts_than_the_run_has_made_need_texts(folder):
+    run, _ = folder
+    work = read_workload(run.path)
+    table = CostTable([CostRow(2, query, 0, False, 0.1) for query in (1, 6)])
+    with pytest.raises(ValueError, match="k = 5: acceptance is known of up to 3 drafts"):
+        program.replay_settings(work, table, work.fleet, [2], [5])

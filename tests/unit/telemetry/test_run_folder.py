@@ -117,6 +117,16 @@ def test_failed_write_leaves_no_file(folder):
     assert list((folder.root / "requests").iterdir()) == []
 
 
+def test_a_damaged_file_is_named(folder):
+    path = folder.write_engine_steps(0, engine_steps((1, 1.0)))
+    path.write_bytes(b"no parquet")
+    with pytest.raises(RunFolderError, match=f"{path}: unreadable"):
+        folder.read("engine_steps")
+    problems = []
+    assert folder.read("engine_steps", problems).num_rows == 0
+    assert len(problems) == 1 and path.name in problems[0]
+
+
 def test_half_written_files_are_not_read(folder):
     path = folder.write_engine_steps(0, engine_steps((1, 1.0)))
     path.with_name(".0-001.parquet.99.tmp").write_bytes(b"PAR1 and no more")
