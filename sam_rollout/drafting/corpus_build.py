@@ -119,7 +119,7 @@ def _documents(path: Path, field: str) -> Iterator[Document]:
     reader = {".parquet": _of_parquet, ".jsonl": _of_jsonl, ".npy": _of_npy}.get(path.suffix)
     try:
         yield from _of_text(path) if reader is None else reader(path, field)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         raise CorpusInputError(f"{path}: {error}") from error
 
 
@@ -131,9 +131,11 @@ def _of_parquet(path: Path, field: str) -> Iterator[Document]:
             raise ValueError(
                 f"no column {field!r}; there are {', '.join(file.schema_arrow.names)} (--field)"
             )
+        number = 0
         for rows in file.iter_batches(batch_size=_BATCH, columns=list(columns)):
             for values in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-                parts = [_document(value) for value in values]
+                number += 1
+                parts = [_document_at(f"row {number}", value) for value in values]
                 yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -144,16 +146,18 @@ def _of_jsonl(path: Path, field: str) -> Iterator[Document]:
                 continue
             try:
                 entry = json.loads(line)
-                yield _document(entry[field] if isinstance(entry, dict) else entry)
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+                value = entry[field] if isinstance(entry, dict) else entry
+            except (ValueError, KeyError) as error:
                 raise ValueError(
                     f"line {number}: expected a list of token ids, or an object with {field!r} "
                     "(--field)"
                 ) from error
+            yield _document_at(f"line {number}", value)
 
 
 def _of_npy(path: Path, _field: str) -> Iterator[Document]:
-    tokens = np.load(path, mmap_mode="r")
+    # Not np.load, which takes other files than arrays, too.
+    tokens = np.lib.format.open_memmap(path, mode="r")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(f"holds {tokens.dtype}{list(tokens.shape)}, not integers[n]")
     for start in range(0, len(tokens), _CHUNK_CHARACTERS):
@@ -166,15 +170,33 @@ def _of_text(path: Path) -> Iterator[Document]:
             yield "".join(lines)
 
 
+def _document_at(place: str, value: object) -> Document:
+    """As `_document`, with errors that name the place."""
+    try:
+        return _document(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
 def _document(value: object) -> Document:
     """Text as it is, token ids as an array."""
     if isinstance(value, str):
+        value.encode()  # half a character, as JSON can hold it, is nothing for a tokenizer
         return value
-    ids = np.asarray(value)
+    try:
+        ids = np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise _refused(value) from error
     if ids.size == 0:
         return np.zeros(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"expected text or a list of token ids, not {type(value).__name__}")
-    if ids.min() < 0 or ids.max() > SEPARATOR:
-        raise OverflowError(f"token ids must lie in [0, {SEPARATOR})")
+        raise _refused(value)
+    if ids.min() < 0 or ids.max() >= SEPARATOR:
+        raise _refused(f"{ids.min()}..{ids.max()}")
     return ids.astype(np.int32)
+
+
+def _refused(value: object) -> ValueError:
+    return ValueError(
+        f"expected text or a list of token ids in [0, {SEPARATOR}), not {value!s:.60}"
+    )
