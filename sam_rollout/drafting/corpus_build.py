@@ -5,6 +5,7 @@ Inputs are read as streams and only up to the wanted number of tokens. What is h
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -68,9 +69,11 @@ def build_corpus(
         progress: called with the tokens read so far and the input they come from.
 
     Raises:
-        CorpusInputError: an input cannot be read as what its name says, or holds no tokens.
+        CorpusInputError: an input cannot be read as what its name says, or holds no tokens; or it
+            is the output.
         OSError: the output cannot be written.
     """
+    _check_output(output, inputs)
     documents: list[Int32Array] = []
     tokens = 0
     for path in inputs:
@@ -92,6 +95,18 @@ def build_corpus(
     vocabulary = int(text[text != SEPARATOR].max()) + 1
     fingerprint = "" if tokenizer is None else tokenizer.fingerprint
     return save(build(text, vocabulary), output, documents=count, tokenizer=fingerprint)
+
+
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Say now what would be said when everything has been read, or would cost an input."""
+    if output.is_dir():
+        raise IsADirectoryError(f"{output}: is a folder, not a file to write")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"{output.parent}: no permission to write there")
+    for path in inputs:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise CorpusInputError(f"{path}: is the output, too, and would be overwritten")
 
 
 def _check_ids(document: Int32Array, path: Path) -> None:

@@ -1,6 +1,7 @@
 """The source `corpus`: built from every kind of input, refused if it does not fit, drafted from."""
 
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -126,6 +127,25 @@ def test_inputs_that_cannot_be_read(tmp_path, name, content, message):
     with pytest.raises(CorpusInputError, match=message):
         build_corpus([tmp_path / name], tmp_path / "corpus.sam")
     assert not (tmp_path / "corpus.sam").exists()
+
+
+def test_an_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    write_inputs(tmp_path)
+    source = tmp_path / "ids.jsonl"
+    content = source.read_bytes()
+
+    def refuse(output, error, message):
+        seen = []
+        with pytest.raises(error, match=message):
+            build_corpus([source], output, progress=lambda *read: seen.append(read))
+        assert not seen
+
+    refuse(tmp_path, IsADirectoryError, "is a folder")
+    refuse(source / "corpus.sam", FileExistsError, r"ids\.jsonl")
+    refuse(tmp_path / ".." / tmp_path.name / "ids.jsonl", CorpusInputError, "is the output, too")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    refuse(tmp_path / "corpus.sam", PermissionError, "no permission to write")
+    assert source.read_bytes() == content
 
 
 def test_a_row_that_cannot_be_read_is_named(tmp_path):
