@@ -169,7 +169,8 @@ class HistoryStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            with open(path, "rb") as file:
+            # Writable, or NFS, which makes another kind of lock of it, refuses an exclusive one.
+            with open(path, "r+b") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

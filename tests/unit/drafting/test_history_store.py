@@ -1,5 +1,7 @@
 """Responses on disk: what comes back, what is deleted, and what a crash costs."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -253,6 +255,25 @@ def test_a_live_writers_segment_is_neither_closed_nor_deleted(tmp_path):
         busy.append("busy", step, np.zeros(100, np.int32))
     slow.append("slow", 1, tokens(2))
     assert read(tmp_path, "slow", max_bytes=64_000) == [[1], [2]]
+
+
+def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
+    """NFS makes byte-range locks of flock's: an exclusive one needs a file open for writing."""
+    flock = fcntl.flock
+
+    def nfs_flock(file, operation):
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if operation & fcntl.LOCK_EX and mode == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", nfs_flock)
+    orphan = store(tmp_path)
+    orphan.append("g", 0, tokens(1))
+    orphan._segment.close()  # as the system does when a writer dies
+    store(tmp_path).append("g", 1, tokens(2))
+    assert [path.suffix for path in segment_files(tmp_path)] == [CLOSED, OPEN]
+    assert read(tmp_path, "g") == [[1], [2]]
 
 
 def test_a_deleted_segment_is_replaced(tmp_path):
