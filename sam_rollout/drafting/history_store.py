@@ -27,6 +27,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.static import SEPARATOR
 
 # A full folder loses this share of its responses at a time.
 SEGMENTS = 256
@@ -227,7 +228,7 @@ class HistoryStore:
         del places[: max(0, newest - self._max_responses)]
 
     def _read_record(self, place: _Place) -> Int32Array | None:
-        """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
+        """Tokens of a record; None if it is damaged, unfit or its segment was deleted meanwhile."""
         path = self._folder / f"{place.segment}{CLOSED}"
         size = _RECORD.size + 4 * place.tokens
         with self._opened(place.segment, path) as file:
@@ -238,7 +239,8 @@ class HistoryStore:
         if zlib.crc32(memoryview(record)[_CHECKED_FROM:]) != checksum:
             return None
         tokens = np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
-        return tokens if (tokens >= 0).all() else None
+        # What no automaton of joined responses can hold: the largest id parts them.
+        return tokens if ((tokens >= 0) & (tokens < SEPARATOR)).all() else None
 
     @contextmanager
     def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:
