@@ -276,6 +276,34 @@ def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
     assert read(tmp_path, "g") == [[1], [2]]
 
 
+def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
+    """NFS: a folder is listed as it was, and what is open ends with an error of its own."""
+    writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
+    for step in range(8):
+        writer.append("g", step, np.full(50, step, np.int32))  # a segment each
+    reader.refresh()
+    oldest = segment_files(tmp_path)[0]
+    oldest.unlink()
+    ghosts = {name: tmp_path / name for name in (oldest.name, f"0{OPEN}")}
+    segments = HistoryStore._segments
+    monkeypatch.setattr(
+        HistoryStore,
+        "_segments",
+        lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
+    )
+    smaller = store(tmp_path, 64_000)
+    smaller._max_bytes = 5 * smaller._segment_bytes  # deletes, the ghosts first
+    assert smaller.append("g", 8, tokens(8))
+    assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
+
+    def stale(*arguments):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "pread", stale)
+    reader.refresh()
+    assert reader.read("g", PLENTY, PLENTY) == []
+
+
 def test_a_deleted_segment_is_replaced(tmp_path):
     writer = store(tmp_path)
     writer.append("g", 0, tokens(0))
