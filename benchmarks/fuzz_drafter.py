@@ -39,7 +39,7 @@ from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = np.iinfo(np.int32).max
-LARGEST_CORPUS_TOKEN = 999
+LARGEST_CORPUS_TOKEN = LARGEST_TOKEN - 1  # documents are parted by the largest one
 STEPS = 60  # of one drafter
 GROUPS = 3
 
@@ -186,6 +186,7 @@ class Fuzz:
         texts = counters.sources.get("siblings_groups", 0) if self._of_run else 0
         assert counters.live_requests == 0, counters
         assert counters.bytes == 0 or texts, counters
+        assert counters.sources.get("history_failures", 0) == 0, counters
 
     def _end_step(self) -> None:
         self._drafter.end_step()

@@ -201,6 +201,8 @@ def drafter_section() -> str:
             ],
         ),
         "![acceptance against context length and against k](../benchmarks/results/drafter.png)",
+        "The right panel in figures, some of the CoT texts, by draft tokens a step:",
+        _drafter_sweep(record["sweep"]),
     ]
     if held_out := record.get("held_out_seed"):
         parts.append(_drafter_held_out(held_out, record))
@@ -217,6 +219,19 @@ def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
     return _table(
         ["drafter", *(f"{data}, k = {k}" for data, k in columns)],
         [[side, *(length.get((side, *column), "") for column in columns)] for side in sides],
+    )
+
+
+def _drafter_sweep(rows: list[dict[str, Any]]) -> str:
+    """A row a side, a column a k."""
+    ks = sorted({row["k"] for row in rows})
+    length = {(row["side"], row["k"]): f"{row['mean_acceptance_length']:.2f}" for row in rows}
+    return _table(
+        ["drafter", *map(str, ks)],
+        [
+            [side, *(length[side, k] for k in ks)]
+            for side in dict.fromkeys(row["side"] for row in rows)
+        ],
     )
 
 

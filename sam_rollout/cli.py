@@ -378,7 +378,7 @@ def corpus_build(
 
             try:
                 encoder = CorpusTokenizer(tokenizer, trust_remote_code=trust_remote_code)
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 raise OSError(f"--tokenizer {tokenizer}: {error}") from error
         with _token_progress(max_tokens) as progress:
             info = build_corpus(

@@ -185,7 +185,7 @@ class GateConfig(Section):
 class OwnSourceConfig(Section):
     """Drafts from the request's own text.
 
-    `max_bytes`: memory of all live automata of one engine worker, about 60 bytes per token.
+    `max_bytes`: memory of all live automata of one engine worker, about 50 bytes per token.
     """
 
     PATH: ClassVar[str] = "sam.sources.own"
@@ -199,7 +199,7 @@ class SiblingsSourceConfig(Section):
     """Drafts from the other responses to the same prompt in the same training step.
 
     `scope` `run`: from all responses this engine has sampled, to any prompt in any step.
-    `max_bytes`: memory of all groups of one engine worker, about 80 bytes per response token.
+    `max_bytes`: memory of all groups of one engine worker, about 50 bytes per response token.
     `routing`: `spread`, each request where the fewest run; `grouped`, siblings to one replica, but
     at most `max_siblings_per_replica` (0: no limit), and to none that runs `max_imbalance` requests
     more than the mean.

@@ -298,7 +298,7 @@ def available() -> tuple[dict[str, Side], dict[str, str]]:
     for side in all_sides():
         try:
             side.open(1, 1, 16)
-        except ImportError as error:
+        except Exception as error:  # absent, or a version that is made in another way
             missing[side.name] = f"{type(error).__name__}: {error}"
         else:
             sides[side.name] = side

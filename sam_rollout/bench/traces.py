@@ -67,6 +67,8 @@ def read_traces(path: Path) -> list[Trace]:
     traces = [trace for file in files for trace in _read(file)]
     if not traces:
         raise TraceError(f"{path}: no traces; expected {', '.join(_READERS)} or a run folder")
+    if all(len(trace.response) < 2 for trace in traces):
+        raise TraceError(f"{path}: no response has a second token, the first that can be drafted")
     return traces
 
 
@@ -75,7 +77,7 @@ def _read(file: Path) -> list[Trace]:
         return list(_READERS[file.suffix](file))
     except TraceError:
         raise
-    except (ValueError, TypeError) as error:  # numpy's and json's, of damaged files
+    except ValueError as error:  # numpy's and json's, of damaged files
         raise TraceError(f"{file}: {error}") from error
 
 
@@ -85,23 +87,28 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix in _READERS)
 
 
-def _ids(values: Any, file: Path) -> Int32Array:
-    """Token ids as int32, checked."""
-    array = np.asarray(values)
+def _ids(values: Any, place: str) -> Int32Array:
+    """Token ids as int32[n], checked."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.zeros((), object)
     if array.size == 0:
         return np.zeros(0, np.int32)
-    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > _MAX_TOKEN_ID:
-        raise TraceError(f"{file}: token ids must be integers in 0..{_MAX_TOKEN_ID}")
+    is_list = array.ndim == 1 and array.dtype.kind in "iu"
+    if not is_list or array.min() < 0 or array.max() > _MAX_TOKEN_ID:
+        raise TraceError(f"{place}: token ids must be a list of integers in 0..{_MAX_TOKEN_ID}")
     return array.astype(np.int32)
 
 
 def _read_npy(file: Path) -> Iterator[Trace]:
-    array = _ids(np.load(file, allow_pickle=False), file)
+    with file.open("rb") as stream:  # not np.load, which takes other files than arrays, too
+        array = np.lib.format.read_array(stream, allow_pickle=False)
     if array.ndim not in (1, 2):
         raise TraceError(f"{file}: {array.ndim} dimensions, expected 1 or 2")
     nothing = np.zeros(0, np.int32)
-    for i, row in enumerate(array.reshape(-1, array.shape[-1])):
-        yield Trace(f"{file.stem}-{i}", 0, nothing, row)
+    for i, row in enumerate(np.atleast_2d(array)):
+        yield Trace(f"{file.stem}-{i}", 0, nothing, _ids(row, str(file)))
 
 
 def _read_jsonl(file: Path) -> Iterator[Trace]:
@@ -117,7 +124,8 @@ def _read_jsonl(file: Path) -> Iterator[Trace]:
                     f'{file}, line {number}: expected {{"tokens": [...]}} or '
                     '{"prompt": [...], "response": [...]}'
                 ) from error
-            yield _trace(entry, entry.get("prompt", []), response, f"{file.stem}-{number}", file)
+            name, place = f"{file.stem}-{number}", f"{file}, line {number}"
+            yield _trace(entry, entry.get("prompt", []), response, name, place)
 
 
 def _read_parquet(file: Path) -> Iterator[Trace]:
@@ -126,34 +134,35 @@ def _read_parquet(file: Path) -> Iterator[Trace]:
 
     try:
         table = pq.ParquetFile(file).read()
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise TraceError(f"{file}: {error}") from error
     if not {"prompt_ids", "response_ids"} <= set(table.column_names):
         raise TraceError(f"{file}: expected the columns prompt_ids and response_ids")
     for number, entry in enumerate(table.to_pylist(), start=1):
-        name = f"{file.stem}-{number}"
-        yield _trace(entry, entry["prompt_ids"], entry["response_ids"], name, file)
+        name, place = f"{file.stem}-{number}", f"{file}, row {number}"
+        yield _trace(entry, entry["prompt_ids"], entry["response_ids"], name, place)
 
 
-def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, file: Path) -> Trace:
+def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, place: str) -> Trace:
     """A trace of its own group unless the entry says otherwise."""
     group = entry.get("group")
     return Trace(
         name if group is None else str(group),
-        _number(entry, "sibling", name, file),
-        _ids(prompt, file),
-        _ids(response, file),
-        _number(entry, "step", name, file),
+        _number(entry, "sibling", place),
+        _ids(prompt, place),
+        _ids(response, place),
+        _number(entry, "step", place),
     )
 
 
-def _number(entry: Mapping[str, Any], field: str, name: str, file: Path) -> int:
-    """An integer, 0 where it is not known."""
-    value = entry.get(field)
-    try:
-        return 0 if value is None else int(value)
-    except (ValueError, TypeError) as error:
-        raise TraceError(f"{file}, {name}: {field} = {value!r}: must be an integer") from error
+def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
+    """A whole number, 0 where it is not known."""
+    value = entry.get(key)
+    if value is None:
+        return 0
+    if not isinstance(value, int):
+        raise TraceError(f"{place}: {key} = {value!r:.60}, expected a whole number")
+    return value
 
 
 _READERS = {".npy": _read_npy, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

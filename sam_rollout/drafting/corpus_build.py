@@ -5,6 +5,7 @@ Inputs are read as streams and only up to the wanted number of tokens. What is h
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -68,9 +69,11 @@ def build_corpus(
         progress: called with the tokens read so far and the input they come from.
 
     Raises:
-        CorpusInputError: an input cannot be read as what its name says, or holds no tokens.
+        CorpusInputError: an input cannot be read as what its name says, or holds no tokens; or it
+            is the output.
         OSError: the output cannot be written.
     """
+    _check_output(output, inputs)
     documents: list[Int32Array] = []
     tokens = 0
     for path in inputs:
@@ -92,6 +95,18 @@ def build_corpus(
     vocabulary = int(text[text != SEPARATOR].max()) + 1
     fingerprint = "" if tokenizer is None else tokenizer.fingerprint
     return save(build(text, vocabulary), output, documents=count, tokenizer=fingerprint)
+
+
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Say now what would be said when everything has been read, or would cost an input."""
+    if output.is_dir():
+        raise IsADirectoryError(f"{output}: is a folder, not a file to write")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"{output.parent}: no permission to write there")
+    for path in inputs:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise CorpusInputError(f"{path}: is the output, too, and would be overwritten")
 
 
 def _check_ids(document: Int32Array, path: Path) -> None:
@@ -119,7 +134,7 @@ def _documents(path: Path, field: str) -> Iterator[Document]:
     reader = {".parquet": _of_parquet, ".jsonl": _of_jsonl, ".npy": _of_npy}.get(path.suffix)
     try:
         yield from _of_text(path) if reader is None else reader(path, field)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         raise CorpusInputError(f"{path}: {error}") from error
 
 
@@ -131,9 +146,11 @@ def _of_parquet(path: Path, field: str) -> Iterator[Document]:
             raise ValueError(
                 f"no column {field!r}; there are {', '.join(file.schema_arrow.names)} (--field)"
             )
+        number = 0
         for rows in file.iter_batches(batch_size=_BATCH, columns=list(columns)):
             for values in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-                parts = [_document(value) for value in values]
+                number += 1
+                parts = [_document_at(f"row {number}", value) for value in values]
                 yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -144,16 +161,18 @@ def _of_jsonl(path: Path, field: str) -> Iterator[Document]:
                 continue
             try:
                 entry = json.loads(line)
-                yield _document(entry[field] if isinstance(entry, dict) else entry)
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+                value = entry[field] if isinstance(entry, dict) else entry
+            except (ValueError, KeyError) as error:
                 raise ValueError(
                     f"line {number}: expected a list of token ids, or an object with {field!r} "
                     "(--field)"
                 ) from error
+            yield _document_at(f"line {number}", value)
 
 
 def _of_npy(path: Path, _field: str) -> Iterator[Document]:
-    tokens = np.load(path, mmap_mode="r")
+    # Not np.load, which takes other files than arrays, too.
+    tokens = np.lib.format.open_memmap(path, mode="r")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(f"holds {tokens.dtype}{list(tokens.shape)}, not integers[n]")
     for start in range(0, len(tokens), _CHUNK_CHARACTERS):
@@ -166,15 +185,33 @@ def _of_text(path: Path) -> Iterator[Document]:
             yield "".join(lines)
 
 
+def _document_at(place: str, value: object) -> Document:
+    """As `_document`, with errors that name the place."""
+    try:
+        return _document(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
 def _document(value: object) -> Document:
     """Text as it is, token ids as an array."""
     if isinstance(value, str):
+        value.encode()  # half a character, as JSON can hold it, is nothing for a tokenizer
         return value
-    ids = np.asarray(value)
+    try:
+        ids = np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise _refused(value) from error
     if ids.size == 0:
         return np.zeros(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"expected text or a list of token ids, not {type(value).__name__}")
-    if ids.min() < 0 or ids.max() > SEPARATOR:
-        raise OverflowError(f"token ids must lie in [0, {SEPARATOR})")
+        raise _refused(value)
+    if ids.min() < 0 or ids.max() >= SEPARATOR:
+        raise _refused(f"{ids.min()}..{ids.max()}")
     return ids.astype(np.int32)
+
+
+def _refused(value: object) -> ValueError:
+    return ValueError(
+        f"expected text or a list of token ids in [0, {SEPARATOR}), not {value!s:.60}"
+    )

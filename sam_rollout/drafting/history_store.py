@@ -27,6 +27,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.static import SEPARATOR
 
 # A full folder loses this share of its responses at a time.
 SEGMENTS = 256
@@ -141,7 +142,10 @@ class HistoryStore:
         self._segment = None
 
     def _segments(self) -> dict[str, Path]:
-        """Path of each segment by its stem, oldest first."""
+        """Path of each segment by its stem, oldest first.
+
+        On a shared file system some may be gone: what a machine knows of a folder may be old.
+        """
         paths = [p for p in self._folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
 
@@ -169,27 +173,24 @@ class HistoryStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            with open(path, "rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
+            # Writable, or NFS, which makes another kind of lock of it, refuses an exclusive one.
+            with suppress(FileNotFoundError, BlockingIOError), open(path, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.rename(path.with_suffix(CLOSED))
 
     def _make_room(self) -> None:
         """Delete closed segments until another one fits, open ones counted as if full."""
-        segments = list(self._segments().values())
-        sizes = {
-            path: self._segment_bytes if path.suffix == OPEN else path.stat().st_size
-            for path in segments
-        }
+        sizes = {}
+        for path in self._segments().values():
+            with suppress(FileNotFoundError):
+                sizes[path] = self._segment_bytes if path.suffix == OPEN else path.stat().st_size
         total = sum(sizes.values()) + self._segment_bytes
-        for path in segments:
+        for path, size in sizes.items():
             if total <= self._max_bytes:
                 return
             if path.suffix == CLOSED:
-                path.unlink()
-                total -= sizes[path]
+                path.unlink(missing_ok=True)
+                total -= size
         if total > self._max_bytes:
             raise OSError(f"{self._folder}: more than {SEGMENTS - 1} engines write to one history")
 
@@ -226,22 +227,28 @@ class HistoryStore:
         del places[: max(0, newest - self._max_responses)]
 
     def _read_record(self, place: _Place) -> Int32Array | None:
-        """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
+        """Tokens of a record; None if it is damaged, unfit or its segment was deleted meanwhile."""
         path = self._folder / f"{place.segment}{CLOSED}"
         size = _RECORD.size + 4 * place.tokens
+        record = b""
         with self._opened(place.segment, path) as file:
-            record = b"" if file is None else os.pread(file.fileno(), size, place.offset)
+            if file is not None:
+                record = os.pread(file.fileno(), size, place.offset)
         if len(record) < size:
             return None
         (checksum,) = struct.unpack_from("<I", record, len(_MAGIC))
         if zlib.crc32(memoryview(record)[_CHECKED_FROM:]) != checksum:
             return None
         tokens = np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
-        return tokens if (tokens >= 0).all() else None
+        # What no automaton of joined responses can hold: the largest id parts them.
+        return tokens if ((tokens >= 0) & (tokens < SEPARATOR)).all() else None
 
     @contextmanager
     def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:
-        """A segment under either of its names, None if it is gone."""
+        """A segment under either of its names, None if it is gone.
+
+        What reads it ends there, without an error, when another machine deletes it meanwhile.
+        """
         file = None
         # Closed last: a segment may be renamed between two attempts, but only in this direction.
         for candidate in (path, self._folder / f"{stem}{OPEN}", self._folder / f"{stem}{CLOSED}"):
@@ -250,6 +257,9 @@ class HistoryStore:
                 break
         try:
             yield file
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # what NFS says of a file that is gone
+                raise
         finally:
             if file is not None:
                 file.close()

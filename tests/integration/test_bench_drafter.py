@@ -37,3 +37,16 @@ def test_a_side_whose_package_is_missing_is_named(monkeypatch):
     there, missing = sides.available()
     assert sides.NGRAM in there and set(missing) == {sides.ARCTIC, sides.ARCTIC_4}
     assert "arctic_inference" in missing[sides.ARCTIC]
+
+
+def test_a_side_that_cannot_be_made_is_named(monkeypatch):
+    """As of a version that asks its configuration for more."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    def fail(self, vllm_config):
+        raise AttributeError("no attribute 'later'")
+
+    monkeypatch.setattr(NgramProposer, "__init__", fail)
+    there, missing = sides.available()
+    assert {sides.NGRAM, sides.NGRAM_24} <= set(missing) and sides.OWN in there
+    assert missing[sides.NGRAM] == "AttributeError: no attribute 'later'"

@@ -98,7 +98,7 @@ def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
     [
         ("nothing.jsonl", [], "No such file"),
         ("text.txt", [], "needs a tokenizer (--tokenizer)"),
-        ("text.txt", ["--tokenizer", "no/such/folder"], "sam-rollout: "),
+        ("text.txt", ["--tokenizer", "no/such/folder"], "--tokenizer no/such/folder: "),
         ("empty", [], "no traces in it; record them with"),
     ],
 )

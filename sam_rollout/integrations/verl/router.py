@@ -42,7 +42,8 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
             max_imbalance=settings["max_imbalance"],
         )
         self._siblings: Mapping[str, int] = settings["siblings"]
-        self._groups_of: dict[str, list[Any]] = {}  # of requests that run, by id
+        # Of requests that run, by id: their group and server, more than once if one runs twice.
+        self._running: dict[str, list[tuple[Any, str]]] = {}
 
     def require_acquire_fields(self) -> list[str]:
         """A request's identity travels in its sampling parameters."""
@@ -73,22 +74,22 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
         else:
             server = self._router.assign(group, siblings)
             self._request_id_to_server[request_id] = server
-        self._groups_of.setdefault(request_id, []).append(group)
+        self._running.setdefault(request_id, []).append((group, server))
         self._inflight_requests[server] += 1
         return server, self._servers[server]
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """A request has ended."""
-        super().release_server(server_id)
-        groups = self._groups_of.get(request_id)
-        if not groups:
-            return
-        self._router.finished(groups.pop(), server_id)
-        if not groups:
-            del self._groups_of[request_id]
+        """A request has ended; nothing is to be done if its server has left since."""
+        places = self._running.get(request_id, [])
+        for group, server in places:
+            if server == server_id:
+                super().release_server(server_id)
+                self._forget(request_id, group, server)
+                break
 
     def add_servers(self, servers: dict[str, Any]) -> None:
-        """Servers joined; nothing runs there."""
+        """Servers joined; nothing runs there, on those that were known before no more."""
+        self.remove_servers([server for server in servers if server in self._servers])
         super().add_servers(servers)
         for server in servers:
             self._router.add(server)
@@ -98,6 +99,22 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
         super().remove_servers(server_ids)
         for server in server_ids:
             self._router.remove(server)
+        # Their ends come late, perhaps when the server is back and runs others.
+        lost = [
+            (request_id, group, server)
+            for request_id, places in self._running.items()
+            for group, server in places
+            if server in server_ids
+        ]
+        for request_id, group, server in lost:
+            self._forget(request_id, group, server)
+
+    def _forget(self, request_id: str, group: Any, server: str) -> None:
+        self._router.finished(group, server)
+        places = self._running[request_id]
+        places.remove((group, server))
+        if not places:
+            del self._running[request_id]
 
 
 def write_settings(config: DictConfig) -> None:

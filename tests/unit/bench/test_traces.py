@@ -47,7 +47,14 @@ def test_a_run_folder_and_a_single_file(tmp_path):
         ("a.jsonl", '{"tokens": [-1]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": [2147483648]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": ["a"]}\n', "integers"),
-        ("a.jsonl", '{"tokens": [1], "sibling": "x"}\n', "a-1: sibling = 'x': must be an integer"),
+        ("a.jsonl", '{"tokens": 5}\n', "line 1: token ids must be a list"),
+        ("a.jsonl", '{"tokens": [1, 2]}\n{"tokens": [[1, 2]]}\n', "line 2: token ids must be"),
+        ("a.jsonl", '{"tokens": [[1], [2, 3]]}\n', "line 1: token ids must be a list"),
+        ("a.jsonl", '{"tokens": [1, 2], "step": Infinity}\n', "line 1: step = inf, expected"),
+        ("a.jsonl", '{"tokens": [1, 2], "sibling": "x"}\n', "line 1: sibling = 'x', expected"),
+        ("a.jsonl", '{"tokens": [1]}\n{"prompt": [1, 2], "response": []}\n', "no response has"),
+        ("a.npy", "", "a.npy: EOF"),
+        ("a.npy", "PK\x03\x04, as an .npz file begins", "a.npy: the magic string"),
         ("a.parquet", "not parquet", "a.parquet"),
         ("a.txt", "text", "no traces"),
     ],
@@ -72,6 +79,18 @@ def test_arrays_of_floats_or_three_dimensions_are_refused(tmp_path):
         np.save(tmp_path / "a.npy", array)
         with pytest.raises(TraceError):
             read_traces(tmp_path)
+
+
+def test_a_damaged_row_of_a_table_is_named(tmp_path):
+    rows = {"prompt_ids": [[1], [1]], "response_ids": [[2, 3], [-2, 3]]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    with pytest.raises(TraceError, match=r"a\.parquet, row 2: token ids"):
+        read_traces(tmp_path)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[4:44] = b"x" * 40
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(TraceError, match=r"a\.parquet"):
+        read_traces(tmp_path)
 
 
 def test_a_missing_path_is_an_os_error(tmp_path):

@@ -1,6 +1,7 @@
 """The source `corpus`: built from every kind of input, refused if it does not fit, drafted from."""
 
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -103,13 +104,20 @@ def test_reading_ends_at_max_tokens(tmp_path):
         ("missing.jsonl", None, "missing.jsonl: .*No such file"),
         ("a.jsonl", b'{"body": "x"}\n', "line 1: expected .* 'text'"),
         ("a.jsonl", b'[1]\n{"text": \n', "line 2: expected"),
-        ("a.jsonl", b"[1.5]\n", "line 1: expected"),
-        ("a.jsonl", b"[-1]\n", "line 1: expected"),
-        ("a.jsonl", b"[99999999999]\n", "line 1: expected"),
+        ("a.jsonl", b"[1.5]\n", r"line 1: expected .*, not \[1.5\]"),
+        ("a.jsonl", b"[7, -1]\n", r"line 1: expected .* in \[0, 2147483647\), not -1..7"),
+        ("a.jsonl", b"[2147483647]\n", r"line 1: expected .* in \[0, 2147483647\), not 2147"),
+        ("a.jsonl", b"[1e99999999, 1]\n", "line 1: expected"),
+        ("a.jsonl", b"[99999999999999999999]\n", "line 1: expected"),
+        ("a.jsonl", b"[[1], [2, 3]]\n", "line 1: expected"),
+        ("a.jsonl", b'{"text": null}\n', "line 1: expected .*, not None"),
+        ("a.jsonl", b'{"text": "half a \\ud83d"}\n', "line 1: .*surrogates not allowed"),
         ("a.jsonl", b'{"text": "abc"}\n', "needs a tokenizer"),
         ("a.txt", b"\xff\xfe\xfa", "a.txt: .*decode"),
         ("a.parquet", b"PAR1 not really", "a.parquet: "),
         ("a.npy", b"not really", "a.npy: "),
+        ("a.npy", b"", "a.npy: "),
+        ("a.npy", b"PK\x03\x04, as an .npz file begins", "a.npy: "),
         ("a.jsonl", b"[]\n", "no tokens in"),
     ],
 )
@@ -119,6 +127,31 @@ def test_inputs_that_cannot_be_read(tmp_path, name, content, message):
     with pytest.raises(CorpusInputError, match=message):
         build_corpus([tmp_path / name], tmp_path / "corpus.sam")
     assert not (tmp_path / "corpus.sam").exists()
+
+
+def test_an_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    write_inputs(tmp_path)
+    source = tmp_path / "ids.jsonl"
+    content = source.read_bytes()
+
+    def refuse(output, error, message):
+        seen = []
+        with pytest.raises(error, match=message):
+            build_corpus([source], output, progress=lambda *read: seen.append(read))
+        assert not seen
+
+    refuse(tmp_path, IsADirectoryError, "is a folder")
+    refuse(source / "corpus.sam", FileExistsError, r"ids\.jsonl")
+    refuse(tmp_path / ".." / tmp_path.name / "ids.jsonl", CorpusInputError, "is the output, too")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    refuse(tmp_path / "corpus.sam", PermissionError, "no permission to write")
+    assert source.read_bytes() == content
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path):
+    pq.write_table(pa.table({"text": ["abc"] * 100 + [None]}), tmp_path / "a.parquet")
+    with pytest.raises(CorpusInputError, match=r"a\.parquet: row 101: expected .*, not None"):
+        build_corpus([tmp_path / "a.parquet"], tmp_path / "corpus.sam", tokenizer=Words())
 
 
 def test_a_missing_column_is_named(tmp_path):

@@ -218,6 +218,20 @@ def test_a_group_larger_than_the_memory_keeps_its_newest_responses(tmp_path):
     assert 0 < engine.source.counters()["history_bytes"] <= 1 << 20
 
 
+def test_a_response_with_the_largest_token_id_is_left_out(tmp_path):
+    """It is the id that parts joined responses: the others are drafted from, and none fails."""
+    engine = Engine(make_source(tmp_path))
+    largest = [2**31 - 1 if token == 230 else token for token in RESPONSE]
+    engine.respond("a", identity(step=1), PROMPT, largest)
+    engine.respond("b", identity(step=1, sibling=1), PROMPT, RESPONSE)
+    found = engine.step({"c": identity(step=2)}, [PROMPT + RESPONSE[:9]])
+    assert found == [(17, RESPONSE[9:12])]
+    engine.finish("c")
+    engine.source.end_step()
+    assert engine.step({"d": identity(step=3)}, [PROMPT + largest[:35]]) == [(4, RESPONSE[35:38])]
+    assert engine.source.counters()["history_failures"] == 0
+
+
 def break_disk(monkeypatch, method):
     def fail(self, *arguments):
         raise OSError(28, "No space left on device")

@@ -1,5 +1,7 @@
 """Responses on disk: what comes back, what is deleted, and what a crash costs."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -253,6 +255,53 @@ def test_a_live_writers_segment_is_neither_closed_nor_deleted(tmp_path):
         busy.append("busy", step, np.zeros(100, np.int32))
     slow.append("slow", 1, tokens(2))
     assert read(tmp_path, "slow", max_bytes=64_000) == [[1], [2]]
+
+
+def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
+    """NFS makes byte-range locks of flock's: an exclusive one needs a file open for writing."""
+    flock = fcntl.flock
+
+    def nfs_flock(file, operation):
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if operation & fcntl.LOCK_EX and mode == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", nfs_flock)
+    orphan = store(tmp_path)
+    orphan.append("g", 0, tokens(1))
+    orphan._segment.close()  # as the system does when a writer dies
+    store(tmp_path).append("g", 1, tokens(2))
+    assert [path.suffix for path in segment_files(tmp_path)] == [CLOSED, OPEN]
+    assert read(tmp_path, "g") == [[1], [2]]
+
+
+def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
+    """NFS: a folder is listed as it was, and what is open ends with an error of its own."""
+    writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
+    for step in range(8):
+        writer.append("g", step, np.full(50, step, np.int32))  # a segment each
+    reader.refresh()
+    oldest = segment_files(tmp_path)[0]
+    oldest.unlink()
+    ghosts = {name: tmp_path / name for name in (oldest.name, f"0{OPEN}")}
+    segments = HistoryStore._segments
+    monkeypatch.setattr(
+        HistoryStore,
+        "_segments",
+        lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
+    )
+    smaller = store(tmp_path, 64_000)
+    smaller._max_bytes = 5 * smaller._segment_bytes  # deletes, the ghosts first
+    assert smaller.append("g", 8, tokens(8))
+    assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
+
+    def stale(*arguments):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "pread", stale)
+    reader.refresh()
+    assert reader.read("g", PLENTY, PLENTY) == []
 
 
 def test_a_deleted_segment_is_replaced(tmp_path):

@@ -89,7 +89,7 @@ def test_one_id_may_run_twice(balancer):
     for _ in range(2):
         balancer.release_server("a:1", "x")
     assert inflight(balancer) == {"a:1": 0, "b:1": 0}
-    assert not balancer._groups_of and not balancer._router.groups
+    assert not balancer._running and not balancer._router.groups
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"extra_args": None}, {"extra_args": {"y": 1}}])
@@ -108,6 +108,27 @@ def test_servers_come_and_go(balancer):
         balancer.acquire_server("y", sampling(2))
     balancer.add_servers({"c:1": "handle c"})
     assert balancer.acquire_server("x", sampling(1)) == ("c:1", "handle c")
+
+
+@pytest.mark.parametrize("said_to_leave", [True, False])
+def test_late_ends_are_not_those_of_a_servers_new_requests(balancer, said_to_leave):
+    """A server is lost and comes back: else it would seem idle, and get what the others should."""
+    for sibling in range(3):
+        assert balancer.acquire_server(f"old {sibling}", sampling(1, sibling))[0] == "a:1"
+    assert balancer.acquire_server("other", sampling(9))[0] == "b:1"
+    if said_to_leave:
+        balancer.remove_servers(["a:1"])
+    balancer.add_servers({"a:1": "handle a"})
+    for sibling in range(2):
+        assert balancer.acquire_server(f"new {sibling}", sampling(2, sibling))[0] == "a:1"
+    for sibling in range(3):
+        balancer.release_server("a:1", f"old {sibling}")
+    assert inflight(balancer) == balancer._router.running == {"a:1": 2, "b:1": 1}
+    for sibling in range(2):
+        balancer.release_server("a:1", f"new {sibling}")
+    balancer.release_server("b:1", "other")
+    assert inflight(balancer) == {"a:1": 0, "b:1": 0}
+    assert not balancer._running and not balancer._router.groups
 
 
 def test_a_cleared_cache_sends_a_response_where_its_siblings_are(balancer):
@@ -171,7 +192,7 @@ def test_verls_clients_give_the_router_what_it_needs():
     counts = [Counter(server.prompts) for server in servers.values()]
     assert [sorted(count.values()) for count in counts] == [[8, 8, 8], [8, 8, 8]]
     assert balancer.get_total_inflight() == 0
-    assert not balancer._groups_of and not balancer._router.groups
+    assert not balancer._running and not balancer._router.groups
 
 
 def settings_config(tmp_path, path: str | None) -> OmegaConf:
