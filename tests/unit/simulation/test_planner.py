@@ -117,7 +117,11 @@ def test_prompts_without_anything_to_decode_gain_nothing(tmp_path):
     plan = Planner(some, table(1.0), Fleet(1, 16), ks=KS, thresholds=(1, 4)).plan(30)
     assert np.isfinite([plan.low, plan.high]).all()
     path = tmp_path / "texts.jsonl"
-    path.write_text(json.dumps({"prompt": [1, 2], "response": [3]}))
+    steps = [
+        {"prompt": [1], "response": [3], "step": 0},
+        {"prompt": [1], "response": [3, 4], "step": 1},
+    ]
+    path.write_text("\n".join(map(json.dumps, steps)))
     with pytest.raises(WorkloadError, match="no response of step 0 has more than one token"):
         read_workload(path)
 
