@@ -327,6 +327,9 @@ def drafter(
     from sam_rollout.bench.traces import TraceError, read_traces
 
     with _one_line_errors(TraceError):
+        for path in (json_path, picture):  # now, not when all has been measured
+            if path is not None and not path.parent.is_dir():
+                raise NotADirectoryError(f"{path}: {path.parent} is no folder")
         texts = [] if traces is None else read_traces(traces)
         sizes = program.QUICK if quick else program.Sizes()
         with _console().status("starting") as status:

@@ -112,6 +112,15 @@ def test_a_corpus_that_cannot_be_built_says_why(tmp_path, monkeypatch, name, arg
     assert not (tmp_path / "a.sam").exists()
 
 
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+def test_a_benchmark_that_could_not_be_written_down_is_not_run(tmp_path, monkeypatch, option):
+    from sam_rollout.bench import drafter
+
+    monkeypatch.setattr(drafter.Bench, "run", lambda self: pytest.fail("measured"))
+    line = one_line_error(run_cli("bench", "drafter", option, tmp_path / "no" / "a"))
+    assert line.endswith(f"{tmp_path / 'no'} is no folder")
+
+
 def test_learning_prints_and_writes(pair, tmp_path):
     result = run_cli("learning", pair[1], "--picture", tmp_path / "out.png")
     assert result.exit_code == 0, result.output
