@@ -686,7 +686,8 @@ def simulation_section() -> str:
         "What the assumptions weigh, gain of a step's rollout; the fit stays:",
         _table(("assumption", *studies), sensitivities),
         "What more sources would add, on generated texts, half of the variance of lengths common "
-        "to siblings:",
+        "to siblings; and full graphs as a bound, nothing but memory traffic being left of a "
+        "captured step. All against the eager baseline:",
         _table(("source", *studies), sources),
         f"The simulator itself: a round of {speed['responses']:,} responses of up to "
         f"{speed['max_response']:,} tokens on {speed['replicas']:,} replicas took "

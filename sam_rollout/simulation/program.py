@@ -153,7 +153,9 @@ def _mean(outcomes: list[Outcome]) -> dict[str, float]:
 def sources_on_paper(
     paper: OnPaper, name: str, *, between_groups: float = 0.5, seeds: int = 4
 ) -> dict[str, list[Outcome]]:
-    """A published setup with our drafter, more sources and grouped routing: simulated throughout.
+    """A published setup with our drafter, gate, more sources, routing, and in full graphs.
+
+    Simulated throughout; all but the rows that name graphs in eager mode.
 
     Args:
         paper: fitted.
@@ -170,26 +172,37 @@ def sources_on_paper(
     own = (recorded.table(OWN, k),)
     costs = paper.fit.costs(setup, paper.assumed, k)
     ours = {**common, "agreed": True}  # engines of the published drafter decided each by itself
+    mine = Setting(budget, own, **ours)
     settings = {
         "baseline": Setting(**common),
         "published drafter": Setting(budget, (paper.acceptance,), **common),
-        "own text": Setting(budget, own, **ours),
+        "own text": mine,
         "own text, auto gate": Setting(MeasuredBudget(costs, own * k), own, **ours),
         "own + siblings, spread": Setting(budget, siblings, siblings_kind, **ours),
         "own + siblings, grouped": Setting(budget, siblings, siblings_kind, grouped, **ours),
         "own text, grouped": Setting(budget, own, router=grouped, **ours),
         "own + history": Setting(budget, (recorded.table(HISTORY, k),), **ours),
     }
+    # Query lengths with a graph: an engine with drafts captures 1 + k alone unless it is told to.
+    captured = {"no drafts": (1,), "own text": (1, 1 + k), "own text, 1 + k alone": (1 + k,)}
+    in_graphs = {
+        f"full graphs, {title}": (
+            settings["baseline" if title == "no drafts" else "own text"],
+            paper.fit.costs(setup, paper.assumed, k, lengths),
+        )
+        for title, lengths in captured.items()
+    }
+    priced = {title: (setting, costs) for title, setting in settings.items()} | in_graphs
     lengths = dataclasses.replace(
         paper.fit.lengths(setup, paper.assumed), between_groups=between_groups
     )
     return {
         title: [
-            simulate(lengths.draw(setup.prompts, setup.siblings, seed), setup.fleet, costs, setting,
+            simulate(lengths.draw(setup.prompts, setup.siblings, seed), setup.fleet, times, setting,
                      seed=seed)
             for seed in range(seeds)
         ]
-        for title, setting in settings.items()
+        for title, (setting, times) in priced.items()
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ published figures: article "SAM投机推理：长序列强化学习训练加速�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -118,19 +118,37 @@ class Fit:
         return LengthModel(assumed.mean_response, self.sigma, self.capped_share,
                            setup.max_response)  # fmt: skip
 
-    def costs(self, setup: Setup, assumed: Assumptions, max_k: int) -> StepCosts:
-        """Step times of a setup in eager mode."""
+    def costs(
+        self, setup: Setup, assumed: Assumptions, max_k: int, captured: Container[int] = ()
+    ) -> StepCosts:
+        """Step times of a setup.
+
+        Args:
+            setup: on paper.
+            assumed: what is not fitted.
+            max_k: most drafts of a step.
+            captured: query lengths that run as a full graph, the others eagerly. A graph's step
+                launches nothing from the host; instead its die reads all its weights once, which
+                no eager step of these setups waits for.
+        """
         shape, per_layer = setup.shape, self.layer_s
         host_s = shape.layers * per_layer * (assumed.moe_layer if shape.experts else 1.0)
+        weights_s = setup.weight_bytes / assumed.bandwidth
         token_s = shape.kv_cache_bytes(setup.tensor) / assumed.bandwidth
         batches = np.unique(np.geomspace(1, max(setup.fleet.max_num_seqs, 2), 9).round())
         contexts = np.linspace(0.0, 40_960.0, 11)
         device_s = batches[:, None] * contexts[None, :] * token_s
         reads = _readers(shape, setup.tensor) if assumed.rereads else 1
         join: Callable[..., Any] = np.maximum if assumed.overlap else np.add
-        decode = join(device_s, host_s)
-        verify = (join(device_s * reads, host_s) + assumed.sampler_s) * assumed.verify
-        return StepCosts(batches, contexts, np.stack([decode, *[verify] * max_k]))
+        seconds = []
+        for query in range(1, max_k + 2):
+            attention_s = device_s if query == 1 else device_s * reads
+            if query in captured:
+                step_s = attention_s + min(weights_s, host_s)
+            else:
+                step_s = join(attention_s, host_s)
+            seconds.append(step_s if query == 1 else (step_s + assumed.sampler_s) * assumed.verify)
+        return StepCosts(batches, contexts, np.stack(seconds))
 
 
 def _readers(shape: ModelShape, tensor: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sam_rollout.config import SamConfig
 from sam_rollout.simulation.rollout import Fleet
 from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout
-from sam_rollout.sizing.memory import rollout_memory
+from sam_rollout.sizing.memory import rollout_memory, rollout_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Setup:
         siblings: responses to each of them.
         max_response: tokens.
         tensor: ranks that share an engine.
+        weight_bytes: of the weights on a die.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Setup:
     siblings: int
     max_response: int
     tensor: int
+    weight_bytes: float
     shape: ModelShape
     sam: SamConfig
 
@@ -67,6 +69,7 @@ class Setup:
             siblings=rollout["n"],
             max_response=config["data"]["max_response_length"],
             tensor=layout.tensor,
+            weight_bytes=sum(rollout_weights(shape, layout).values()),
             shape=shape,
             sam=SamConfig.from_mapping({**config["sam"], "enabled": True}),
         )

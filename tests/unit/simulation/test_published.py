@@ -67,6 +67,19 @@ def test_dearer_verification_and_worse_drafts_gain_less(paper, monkeypatch):
     assert found["a layer with experts as quick as a dense one"] == found["as assumed"]
 
 
+def test_only_captured_lengths_run_as_graphs(paper):
+    """A gate that shuts leaves the graph of 1 + k tokens: its decode steps are eager ones."""
+    setup = paper.setups["article_32b"]
+    eager = FIT.costs(setup, Assumptions(), 3).seconds
+    verify_only = FIT.costs(setup, Assumptions(), 3, captured=(4,)).seconds
+    assert (verify_only[:3] == eager[:3]).all()
+    assert (verify_only[3] < eager[3]).all()
+    host_s = setup.shape.layers * FIT.layer_s
+    assert verify_only[3] == pytest.approx(
+        eager[3] - host_s + setup.weight_bytes / Assumptions().bandwidth
+    )
+
+
 def test_the_constant_predictor_is_blind_to_its_row(paper, monkeypatch):
     monkeypatch.setitem(SEEDS, "customer_32b_128die", 1)
     for row in paper.predictions("customer_32b_128die"):
