@@ -1,6 +1,6 @@
 """Fuzzes the drafter against brute force, through its public interface.
 
-    python -m benchmarks.fuzz_drafter [--seconds 600] [--seed 0]
+    python -m benchmarks.fuzz_drafter [--seconds 600] [--seed 0] [--output FILE]
 
 Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
 aborted and have their ids used again, with the gate open or closed. Settings are random as well:
@@ -13,17 +13,18 @@ several is kept depends on how far down they are noted; unit tests hold that.) A
 source has to go on as some known text did after the same token, or to be what some known texts
 have, token after token: a copy. With policy `fixed` it has all the tokens there can be, with
 `confidence` at least one. When all requests have ended, nothing may be held. The first failure ends
-the run with its seed.
+the run with its seed; a run that meets none writes down what it has gone through.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,38 @@ import numpy as np
 from sam_rollout.automaton.kernels import DISAGREEMENT
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
+from sam_rollout.bench.machine import machine
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
+OUTPUT = Path(__file__).parent / "results" / "fuzz_drafter.json"
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = np.iinfo(np.int32).max
 LARGEST_CORPUS_TOKEN = LARGEST_TOKEN - 1  # documents are parted by the largest one
 STEPS = 60  # of one drafter
 GROUPS = 3
+
+
+@dataclass
+class Totals:
+    """What drafters have gone through."""
+
+    drafters: int = 0
+    requests: int = 0
+    ids_used_again: int = 0  # requests with the id of one that has ended
+    aborted: int = 0  # requests that ended before their text did
+    steps: int = 0  # calls of the drafter
+    tokens_read: int = 0  # into automata: of a text that siblings draft from as well, twice
+    draft_tokens: int = 0
+    drafts_by_rule: int = 0  # compared with brute force; no match drafts nothing, which counts
+    drafts_as_copies: int = 0  # other sources were on, and they go on as some known text does
+
+    def add(self, other: Totals) -> None:
+        """Count what others have gone through as well."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 class OwnText:
@@ -145,7 +168,7 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self.drafts = 0
+        self.totals = Totals(drafters=1)
 
     def _sources(self, folder: Path) -> dict[str, Any]:
         """Any of the other sources; the corpus is written, its text known to `_pairs`."""
@@ -180,13 +203,16 @@ class Fuzz:
             self._leave()
             if self._rng.random() < 0.05:
                 self._end_step()
-        self._drafter.finish([request.name for request in self._live])
+        self._finish(self._live)
         self._end_step()
         counters = self._drafter.snapshot()
         texts = counters.sources.get("siblings_groups", 0) if self._of_run else 0
         assert counters.live_requests == 0, counters
         assert counters.bytes == 0 or texts, counters
         assert counters.sources.get("history_failures", 0) == 0, counters
+        self.totals.steps = counters.steps
+        self.totals.tokens_read = counters.catch_up_tokens
+        self.totals.draft_tokens = counters.drafted_tokens
 
     def _end_step(self) -> None:
         self._drafter.end_step()
@@ -198,12 +224,14 @@ class Fuzz:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
                 name = self._retired.pop()  # an id used again, for another text
+                self.totals.ids_used_again += 1
             else:
                 self._made += 1
                 name = f"request-{self._made}"
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
+            self.totals.requests += 1
             if self._rng.random() < 0.9:  # nobody says who the others are
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
@@ -246,7 +274,7 @@ class Fuzz:
             last = own.tokens[-1]
             pairs = itertools.pairwise(draft)
             if (last, draft[0]) in self._pairs or self._pairs.issuperset(pairs):
-                self.drafts += 1
+                self.totals.drafts_as_copies += 1
                 return
         if self._adaptive and draft:
             allowed = {tokens[: len(draft)] for tokens in allowed}
@@ -254,7 +282,7 @@ class Fuzz:
             f"{request.name}: {own.tokens[-200:]} (of {len(own.tokens)}) allows {allowed}; "
             f"drafted {draft}"
         )
-        self.drafts += 1
+        self.totals.drafts_by_rule += 1
 
     def _leave(self) -> None:
         """Some requests end; others are aborted before their text does."""
@@ -264,19 +292,25 @@ class Fuzz:
             if request.known == self._longest or self._rng.random() < 0.03
         ]
         self._live = [request for request in self._live if request not in ended]
-        self._drafter.finish([request.name for request in ended])
+        self._finish(ended)
         self._retired += [request.name for request in ended]
+
+    def _finish(self, requests: list[Request]) -> None:
+        self._drafter.finish([request.name for request in requests])
+        self.totals.aborted += sum(request.known < self._longest for request in requests)
 
 
 def main() -> None:
-    """Fuzz until the time is over."""
+    """Fuzz until the time is over, then write what that was."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the first drafter")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
-    seed, drafts = arguments.seed, 0
+    totals = Totals()
     while time.monotonic() < until:
+        seed = arguments.seed + totals.drafters
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fuzz = Fuzz(np.random.default_rng(seed), Path(folder))
@@ -284,8 +318,16 @@ def main() -> None:
             except Exception as error:
                 print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
                 raise SystemExit(1) from error
-        seed, drafts = seed + 1, drafts + fuzz.drafts
-    print(f"{seed - arguments.seed} drafters, {drafts} drafts, all as they should be")
+        totals.add(fuzz.totals)
+    record = {
+        "machine": machine("numpy", "numba"),
+        "setting": {"seconds": arguments.seconds, "seed": arguments.seed},
+        "totals": asdict(totals),
+        "failures": 0,  # a run with one has ended above
+    }
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    drafts = totals.drafts_by_rule + totals.drafts_as_copies
+    print(f"{totals.drafters} drafters, {drafts} drafts, all as they should be")
 
 
 if __name__ == "__main__":

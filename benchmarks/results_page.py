@@ -282,6 +282,26 @@ def _drafter_calls(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def fuzz_section() -> str:
+    """Random requests against brute force."""
+    record = _load("fuzz_drafter")
+    setting, totals = record["setting"], record["totals"]
+    last = setting["seed"] + totals["drafters"] - 1
+    text = (
+        f"{setting['seconds']:,.0f} s, {totals['drafters']:,} drafters one after the "
+        f"other (seeds {setting['seed']} to {last}): {totals['requests']:,} requests, "
+        f"{totals['ids_used_again']:,} of them with an id used before and {totals['aborted']:,} "
+        f"aborted before their text ended; {totals['steps']:,} steps, {totals['tokens_read']:,} "
+        f"tokens read, {totals['draft_tokens']:,} drafted. {totals['drafts_by_rule']:,} drafts "
+        f"were held against brute force; {totals['drafts_as_copies']:,} more go on as some known "
+        f"text does, which is all that is asked where other sources are on. Failures: "
+        f"{record['failures']}."
+    )
+    command = f"python -m benchmarks.fuzz_drafter --seconds {setting['seconds']:g}"
+    command += f" --seed {setting['seed']}"
+    return _section("The drafter against brute force", command, record, text)
+
+
 def gate_section() -> str:
     """Closed, thresholds and the measuring gate."""
     record = _load("gate")
@@ -747,6 +767,7 @@ SECTIONS = {
     "operators_tiny_cpu": operators_section,
     "sampler": sampler_section,
     "drafter": drafter_section,
+    "fuzz_drafter": fuzz_section,
     "telemetry_overhead": telemetry_section,
     "routing_tiny_cpu": routing_section,
     "gate": gate_section,
