@@ -27,8 +27,8 @@ GENERATED = (COT, GROUPS, REWRITES, SECOND_EPOCH)  # from a seed
 SEED = 11
 SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM, sides.NGRAM_24, sides.ARCTIC,
                 sides.ARCTIC_4)  # fmt: skip
-GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.FIRST, sides.NGRAM_24,
-               sides.ARCTIC, sides.ARCTIC_4)  # fmt: skip
+GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.LATEST_SIBLINGS, sides.FIRST,
+               sides.NGRAM_24, sides.ARCTIC, sides.ARCTIC_4)  # fmt: skip
 EPOCH_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.OWN_HISTORY, sides.ALL_SOURCES,
                sides.ARCTIC)  # fmt: skip
 TRACE_SIDES = (*GROUP_SIDES, sides.OWN_RUN, sides.OWN_HISTORY, sides.ALL_SOURCES)

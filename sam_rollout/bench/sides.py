@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sam_rollout.automaton.kernels import MATCH_DISTANCE, MATCH_END, MATCH_STATE
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.traces import Int32Array, Trace
 from sam_rollout.config import SamConfig
@@ -108,11 +109,13 @@ class _Base:
 class OwnSession(_Base):
     """Our drafter, configured by a mapping of the group `sam`."""
 
+    drafter_class = SamDrafter
+
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options})
         static = make_static_sources(config, max_rows, max_length)
         self._waiting = [source for source in static if hasattr(source, "wait")]
-        self._drafter = SamDrafter(config, max_rows, max_length, static)
+        self._drafter = self.drafter_class(config, max_rows, max_length, static)
         self._eligible = np.ones(max_rows, bool)
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
@@ -150,6 +153,29 @@ class OwnSession(_Base):
         """Let sources finish what they do beside the engine, which is slower than a replay."""
         for source in self._waiting:
             source.wait()
+
+
+class _LatestDrafter(SamDrafter):
+    """Our drafter without votes: from siblings, too, it copies what followed the latest occurrence.
+
+    A match without a state is drafted from where it ends, which is where it occurred last. Where
+    that is the end of the text itself, because another one began with all of it, the kernel would
+    take it for a periodic text and copy the draft: such a row keeps its votes.
+    """
+
+    def _draft(self, *args: Any) -> None:
+        for matches in self._matches:
+            is_own_end = (matches[:, MATCH_STATE] == matches[:, MATCH_END]) & (
+                matches[:, MATCH_DISTANCE] == 0
+            )
+            matches[~is_own_end, MATCH_STATE] = 0
+        super()._draft(*args)
+
+
+class _LatestSession(OwnSession):
+    """Siblings without votes."""
+
+    drafter_class = _LatestDrafter
 
 
 class _HistorySession(OwnSession):
@@ -266,6 +292,7 @@ _SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
 _RUN = {"sources": {"siblings": {"enabled": True, "scope": "run"}}}
 OWN = "own"
 OWN_SIBLINGS = "own + siblings"
+LATEST_SIBLINGS = "own + siblings, latest"
 OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
@@ -281,6 +308,7 @@ def all_sides() -> list[Side]:
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
         Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS)),
+        Side(LATEST_SIBLINGS, partial(_LatestSession, _SIBLINGS)),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(OWN_HISTORY, partial(_HistorySession, {})),
         Side(ALL_SOURCES, partial(_HistorySession, _SIBLINGS)),

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "report": {"telemetry"},
     "dashboard": {"telemetry"},
     "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
-    "bench": {"config", "drafting", "hardware", "identity", "verification"},
+    "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "cli": {

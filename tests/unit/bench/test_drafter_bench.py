@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from sam_rollout.bench import drafter, drafter_check, drafter_report, generator, sides
 from sam_rollout.bench.drafter_costs import Batch, CostSizes
+from sam_rollout.bench.traces import Trace
 from sam_rollout.bench.verdicts import show_check
 from sam_rollout.cli import app
 
@@ -29,8 +30,8 @@ TINY = drafter.Sizes(
     ),
 )  # fmt: skip
 OURS = {
-    sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.OWN_HISTORY,
-    sides.ALL_SOURCES,
+    sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.LATEST_SIBLINGS, sides.OWN_RUN,
+    sides.OWN_HISTORY, sides.ALL_SOURCES,
 }  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def test_every_set_of_texts_is_measured_with_every_side_that_is_there(result):
         drafter.SECOND_EPOCH,
     }  # fmt: skip
     assert {(drafter.GROUPS, sides.OWN_SIBLINGS), (drafter.COT, sides.FIRST)} <= seen
-    assert {(drafter.SECOND_EPOCH, name) for name in OURS - {sides.ADAPTIVE}} <= seen
+    assert {(drafter.SECOND_EPOCH, name) for name in drafter.EPOCH_SIDES if name in OURS} <= seen
+    assert {(name, sides.LATEST_SIBLINGS) for name in (drafter.GROUPS, drafter.REWRITES)} <= seen
     for row in result["acceptance"]:
         assert 1 <= row["mean_acceptance_length"] <= row["k"] + 1
         assert row["drafted_per_step"] <= row["k"]
@@ -71,6 +73,28 @@ def test_all_sides_replay_the_same_tokens(result):
     for data in {row["data"] for row in result["acceptance"]}:
         tokens = {row["tokens"] for row in result["acceptance"] if row["data"] == data}
         assert len(tokens) == 1, data
+
+
+@pytest.mark.parametrize(
+    ("side", "draft"), [(sides.OWN_SIBLINGS, [7, 8, 4]), (sides.LATEST_SIBLINGS, [9, 9, 4])]
+)
+def test_siblings_without_votes_are_drafted_from_the_latest_of_them(side, draft):
+    """Two siblings go on with 7, 8 after the last row's end, the one that is read after them not.
+
+    The first row's whole text is another's beginning as well: there is no place to copy it from.
+    """
+    texts = [[1, 5], [1, 5, 6, 2, 3, 7, 8, 4], [1, 6, 2, 3, 7, 8, 4], [1, 7, 2, 3, 9, 9, 4],
+             [1, 8, 2, 3]]  # fmt: skip
+    (session,) = [one.open(3, len(texts), 64) for one in sides.all_sides() if one.name == side]
+    token_ids = np.zeros((len(texts), 8), np.int32)
+    ids = [str(row) for row in range(len(texts))]
+    for row, text in enumerate(texts):
+        token_ids[row, : len(text)] = text
+        prompt, response = np.array(text[:1], np.int32), np.array(text[1:], np.int32)
+        session.admit(ids[row], Trace("group", row, prompt, response), 0)
+    lengths = np.array([len(text) for text in texts], np.int32)
+    drafts = session.propose(ids, token_ids, lengths, [text[1:] for text in texts])
+    assert drafts[0] == [6, 2, 3] and drafts[-1] == draft
 
 
 def test_a_second_epoch_is_drafted_from_the_first(result):
