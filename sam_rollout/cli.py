@@ -346,6 +346,8 @@ def drafter(
 
         verdicts = drafter_check.judge(result)
         show_check(verdicts, _console())
+        if quick:
+            _console().print("Targets are those of a full run, whose texts are more and longer.")
         raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
 
 

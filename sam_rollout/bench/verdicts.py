@@ -11,14 +11,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target of --check; `reached` is None where what it needs is not installed."""
+    """One target of --check.
+
+    `reached` is None where it cannot be judged: what it needs is not installed, or the run was too
+    small for what it says.
+    """
 
     target: str
     measured: str
     reached: bool | None
 
 
-_WORDS = {True: "ok", False: "MISSED", None: "not measured"}
+_WORDS = {True: "ok", False: "MISSED", None: "not judged"}
 
 
 def show_check(verdicts: list[Verdict], console: Console) -> None:

@@ -167,6 +167,7 @@ def good_result() -> dict:
     }  # fmt: skip
     return {
         "missing": {},
+        "setting": {"cot": [8, drafter_check.POLICY_TOKENS]},
         "acceptance": [
             {
                 "data": data,
@@ -239,7 +240,17 @@ def test_a_policy_that_drafts_as_much_is_missed():
     assert sides.ADAPTIVE in target
 
 
-def test_a_missing_peer_is_not_measured_and_a_missing_feature_is_missed():
+def test_the_policy_is_not_judged_by_short_texts():
+    result = good_result()
+    result["setting"]["cot"] = list(drafter.QUICK.cot)
+    for row in result["acceptance"]:
+        row["drafted_per_accepted"] = 5.0
+    (verdict,) = [v for v in drafter_check.judge(result) if v.reached is not True]
+    assert verdict.reached is None and sides.ADAPTIVE in verdict.target
+    assert "0.0% fewer" in verdict.measured and str(drafter.QUICK.cot[1]) in verdict.measured
+
+
+def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
     result = copy.deepcopy(good_result())
     gone = (sides.ARCTIC, sides.OWN_SIBLINGS)
     for table in ("acceptance", "costs"):
@@ -253,7 +264,7 @@ def test_a_missing_peer_is_not_measured_and_a_missing_feature_is_missed():
     console = Console(width=200, record=True, file=io.StringIO())
     show_check(list(verdicts.values()), console)
     text = console.export_text()
-    assert "not measured" in text and "MISSED" in text
+    assert "not judged" in text and "MISSED" in text
 
 
 @pytest.mark.parametrize("reached", [True, False])
@@ -265,6 +276,7 @@ def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, 
     outcome = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "a.png")])
     assert outcome.exit_code == (0 if reached else 1), outcome.output
     assert ("MISSED" in outcome.output) != reached
+    assert "Targets are those of a full run" in outcome.output
     assert json.loads((tmp_path / "a.json").read_text())["calls"]
     assert (tmp_path / "a.png").exists()
 
