@@ -28,7 +28,7 @@ from sam_rollout.routing import GroupRouter, LeastLoaded
 
 PROMPTS = 8
 SIBLINGS = 16  # of DAPO
-THRESHOLD = 8  # of gate and tail: a quarter of what a replica starts with
+THRESHOLD = 8  # of gate and tail: a quarter of what each of four replicas starts with
 # Side -> what is drafted from, and how requests are routed.
 SIDES = {
     "own, spread": ("own", "spread"),

@@ -119,7 +119,7 @@ def _read_jsonl(file: Path) -> Iterator[Trace]:
             try:
                 entry = json.loads(line)
                 response = entry["tokens"] if "tokens" in entry else entry["response"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise TraceError(
                     f'{file}, line {number}: expected {{"tokens": [...]}} or '
                     '{"prompt": [...], "response": [...]}'

@@ -162,7 +162,7 @@ def _of_jsonl(path: Path, field: str) -> Iterator[Document]:
             try:
                 entry = json.loads(line)
                 value = entry[field] if isinstance(entry, dict) else entry
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, RecursionError) as error:
                 raise ValueError(
                     f"line {number}: expected a list of token ids, or an object with {field!r} "
                     "(--field)"

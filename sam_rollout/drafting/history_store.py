@@ -174,7 +174,9 @@ class HistoryStore:
             if path.suffix != OPEN:
                 continue
             # Writable, or NFS, which makes another kind of lock of it, refuses an exclusive one.
-            with suppress(FileNotFoundError, BlockingIOError), open(path, "r+b") as file:
+            # Another user's segment cannot be, and stays as it is.
+            not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
+            with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.rename(path.with_suffix(CLOSED))
 

@@ -104,7 +104,8 @@ def published(name: str, console: Console, picture: Path | None, output: Path | 
     report.print_sensitivities(name, found.sensitivities, console)
     console.print(
         "Simulated throughout, on generated texts; half of the variance of lengths is taken to be "
-        "common to siblings:"
+        "common to siblings; rows in full graphs are bounds, nothing but memory traffic being left "
+        "of a captured step:"
     )
     report.print_sides(found.figures(), console)
     if picture is not None:

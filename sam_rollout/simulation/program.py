@@ -183,16 +183,15 @@ def sources_on_paper(
         "own text, grouped": Setting(budget, own, router=grouped, **ours),
         "own + history": Setting(budget, (recorded.table(HISTORY, k),), **ours),
     }
-    # Query lengths with a graph: an engine with drafts captures 1 + k alone unless it is told to.
-    captured = {"no drafts": (1,), "own text": (1, 1 + k), "own text, 1 + k alone": (1 + k,)}
-    in_graphs = {
-        f"full graphs, {title}": (
-            settings["baseline" if title == "no drafts" else "own text"],
-            paper.fit.costs(setup, paper.assumed, k, lengths),
-        )
-        for title, lengths in captured.items()
+    in_graphs = partial(paper.fit.costs, setup, paper.assumed, k)
+    priced = {title: (setting, costs) for title, setting in settings.items()} | {
+        "full graphs, no drafts": (settings["baseline"], in_graphs((1,))),
+        # An engine with drafts captures steps of 1 + k tokens alone. Others run eagerly, or are
+        # filled up to k, which is our default there.
+        "full graphs, own text": (mine, in_graphs((1 + k,))),
+        "full graphs, own text, filled up": (mine, in_graphs((1 + k,), pad=True)),
+        "full graphs of 1 and 1 + k, own text": (mine, in_graphs((1, 1 + k))),
     }
-    priced = {title: (setting, costs) for title, setting in settings.items()} | in_graphs
     lengths = dataclasses.replace(
         paper.fit.lengths(setup, paper.assumed), between_groups=between_groups
     )
@@ -265,12 +264,12 @@ def replay_settings(
                 settings[f"{name}, siblings, grouped"] = Setting(
                     budget, shared, siblings_kind, grouped, **common
                 )
-    chances = _chances_by_k(workload, max(ks))
-    name = f"auto, k up to {len(chances)}"
+    by_k = _chances_by_k(workload, max(ks))
+    name = f"auto, k up to {len(by_k)}"
     # It would have measured the steps itself: here it drafts where the table has some.
-    most = [table.verified_up_to(k) for k in range(1, len(chances) + 1)]
+    limits = [table.verified_up_to(k) for k in range(1, len(by_k) + 1)]
     settings[name] = Setting(
-        MeasuredBudget(costs, chances, most), chances[-1:], tail_threshold=tail_threshold
+        MeasuredBudget(costs, by_k, limits), by_k[-1:], tail_threshold=tail_threshold
     )
     found = {}
     for name, setting in settings.items():

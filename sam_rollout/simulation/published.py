@@ -119,8 +119,9 @@ class Fit:
                            setup.max_response)  # fmt: skip
 
     def costs(
-        self, setup: Setup, assumed: Assumptions, max_k: int, captured: Container[int] = ()
-    ) -> StepCosts:
+        self, setup: Setup, assumed: Assumptions, max_k: int, captured: Container[int] = (),
+        *, pad: bool = False,
+    ) -> StepCosts:  # fmt: skip
         """Step times of a setup.
 
         Args:
@@ -130,6 +131,7 @@ class Fit:
             captured: query lengths that run as a full graph, the others eagerly. A graph's step
                 launches nothing from the host; instead its die reads all its weights once, which
                 no eager step of these setups waits for.
+            pad: all steps are filled up to `max_k` drafts.
         """
         shape, per_layer = setup.shape, self.layer_s
         host_s = shape.layers * per_layer * (assumed.moe_layer if shape.experts else 1.0)
@@ -141,7 +143,7 @@ class Fit:
         reads = _readers(shape, setup.tensor) if assumed.rereads else 1
         join: Callable[..., Any] = np.maximum if assumed.overlap else np.add
         seconds = []
-        for query in range(1, max_k + 2):
+        for query in [max_k + 1] * (max_k + 1) if pad else range(1, max_k + 2):
             attention_s = device_s if query == 1 else device_s * reads
             if query in captured:
                 step_s = attention_s + min(weights_s, host_s)

@@ -53,6 +53,7 @@ def test_a_run_folder_and_a_single_file(tmp_path):
         ("a.jsonl", '{"tokens": [1, 2], "step": Infinity}\n', "line 1: step = inf, expected"),
         ("a.jsonl", '{"tokens": [1, 2], "sibling": "x"}\n', "line 1: sibling = 'x', expected"),
         ("a.jsonl", '{"tokens": [1]}\n{"prompt": [1, 2], "response": []}\n', "no response has"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1: expected"),
         ("a.npy", "", "a.npy: EOF"),
         ("a.npy", "PK\x03\x04, as an .npz file begins", "a.npy: the magic string"),
         ("a.parquet", "not parquet", "a.parquet"),

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from sam_rollout.drafting import history_store
 from sam_rollout.drafting.history_store import CLOSED, OPEN, SEGMENTS, HistoryStore
 
 PLENTY = 1 << 30
@@ -273,6 +274,23 @@ def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
     orphan._segment.close()  # as the system does when a writer dies
     store(tmp_path).append("g", 1, tokens(2))
     assert [path.suffix for path in segment_files(tmp_path)] == [CLOSED, OPEN]
+    assert read(tmp_path, "g") == [[1], [2]]
+
+
+def test_another_users_orphan_stays_as_it_is(tmp_path, monkeypatch):
+    orphan = store(tmp_path)
+    orphan.append("g", 0, tokens(1))
+    orphan._segment.close()
+    (foreign,) = segment_files(tmp_path)
+
+    def refusing(path, mode="r", **arguments):
+        if path == foreign and "+" in mode:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open(path, mode, **arguments)
+
+    monkeypatch.setattr(history_store, "open", refusing, raising=False)
+    store(tmp_path).append("g", 1, tokens(2))
+    assert [path.suffix for path in segment_files(tmp_path)] == [OPEN, OPEN]
     assert read(tmp_path, "g") == [[1], [2]]
 
 

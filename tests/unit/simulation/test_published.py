@@ -78,6 +78,8 @@ def test_only_captured_lengths_run_as_graphs(paper):
     assert verify_only[3] == pytest.approx(
         eager[3] - host_s + setup.weight_bytes / Assumptions().bandwidth
     )
+    filled = FIT.costs(setup, Assumptions(), 3, captured=(4,), pad=True).seconds
+    assert (filled == verify_only[3]).all(), "every step is one of k drafts"
 
 
 def test_the_constant_predictor_is_blind_to_its_row(paper, monkeypatch):
