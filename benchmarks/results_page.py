@@ -569,7 +569,7 @@ def _telemetry_in_run(run: dict[str, Any], goal: float) -> list[str]:
     about = ", ".join(filter(None, (run.get("name"), run["label"], *versions)))
     text = (
         f"In a training run of the tiny model ({about}), where the code runs after others have had "
-        "the processor's caches. By its mean both together stay "
+        "the processor's caches. By its mean recording, in both processes together, stays "
         f"under {goal:.1%} of any step longer than {1e-3 * run['telemetry_us'] / goal:.1f} ms:"
     )
     columns = [

@@ -14,7 +14,7 @@ siblings advance together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from sam_rollout.bench.sides import Session, Side
 from sam_rollout.bench.traces import Trace
 
 FloatArray = npt.NDArray[np.float64]
+TOGETHER = 64  # texts that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,29 +117,54 @@ def pool(tables: Sequence[Acceptance]) -> tuple[FloatArray, FloatArray]:
     return edges, np.stack(stacked)
 
 
-def right_drafts(traces: Sequence[Trace], side: Side, max_k: int) -> list[npt.NDArray[np.int8]]:
+def right_drafts(
+    traces: Sequence[Trace],
+    side: Side,
+    max_k: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[npt.NDArray[np.int8]]:
     """How many of `max_k` drafts are right at each response token, int8[response + 1] each.
 
     Entry j is what a verify step accepts when j response tokens are known; entry 0 is never used,
-    for the first token comes with the prompt. All are read at once, which is many times as fast as
-    one by one: `side` has to be one whose requests do not learn from each other.
+    for the first token comes with the prompt. Many are read at once, which is several times as fast
+    as one by one: `side` has to be one whose requests do not learn from each other.
+
+    Args:
+        traces: texts.
+        side: the drafter.
+        max_k: drafts a step.
+        progress: called with the texts read so far and their number.
     """
+    # Texts of like length together, so that most of a batch are read to the end.
     longest_first = sorted(range(len(traces)), key=lambda i: -len(traces[i].response))
-    texts = [traces[i].tokens for i in longest_first]
-    sizes = [len(traces[i].response) for i in longest_first]
+    found = [np.zeros(0, np.int8)] * len(traces)
+    for start in range(0, len(traces), TOGETHER):
+        batch = longest_first[start : start + TOGETHER]
+        rights = _right_together([traces[i] for i in batch], side, max_k)
+        for i, right in zip(batch, rights, strict=True):
+            found[i] = right
+        if progress is not None:
+            progress(start + len(batch), len(traces))
+    return found
+
+
+def _right_together(traces: Sequence[Trace], side: Side, max_k: int) -> list[npt.NDArray[np.int8]]:
+    """As `right_drafts`, of texts that are read at once, the longest response first."""
+    texts = [trace.tokens for trace in traces]
+    sizes = [len(trace.response) for trace in traces]
     room = max(map(len, texts))
     rows = np.zeros((len(texts), room), np.int32)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = text
     plain = [text.tolist() for text in texts]
-    prompts = np.array([len(traces[i].prompt) for i in longest_first], np.int32)
+    prompts = np.array([len(trace.prompt) for trace in traces], np.int32)
     found = [np.zeros(size + 1, np.int8) for size in sizes]
     session = side.open(max_k, len(texts), room + max_k + 1)
     ids = list(map(str, range(len(texts))))
-    for name, i in zip(ids, longest_first, strict=True):
-        session.admit(name, traces[i], traces[i].step)
+    for name, trace in zip(ids, traces, strict=True):
+        session.admit(name, trace, trace.step)
     live = len(texts)
-    for j in range(1, max(sizes)):
+    for j in range(1, sizes[0]):
         ended = live
         while sizes[live - 1] <= j:
             live -= 1
@@ -151,10 +177,7 @@ def right_drafts(traces: Sequence[Trace], side: Side, max_k: int) -> list[npt.ND
             found[r][j] = accepted_tokens(draft, plain[r], at[r])
     session.finish(ids[:live])
     session.end_step()
-    in_order: list[npt.NDArray[np.int8]] = [found[0]] * len(found)
-    for of_text, i in zip(found, longest_first, strict=True):
-        in_order[i] = of_text
-    return in_order
+    return found
 
 
 def count_replay(

@@ -18,7 +18,6 @@ from sam_rollout.simulation.costs import FloatArray
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
-TOGETHER = 64  # texts that are read at once
 DEFAULT_LIMIT = 256  # requests of an engine, where nobody says how many it takes
 EDGES = (0, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 28_000)
 
@@ -56,16 +55,7 @@ class Workload:
         if self.traces is None:
             raise WorkloadError("no traces: record them with rollout_telemetry.record_traces=true")
         side = next(side for side in all_sides() if side.name == OWN)
-        # Texts of like length together, so that all of a batch are read to the end.
-        by_length = sorted(range(len(self.traces)), key=lambda i: len(self.traces[i].response))
-        right = [np.zeros(0, np.int8)] * len(self.traces)
-        for start in range(0, len(by_length), TOGETHER):
-            batch = by_length[start : start + TOGETHER]
-            counts = right_drafts([self.traces[i] for i in batch], side, max_k)
-            for i, of_text in zip(batch, counts, strict=True):
-                right[i] = of_text
-            if progress is not None:
-                progress(start + len(batch), len(self.traces))
+        right = right_drafts(self.traces, side, max_k, progress)
         return dataclasses.replace(self, round=dataclasses.replace(self.round, right=right))
 
     def own_chances(self, k: int) -> Acceptance:
