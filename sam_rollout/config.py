@@ -191,7 +191,7 @@ class OwnSourceConfig(Section):
     PATH: ClassVar[str] = "sam.sources.own"
 
     enabled: bool = True
-    max_bytes: int = setting(4 << 30, minimum=1 << 20)
+    max_bytes: int = setting(2_000_000_000, minimum=1 << 20)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ class SiblingsSourceConfig(Section):
 
     enabled: bool = False
     scope: str = setting("prompt", choices=("prompt", "run"))
-    max_bytes: int = setting(4 << 30, minimum=1 << 20)
+    max_bytes: int = setting(2_000_000_000, minimum=1 << 20)
     routing: str = setting("spread", choices=("spread", "grouped"))
     max_siblings_per_replica: int = setting(0, minimum=0)
     max_imbalance: int = setting(16, minimum=1)
@@ -228,8 +228,8 @@ class HistorySourceConfig(Section):
 
     enabled: bool = False
     path: str = ""
-    max_bytes: int = setting(8 << 30, minimum=64 << 20)
-    max_memory_bytes: int = setting(1 << 30, minimum=1 << 20)
+    max_bytes: int = setting(8_000_000_000, minimum=64 << 20)
+    max_memory_bytes: int = setting(1_000_000_000, minimum=1 << 20)
     max_responses_per_prompt: int = setting(16, minimum=1)
 
 
@@ -247,7 +247,7 @@ class CorpusSourceConfig(Section):
     enabled: bool = False
     path: str = ""
     l_bias: int = setting(5, minimum=0)
-    max_bytes: int = setting(8 << 30, minimum=1 << 20)
+    max_bytes: int = setting(8_000_000_000, minimum=1 << 20)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,7 +316,7 @@ class RolloutSamplerConfig(Section):
 
     PATH: ClassVar[str] = "rollout_sampler"
 
-    kind: str = setting("stock", choices=("stock", "vectorised", "coupled"))
+    kind: str = setting("coupled", choices=("stock", "vectorised", "coupled"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,3 +455,35 @@ def check_engine_limits(
             f"max_num_batched_tokens = {max_num_batched_tokens} the engine cuts drafts short"
         ]
     return []
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Every setting of ours in one run, checked: what its composed configuration is parsed into."""
+
+    sam: SamConfig = SamConfig()
+    sampler: RolloutSamplerConfig = RolloutSamplerConfig()
+    telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
+    sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    compare: CompareConfig = CompareConfig()
+
+    @classmethod
+    def groups(cls) -> dict[str, type[Section]]:
+        """Hydra group -> its section."""
+        return {field.type.PATH: field.type for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
+        """Build it from Hydra groups; absent ones take their defaults, others are passed over.
+
+        Raises:
+            ConfigError: as `Section.from_mapping` raises it.
+        """
+        fields = [field for field in dataclasses.fields(cls) if field.type.PATH in groups]
+        return cls(**{f.name: f.type.from_mapping(groups[f.type.PATH]) for f in fields})
+
+    @property
+    def routes_siblings(self) -> bool:
+        """Whether requests go to the engine that runs their siblings."""
+        siblings = self.sam.sources.siblings
+        return self.sam.enabled and siblings.enabled and siblings.routing == "grouped"

@@ -92,7 +92,7 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-from sam_rollout.doctor import checks, drafter
+from sam_rollout.doctor import checks, compilation
 checks.CHECKS = [c for c in checks.CHECKS if c.function is not drafter.check_warm_up]
 from sam_rollout.cli import app
 app(sys.argv[1:])
