@@ -48,7 +48,9 @@ def prepare(checkout: Path) -> None:
     except (ImportError, ValueError):  # of a half-removed installation
         verl = None
     if verl is None or not verl.submodule_search_locations:
-        raise ExperimentError("verl is not installed, and its configuration is part of every run")
+        raise ExperimentError(
+            "verl is not installed in this environment, and its configuration is part of every run"
+        )
     folder = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(folder)
     # Paths inside the checkout, whatever the working directory.

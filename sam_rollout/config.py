@@ -400,7 +400,7 @@ class DynamicSamplingConfig(Section):
 
     kind: str = setting("rounds", choices=("rounds", "refill", "none"))
     gen_batch_size: int = setting(1, minimum=1)
-    max_rounds: int = setting(0, minimum=0)
+    max_rounds: int = setting(10, minimum=0)
     poll_interval_s: float = setting(0.1, minimum=0.01)
 
 

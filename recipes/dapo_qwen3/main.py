@@ -32,7 +32,9 @@ LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logg
 # With this variable Hydra raises what it refuses; without it prints a page and ends the process.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Application = Callable[[DictConfig], None]
-hydra_main = hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+hydra_main = hydra.main(
+    config_path=str(REPOSITORY / "configs"), config_name="dapo_qwen3", version_base="1.3"
+)
 
 try:
     prepare(REPOSITORY)

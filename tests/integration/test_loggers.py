@@ -10,14 +10,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.utils.tracking import Tracking
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout.integrations.verl.launch import translate
 from sam_rollout.integrations.verl.loggers import (
     MEAN_IN_SUMMARY,
     CurveLogger,
     GuardedWandb,
     start_wandb,
 )
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME
 from sam_rollout.telemetry.records import EngineSteps
 from tests.integration.wandb_file import read_wandb
@@ -43,9 +44,10 @@ def logged(tmp_path_factory):
                 "trainer.logger=[tensorboard,file,wandb]",
             ],
         )
-    translate(config)
+    run = read_run_config(config)
+    translate(config, run)
     plain = OmegaConf.to_container(config)
-    info = collect_run_info(config)
+    info = collect_run_info(config, run.sam)
     steps = EngineSteps()
     steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +55,7 @@ def logged(tmp_path_factory):
         patch.setenv("WANDB_DIR", str(folder))
         patch.setenv("TENSORBOARD_DIR", str(folder / "tensorboard"))
         patch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "metrics.jsonl"))
-        start_wandb(config, info)
+        start_wandb(config, run, info)
         tracking = Tracking("sam_rollout", "tiny_cpu", list(config.trainer.logger), plain)
         tracking.logger["wandb"] = GuardedWandb(tracking.logger["wandb"])
         curves = CurveLogger(tracking.logger, 8)

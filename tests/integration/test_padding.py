@@ -10,6 +10,7 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.padding import Padding, padding_by_rows
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import check_drafters
@@ -96,8 +97,9 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     config = composed(f"experiment={name}", "sam=matched")
-    rollout, k = config.actor_rollout_ref.rollout, config.sam.max_draft_tokens
-    sizes = capture_sizes(config)
+    sam = read_run_config(config).sam
+    rollout, k = config.actor_rollout_ref.rollout, sam.max_draft_tokens
+    sizes = capture_sizes(config, sam)
     compilation = SimpleNamespace(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY,
         cudagraph_capture_sizes=sizes,
@@ -117,7 +119,7 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
         "auto", dispatcher, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
     )
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
-    assert filled_up_requests(config) == rollout.max_num_seqs
+    assert filled_up_requests(config, sam) == rollout.max_num_seqs
 
 
 def test_the_start_up_line_says_so(engines):

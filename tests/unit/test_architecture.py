@@ -11,6 +11,7 @@ LIBRARY = ROOT / "sam_rollout"
 
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
+    "composition": set(),
     "config": set(),
     "hardware": set(),
     "identity": set(),
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
     "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
     "sizing": {"config"},
-    "doctor": {"config", "sizing"},
+    "doctor": {"composition", "config", "sizing"},
     "cli": {
         "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry",
         "simulation", "integrations",

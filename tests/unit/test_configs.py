@@ -10,28 +10,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout.config import (
-    CompareConfig,
-    ConfigError,
-    DynamicSamplingConfig,
-    RolloutSamplerConfig,
-    RolloutTelemetryConfig,
-    SamConfig,
-)
-from sam_rollout.integrations.verl.launch import check
+from sam_rollout.config import ConfigError, RunConfig, SamConfig
+from sam_rollout.integrations.verl.checks import check
 from sam_rollout.sizing import HardwareConfig, ModelShape
 
 CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
-SECTIONS = {
-    "sam": SamConfig,
-    "rollout_sampler": RolloutSamplerConfig,
-    "rollout_telemetry": RolloutTelemetryConfig,
-    "compare": CompareConfig,
-    "dynamic_sampling": DynamicSamplingConfig,
-    "model_shape": ModelShape,
-    "hardware": HardwareConfig,
-}
+SECTIONS = {**RunConfig.groups(), "model_shape": ModelShape, "hardware": HardwareConfig}
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))
 ]
@@ -182,6 +167,15 @@ OUR_FIELDS = {
 def test_our_groups_set_every_field_and_no_other():
     plain = {group: OmegaConf.to_container(composed()[group]) for group in SECTIONS}
     assert leaves(plain).keys() == OUR_FIELDS.keys()
+
+
+def test_the_groups_hold_the_defaults_of_the_sections():
+    """Whoever uses vLLM alone gets what a run gets."""
+    follows_another = {"dynamic_sampling.gen_batch_size"}
+    for group, section in RunConfig.groups().items():
+        defaults = leaves(section().to_mapping(), group)
+        chosen = leaves(OmegaConf.to_container(composed()[group]), group)
+        assert differing(defaults, chosen) <= follows_another, group
 
 
 def reference_rows() -> dict[str, tuple[str, str, str, str]]:
