@@ -44,7 +44,7 @@ CHECKS = (
     Check("variables", variables.check_variables),
     Check("drafter", compilation.check_machine, "loading llvmlite"),
     Check("drafter", compilation.check_environment),
-    Check("drafter", compilation.check_warm_up, "compiling the drafter's kernels, then loading them"),
+    Check("drafter", compilation.check_warm_up, "compiling the kernels, then loading them"),
     Check("cann", cann.check_environment, devices=ASCEND),
     Check("cann", cann.check_version, devices=ASCEND),
     Check("devices", devices.check_npus, "asking npu-smi", ASCEND),
