@@ -37,19 +37,15 @@ def check(config: DictConfig) -> RunConfig:
 
         check_corpus(run.sam.sources.corpus)
     _check_verl(config, run)
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
-        value = config.actor_rollout_ref.rollout[name]
-        if not isinstance(value, int):
-            field = f"actor_rollout_ref.rollout.{name}"
-            raise ConfigError(field, value, "must be set to an integer")
-    for note in _notes(config, run):
+    layout = check_layout(config)
+    for note in _notes(config, run, layout.rollout.replicas):
         print(f"Note: {note}", flush=True)
     check_resume(config, run)
     check_wandb(config.trainer.logger)
     return run
 
 
-def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
+def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
     """Check how settings go together; yields what is allowed but worth a word."""
     yield from _check_engine_limits(config, run.sam)
     sampling, train_batch = run.sampling, config.data.train_batch_size
@@ -60,7 +56,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"must equal data.train_batch_size ({train_batch}) without filtering",
         )
     yield from environment_notes(config)
-    replicas = check_layout(config).rollout.replicas
     run.telemetry.check_control(replicas, refills=sampling.kind == "refill")
     most = run.sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
     if run.telemetry.control_share and not (run.sam.enabled and most):
