@@ -5,18 +5,16 @@ never imported: verl settles on a device while it is imported, and which one is 
 configuration. Hydra is imported inside functions.
 """
 
-import difflib
 import importlib.util
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import sam_rollout
+from sam_rollout.settings import unknown
 
 CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
 ROOT = "dapo_qwen3"
-MOST_LISTED = 24  # names in one error; of more the nearest is named only
 
 
 class ExperimentError(RuntimeError):
@@ -101,26 +99,17 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return f"{group} = {option!r}: unknown option; {_known(option, error.options)}"
+        return f"{group} = {option!r}: {unknown('option', option, sorted(error.options))}"
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        known = [str(key) for key in getattr(cause.parent_node, "keys", list)()]
-        inside = str(cause.full_key).rpartition(".")[0]
-        known += [] if inside else _groups()
-        return f"{cause.full_key}: unknown key; {_known(str(cause.key), known)}"
+        known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
+        if "." not in str(cause.full_key):
+            known |= _groups()
+        return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())
 
 
-def _groups() -> list[str]:
+def _groups() -> set[str]:
     """Our Hydra groups: keys of the command line that the composed configuration may lack."""
-    return [path.name for path in (CHECKOUT / "configs").iterdir() if path.is_dir()]
-
-
-def _known(name: str, names: Iterable[str]) -> str:
-    known = sorted(set(names))
-    close = difflib.get_close_matches(name, known, n=1)
-    parts = [f"did you mean {close[0]!r}?"] if close else []
-    if len(known) <= MOST_LISTED or not close:
-        parts.append(f"known are {', '.join(known)}" if known else "nothing may stand there")
-    return " ".join(parts)
+    return {path.name for path in (CHECKOUT / "configs").iterdir() if path.is_dir()}

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import get_router_handle
 
-from sam_rollout.config import SiblingsSourceConfig
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, _current_response, _Response
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.integrations.verl.router import write_settings
+from sam_rollout.sources.siblings import SiblingsSourceConfig
 
 PROMPTS, SIBLINGS = 6, 8
 

@@ -61,7 +61,7 @@ def typed(*arguments: str, folder, **variables: str) -> subprocess.CompletedProc
 def test_the_command_ends_with_that_line_alone(tmp_path):
     done = typed("experiment=nope", folder=tmp_path)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("Configuration error: experiment = 'nope': unknown option; known are ")
+    assert line.startswith("Configuration error: experiment = 'nope': unknown option; known opt")
     assert "tiny_cpu" in line and (done.returncode, done.stdout) == (1, "")
 
 

@@ -11,7 +11,7 @@ LIBRARY = ROOT / "sam_rollout"
 
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
-    "composition": set(),
+    "composition": {"settings"},
     "config": set(),
     "hardware": set(),
     "identity": set(),

@@ -26,19 +26,19 @@ def test_an_experiment_is_composed_as_the_recipe_does():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known are coupled, "
-         "stock, vectorised"),
-        ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known are "
-         "ascend_910c, cpu, cuda"),
-        ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known are auto, matched, off, "
-         "on"),
+        ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known options: "
+         "coupled, stock, vectorised"),
+        ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
+         "options: ascend_910c, cpu, cuda"),
+        ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: auto, "
+         "matched, off, on"),
         ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
-         "are exploration, kind, schedule, threshold"),
-        ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known are "),
+         "keys: exploration, kind, schedule, threshold"),
+        ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known keys: "),
         ("devicee=cpu", "devicee: unknown key; did you mean 'device'?"),
         ("trainer.total_training_step=3", "trainer.total_training_step: unknown key; did you mean "
          "'total_training_steps'?"),
-        ("run_dir.x=3", "run_dir.x: unknown key; nothing may stand there"),
+        ("run_dir.x=3", "run_dir.x: unknown key; known keys: none"),
         ("+trainer.nnodes=3", "Could not append to config. An item is already at 'trainer.nnodes'"),
         ("~nope", "Could not delete from config. 'nope' does not exist."),
         ("run_dir", "Error parsing override 'run_dir' missing EQUAL"),

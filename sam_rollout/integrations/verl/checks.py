@@ -18,6 +18,7 @@ from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
 from sam_rollout.integrations.verl.resume import check_resume
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
+from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -32,10 +33,8 @@ def check(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     run = read_run_config(config)
-    if run.sam.enabled and run.sam.sources.corpus.enabled:
-        from sam_rollout.drafting.corpus import check_corpus  # loads numba, others need not
-
-        check_corpus(run.sam.sources.corpus)
+    if run.sam.enabled:
+        check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
     for note in _notes(config, run, layout.rollout.replicas):

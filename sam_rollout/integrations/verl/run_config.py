@@ -10,7 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import RunConfig, SamConfig
+from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.sources import NAMES
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
@@ -28,22 +29,23 @@ def read_run_config(config: DictConfig) -> RunConfig:
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
     return replace(
         run,
-        sam=_with_absolute_paths(run.sam, Path(config.run_dir)),
+        sam=replace(run.sam, sources=_with_absolute_paths(run.sam.sources, Path(config.run_dir))),
         compare=replace(run.compare, baseline_run=baseline),
     )
 
 
-def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
-    """Place the enabled sources.
+def _with_absolute_paths(sources: SourcesConfig, run_dir: Path) -> SourcesConfig:
+    """Place the enabled sources that have a path; an empty one is a folder in the run folder.
 
     Those of others stay as they are, because vLLM compiles anew when its configuration changes.
     """
-    history, corpus = sam.sources.history, sam.sources.corpus
-    if history.enabled:
-        history = replace(history, path=_absolute(history.path or run_dir / "sam" / "history"))
-    if corpus.enabled:
-        corpus = replace(corpus, path=_absolute(corpus.path))
-    return replace(sam, sources=replace(sam.sources, history=history, corpus=corpus))
+    sections = {name: getattr(sources, name) for name in NAMES}
+    placed = {
+        name: replace(section, path=_absolute(section.path or run_dir / "sam" / name))
+        for name, section in sections.items()
+        if section.enabled and hasattr(section, "path")
+    }
+    return replace(sources, **placed)
 
 
 def _absolute(path: str | Path) -> str:

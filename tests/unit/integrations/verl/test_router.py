@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from verl.workers.rollout import router as verl_router
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from sam_rollout.config import SiblingsSourceConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.integrations.verl.router import GroupLoadBalancer, write_settings
+from sam_rollout.sources.siblings import SiblingsSourceConfig
 
 SERVERS = {"a:1": "handle a", "b:1": "handle b"}
 SIBLINGS = SiblingsSourceConfig(enabled=True, max_siblings_per_replica=4)
