@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import CompareConfig, ConfigError, RunConfig
 from sam_rollout.integrations.verl import loggers
-from sam_rollout.telemetry.records import EngineSteps, RunInfo
+from sam_rollout.telemetry.records import RunInfo
+from tests.records import engine_step, engine_steps
 
 RUN = RunConfig(compare=CompareConfig(group="cmp"))
 
@@ -149,19 +150,13 @@ def test_the_step_goes_along_with_validation():
     ]  # fmt: skip
 
 
-def engine_steps():
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
-    return [steps.to_table()]
-
-
 def test_a_curve_goes_to_loggers_of_pictures_only():
     images = []
     writer = SimpleNamespace(add_image=lambda *a, **k: images.append((a[0], a[1].shape, a[2], k)))
     others = {"console": None, "file": None}
-    loggers.CurveLogger(others, 8).log(engine_steps(), "title", 3)
+    loggers.CurveLogger(others, 8).log([engine_steps(engine_step())], "title", 3)
     both = {**others, "tensorboard": SimpleNamespace(writer=writer)}
-    loggers.CurveLogger(both, 8).log(engine_steps(), "title", 3)
+    loggers.CurveLogger(both, 8).log([engine_steps(engine_step())], "title", 3)
     (image,) = images
     assert image == (
         "sam/engine/running_over_time", (270, 576, 3), 3, {"dataformats": "HWC"},
@@ -181,6 +176,6 @@ def test_what_draws_is_loaded_before_the_first_step_if_anything_is_drawn(monkeyp
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
-    curve_logger.log(engine_steps(), "title", 1)
+    curve_logger.log([engine_steps(engine_step())], "title", 1)
     curve_logger.log([object()], "title", 2)
     assert caplog.text.count("cannot be drawn; training goes on") == 1
