@@ -24,14 +24,14 @@ class OwnSourceConfig(Section):
 
     enabled: bool = setting(
         True,
-        meaning="Draft from the request's own prompt and response. With `sam.enabled`, at least one "
-        "source must be on.",
+        meaning="Draft from the request's own prompt and response. With `sam.enabled`, at "
+        "least one source must be on.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of the automata of all requests of one engine. Beyond it requests that are "
-        "not running lose theirs first, then those with the shortest texts.",
+        meaning="Memory of the automata of all requests of one engine. Beyond it requests "
+        "that are not running lose theirs first, then those with the shortest texts.",
     )
 
 
