@@ -18,10 +18,9 @@ without a drafter write the same metrics.
 one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/engine/rollout_s`.
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
 
-*Since the start, validation included*: a counter as it stands when the rollout of the step, or its
-validation, is drained. It begins at 0 when the run starts, or is resumed. What a step's rollout
-added is its value less that of the drain before: `sam_val/...` of the step before if that was
-validated, else `sam/...` of it. Tables by source hold the steps' own counts instead.
+Every value is of one training step: a counter is what the step's rollout added. Metrics of memory
+and of requests that are still held say "when the step is drained". Draft tokens from a source are 0
+where it is off.
 """
 
 _VERLS_OWN = """\
