@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import typing
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
@@ -147,13 +149,14 @@ def test_a_run_without_an_experiment_names_what_is_missing():
         check(composed())
 
 
-def field_paths(section: type, path: str) -> dict[str, dataclasses.Field]:
-    """Full path -> field of a configuration section, sections inside it included."""
+def field_paths(section: type, path: str) -> dict[str, tuple[type, Mapping]]:
+    """Full path -> type and limits of a section's fields, sections inside it included."""
     found = {}
+    kinds = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
-        name = f"{path}.{field.name}"
-        inner = dataclasses.is_dataclass(field.type)
-        found |= field_paths(field.type, name) if inner else {name: field}
+        name, kind = f"{path}.{field.name}", kinds[field.name]
+        inner = dataclasses.is_dataclass(kind)
+        found |= field_paths(kind, name) if inner else {name: (kind, field.metadata)}
     return found
 
 
@@ -190,14 +193,14 @@ def reference_rows() -> dict[str, tuple[str, str, str, str]]:
 @pytest.mark.parametrize("name", OUR_FIELDS)
 def test_the_reference_describes_every_field(name):
     kind, default, allowed, _meaning = reference_rows()[name]
-    field = OUR_FIELDS[name]
-    assert kind == field.type.__name__
+    its_kind, limits = OUR_FIELDS[name]
+    assert kind == its_kind.__name__
     value = OmegaConf.select(OmegaConf.create(raw(composed())), name)
     assert default == f"`{value}`".replace("True", "true").replace("False", "false")
     for limit in ("minimum", "maximum"):
-        if limit in field.metadata:
-            assert re.search(rf"(?<![\d.]){field.metadata[limit]}(?![\d.])", allowed), limit
-    for choice in field.metadata.get("choices", ()):
+        if limit in limits:
+            assert re.search(rf"(?<![\d.]){limits[limit]}(?![\d.])", allowed), limit
+    for choice in limits.get("choices", ()):
         assert f"`{choice}`" in allowed
 
 
