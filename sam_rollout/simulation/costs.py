@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sam_rollout.simulation.kernel import along
+from sam_rollout.simulation.kernel import along, step_seconds
 
 FloatArray = npt.NDArray[np.float64]
 MIN_STEPS = 8  # recorded steps that make a row
@@ -91,14 +91,8 @@ class StepCosts:
 
     def at(self, batch: float, k: int, context: float) -> float:
         """Seconds of one step."""
-        over = [_linear(context, self.contexts, row) for row in self.seconds[k]]
-        return _linear(batch, self.batches, np.array(over))
-
-    def scaled_verify(self, factor: float) -> StepCosts:
-        """The same with verify steps `factor` times as dear."""
-        seconds = self.seconds.copy()
-        seconds[1:] *= factor
-        return dataclasses.replace(self, seconds=seconds)
+        grids = self.batches, self.contexts, self.seconds
+        return float(step_seconds(*grids, float(batch), k, float(context)))
 
 
 def _linear(x: float, grid: FloatArray, values: FloatArray) -> float:

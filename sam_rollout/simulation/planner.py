@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sam_rollout.bench.sides import OWN_SIBLINGS, all_sides
 from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
-from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import budget_of
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
-from sam_rollout.simulation.workload import EDGES, Workload, WorkloadError
+from sam_rollout.simulation.workload import Workload, WorkloadError, siblings_chances
 
 KS = (1, 2, 3, 4, 5, 6, 8)
 LEVEL = 0.9  # of the interval
@@ -191,26 +190,20 @@ class Planner:
         return dataclasses.replace(candidate, gain=gain)
 
     def _seconds(self, round_: Round, candidate: Candidate | None, seed: int = 0) -> float:
-        if candidate is None:
-            return simulate(round_, self._fleet, self._costs, Setting(), seed=seed).rollout_s
-        budget = budget_of(SamConfig.from_mapping(candidate.options()))
-        if not candidate.siblings:
-            setting = Setting(budget)
-            return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
-        setting = Setting(budget, (self._siblings_chances(candidate.k),))
-        plain = dataclasses.replace(round_, right=None)
-        return simulate(plain, self._fleet, self._costs, setting, seed=seed).rollout_s
+        setting = Setting()
+        if candidate is not None:
+            setting = Setting(budget_of(SamConfig.from_mapping(candidate.options())))
+            if candidate.siblings:
+                setting = dataclasses.replace(
+                    setting, acceptance=(self._siblings_chances(candidate.k),)
+                )
+                round_ = dataclasses.replace(round_, right=None)
+        return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
 
     def _siblings_chances(self, k: int) -> Acceptance:
         """Chances with siblings' texts, every engine's share of a group advancing together."""
         if k not in self._siblings:
-            side = next(side for side in all_sides() if side.name == OWN_SIBLINGS)
-            counts = Counts(EDGES, k)
-            for traces in self._shares():
-                longest = max(len(trace.tokens) for trace in traces)
-                session = side.open(k, len(traces), longest + k + 1)
-                count_replay(session, traces, counts, k)
-            self._siblings[k] = counts.fit()
+            self._siblings[k] = siblings_chances(self._shares(), k)
         return self._siblings[k]
 
     def _shares(self) -> list[list[Trace]]:
@@ -221,18 +214,15 @@ class Planner:
             shares.setdefault((trace.group, number % self._fleet.engines), []).append(trace)
         return list(shares.values())
 
-    def _bootstrap(
-        self, best: Candidate, resamples: int, progress: Any, total: int
-    ) -> np.ndarray:  # fmt: skip
+    def _bootstrap(self, best: Candidate, resamples: int, progress: Any, total: int) -> np.ndarray:
         """Gains of the best candidate on prompts drawn with replacement, float64[resamples]."""
         random = np.random.default_rng(0)
         round_ = self._workload.round
         groups = [np.flatnonzero(round_.group == group) for group in np.unique(round_.group)]
         gains = np.zeros(resamples)
         for i in range(resamples):
-            drawn = _drawn(
-                round_, [groups[g] for g in random.integers(0, len(groups), len(groups))]
-            )
+            chosen = random.integers(0, len(groups), len(groups))
+            drawn = _drawn(round_, [groups[g] for g in chosen])
             gains[i] = _gain(self._seconds(drawn, None, i), self._seconds(drawn, best, i))
             if progress is not None:
                 progress(total - resamples + i + 1, total)

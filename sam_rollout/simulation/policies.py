@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from sam_rollout.config import SamConfig
 from sam_rollout.gating import Gate, fixed_gate
-from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.kernel import step_seconds
 
 IntArray = npt.NDArray[np.int64]
 
@@ -25,19 +24,9 @@ class DraftBudget(Protocol):
         ...
 
 
-class GateBudget:
-    """A gate of the library that looks at the number of running requests alone.
-
-    Args:
-        gate: asked as in the engine.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __call__(self, running: int, context: float) -> int:
-        """As `DraftBudget`."""
-        return self._gate.budget(running)
+def gate_budget(gate: Gate) -> DraftBudget:
+    """What a gate of the library allows that looks at the number of running requests alone."""
+    return lambda running, context: gate.budget(running)
 
 
 class MeasuredBudget:
@@ -64,14 +53,12 @@ class MeasuredBudget:
         """As `DraftBudget`."""
         if running == 0:
             return 0
-        costs = self._costs
         best, best_rate = 0, 0.0
         for k in range(len(self._chances) + 1):
             if k and self._most is not None and running > self._most[k - 1]:
                 continue
             tokens = self._chances[k - 1].expected(k, context) if k else 1.0
-            grids = costs.batches, costs.contexts, costs.seconds
-            rate = tokens / step_seconds(*grids, float(running), k, float(context))
+            rate = tokens / self._costs.at(running, k, context)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -95,7 +82,7 @@ def budget_of(sam: SamConfig) -> DraftBudget:
         )
     if not sam.enabled:
         return no_drafts
-    return GateBudget(fixed_gate(sam.gate, sam.max_draft_tokens))
+    return gate_budget(fixed_gate(sam.gate, sam.max_draft_tokens))
 
 
 def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntArray:

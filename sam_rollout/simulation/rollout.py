@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation import kernel
-from sam_rollout.simulation.acceptance import Acceptance, pool
+from sam_rollout.simulation.chances import Acceptance, pool
 from sam_rollout.simulation.costs import FloatArray, StepCosts
 from sam_rollout.simulation.policies import DraftBudget, Router, no_drafts, place, tabulate
 
 IntArray = npt.NDArray[np.int64]
 BUDGET_EDGES = tuple(float(1024 * i) for i in range(64))  # contexts that a gate is asked at
-Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +58,10 @@ class Fleet:
     Attributes:
         engines: schedulers, each with its own requests.
         max_num_seqs: requests that one of them runs at once.
-        lockstep: engines that step together and wait for the slowest: those of a data parallel
-            group with experts spread over it; 1 for engines on their own.
-        kv_tokens: tokens that the KV cache of one engine holds; 0 for no limit.
     """
 
     engines: int
     max_num_seqs: int
-    lockstep: int = 1
-    kv_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +75,6 @@ class Setting:
             the index of a request's table.
         router: makes the router from the engines' names.
         tail_threshold: what counts as the long tail.
-        agreed: engines that step together draft what the busiest of them would, as those of the
-            library do (`sam_rollout.gating.agreement`); otherwise each decides alone.
     """
 
     budget: DraftBudget = no_drafts
@@ -90,7 +82,6 @@ class Setting:
     kind_of: Callable[[int], int] = lambda siblings: 0
     router: Callable[[Iterable[Hashable]], Router] = LeastLoaded
     tail_threshold: int = 8
-    agreed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,43 +89,44 @@ class Outcome:
     """What a round took.
 
     Attributes:
-        seconds: float64[servers], how long each server was at work.
-        tail_seconds: float64[servers], of it with at most `tail_threshold` requests running.
-        sums: float64[servers, columns of `kernel`].
+        sums: float64[engines, columns of `kernel`].
         ends: float64[n], when each response ended.
-        log: of the slowest server: time, running requests, gate open; float64[rows, 3].
-        rounds: of a rollout of several rounds, which wait for the slowest server each.
+        log: of the slowest engine: time, running requests, gate open; float64[rows, 3].
+        rounds: of a rollout of several rounds, which wait for the slowest engine each.
     """
 
-    seconds: FloatArray
-    tail_seconds: FloatArray
     sums: FloatArray
     ends: FloatArray
     log: FloatArray
     rounds: tuple[Outcome, ...] = ()
 
     @property
+    def seconds(self) -> FloatArray:
+        """How long each engine was at work, float64[engines]."""
+        return self.sums[:, kernel.TIME]
+
+    @property
     def rollout_s(self) -> float:
-        """Until the last server has finished, round after round."""
+        """Until the last engine has finished, round after round."""
         if self.rounds:
             return sum(round_.rollout_s for round_ in self.rounds)
         return float(self.seconds.max())
 
     @property
     def mean_s(self) -> float:
-        """Mean over servers, the article's time of a round per data parallel domain."""
+        """Mean over engines."""
         return float(self.seconds.mean())
 
     @property
     def tail_s(self) -> float:
-        """Long tail of the slowest server, round after round."""
+        """Long tail of the slowest engine, round after round."""
         if self.rounds:
             return sum(round_.tail_s for round_ in self.rounds)
-        return float(self.tail_seconds[self.seconds.argmax()])
+        return float(self.sums[self.seconds.argmax(), kernel.TAIL_TIME])
 
     @property
     def head_s(self) -> float:
-        """The rest of the slowest server."""
+        """The rest of the slowest engine."""
         return self.rollout_s - self.tail_s
 
     @property
@@ -157,18 +149,11 @@ class Outcome:
             "verify_steps": float(total[kernel.VERIFY_STEPS]),
             "drafted": float(total[kernel.DRAFTED]),
             "accepted": float(total[kernel.ACCEPTED]),
-            "preempted": float(total[kernel.PREEMPTED]),
         }
 
 
 def simulate(
-    round_: Round,
-    fleet: Fleet,
-    costs: StepCosts,
-    setting: Setting,
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
+    round_: Round, fleet: Fleet, costs: StepCosts, setting: Setting, *, seed: int = 0
 ) -> Outcome:
     """Replay a round.
 
@@ -179,69 +164,64 @@ def simulate(
         setting: what is drafted, accepted and routed.
         seed: of the draws; settings with one seed that route alike draw the same numbers for the
             same token. A round of several turns draws each turn with a seed of its own.
-        progress: called with servers done and their number.
 
     Warns:
         UserWarning: requests or contexts beyond the rows of the cost table.
 
     Raises:
-        ValueError: empty round, engines that do not divide into groups, a budget beyond the costs.
+        ValueError: empty round, drafts without acceptance, a budget beyond costs or acceptance.
     """
     if len(round_) == 0 or round_.length.min() < 1:
         raise ValueError("a round needs responses of at least one token each")
-    if fleet.engines % fleet.lockstep:
-        raise ValueError(f"{fleet.engines} engines do not divide into groups of {fleet.lockstep}")
     if round_.turn is not None:
         turns = [np.flatnonzero(round_.turn == turn) for turn in np.unique(round_.turn)]
-        parts = [dataclasses.replace(round_.pick(turn), turn=None) for turn in turns]
-        seeds = [_seed_of(seed, number) for number in range(len(parts))]
         outcomes = [
-            simulate(part, fleet, costs, setting, seed=own)
-            for part, own in zip(parts, seeds, strict=True)
-        ]
+            simulate(dataclasses.replace(round_.pick(turn), turn=None), fleet, costs, setting,
+                     seed=_seed_of(seed, number))
+            for number, turn in enumerate(turns)
+        ]  # fmt: skip
         return _one_after_the_other(outcomes, turns)
     budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
     if budget.max() >= len(costs.seconds):
         raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
-    drafts = budget.max() > 0
-    exact = drafts and round_.right is not None
-    if drafts and not exact and not setting.acceptance:
-        raise ValueError("drafts need acceptance: a table, or exact counts")
+    exact = budget.max() > 0 and round_.right is not None
+    edges, survival = np.zeros(1), np.zeros((1, 1, 1))
+    if budget.max() > 0 and not exact:
+        edges, survival = _chances(setting, int(budget.max()))
     engine = place(round_.group.tolist(), fleet.engines, setting.router)
     _warn_beyond(costs, min(fleet.max_num_seqs, int(np.bincount(engine).max())), round_)
-    edges, survival = np.zeros(1), np.zeros((1, 1, 1))
-    if drafts and not exact:
-        edges, survival = pool(setting.acceptance)
-        if survival.shape[2] < budget.max():
-            raise ValueError(
-                f"k = {budget.max()}: acceptance is known of up to {survival.shape[2]} drafts; "
-                "texts (rollout_telemetry.record_traces=true) tell of any number"
-            )
     kinds = _kinds(engine, round_.group, setting.kind_of)
-    if drafts and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
+    if budget.max() > 0 and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
         raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
-    servers = fleet.engines // fleet.lockstep
-    sums = np.zeros((servers, kernel.SUMS))
+    sums = np.zeros((fleet.engines, kernel.SUMS))
     ends = np.zeros(len(round_))
     log = np.zeros((0, 3))
-    order = np.argsort(engine // fleet.lockstep, kind="stable")
-    cuts = np.searchsorted((engine // fleet.lockstep)[order], np.arange(servers + 1))
-    for server in range(servers):
-        mine = order[cuts[server] : cuts[server + 1]]
+    for number in np.unique(engine):
+        mine = np.flatnonzero(engine == number)
         right, offset = _joined(round_.right, mine) if exact else _no_trace(len(mine))
-        found = kernel.run_server(
-            engine[mine] % fleet.lockstep, round_.prompt[mine], round_.length[mine], kinds[mine],
-            fleet.lockstep, fleet.max_num_seqs, fleet.kv_tokens, setting.agreed,
-            budget, np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
+        found = kernel.run_engine(
+            round_.prompt[mine], round_.length[mine], kinds[mine], fleet.max_num_seqs, budget,
+            np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
             costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
-            seed * servers + server,
+            seed * fleet.engines + number,
         )  # fmt: skip
-        sums[server], ends[mine] = found[0], found[1]
-        if sums[server, kernel.TIME] >= sums[:, kernel.TIME].max():
+        sums[number], ends[mine] = found[0], found[1]
+        if sums[number, kernel.TIME] >= sums[:, kernel.TIME].max():
             log = found[2]
-        if progress is not None:
-            progress(server + 1, servers)
-    return Outcome(sums[:, kernel.TIME], sums[:, kernel.TAIL_TIME], sums, ends, log)
+    return Outcome(sums, ends, log)
+
+
+def _chances(setting: Setting, k: int) -> tuple[FloatArray, FloatArray]:
+    """The tables of a setting that drafts k tokens, as the loop reads them."""
+    if not setting.acceptance:
+        raise ValueError("drafts need acceptance: a table, or exact counts")
+    edges, survival = pool(setting.acceptance)
+    if survival.shape[2] < k:
+        raise ValueError(
+            f"k = {k}: acceptance is known of up to {survival.shape[2]} drafts; "
+            "texts (rollout_telemetry.record_traces=true) tell of any number"
+        )
+    return edges, survival
 
 
 def _seed_of(seed: int, turn: int) -> int:
@@ -287,7 +267,7 @@ def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
 def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray]) -> Outcome:
     """Rounds of dynamic sampling: each begins when the last response of the one before ended.
 
-    A server's time is the sum of its own, without waiting; the rollout's the sum of the rounds'.
+    An engine's time is the sum of its own, without waiting; the rollout's the sum of the rounds'.
     """
     begin = np.concatenate([[0.0], np.cumsum([outcome.rollout_s for outcome in outcomes])])
     ends = np.zeros(sum(len(turn) for turn in turns))
@@ -296,8 +276,6 @@ def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray])
         ends[turn] = outcome.ends + start
         logs.append(outcome.log + [start, 0.0, 0.0])
     return Outcome(
-        sum(outcome.seconds for outcome in outcomes),
-        sum(outcome.tail_seconds for outcome in outcomes),
         sum(outcome.sums for outcome in outcomes),
         ends,
         np.concatenate(logs),

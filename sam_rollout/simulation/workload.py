@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sam_rollout.bench.sides import OWN, all_sides
+from sam_rollout.bench.sides import OWN, OWN_SIBLINGS, Side, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
-from sam_rollout.simulation.acceptance import Acceptance, fit_from_right, right_drafts
+from sam_rollout.simulation.chances import (
+    Acceptance,
+    Counts,
+    count_replay,
+    fit_from_right,
+    right_drafts,
+)
 from sam_rollout.simulation.costs import FloatArray
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
@@ -54,8 +60,7 @@ class Workload:
         """
         if self.traces is None:
             raise WorkloadError("no traces: record them with rollout_telemetry.record_traces=true")
-        side = next(side for side in all_sides() if side.name == OWN)
-        right = right_drafts(self.traces, side, max_k, progress)
+        right = right_drafts(self.traces, side_named(OWN), max_k, progress)
         return dataclasses.replace(self, round=dataclasses.replace(self.round, right=right))
 
     def own_chances(self, k: int) -> Acceptance:
@@ -63,6 +68,26 @@ class Workload:
         assert self.round.right is not None
         return fit_from_right(zip(self.round.prompt.tolist(), self.round.right, strict=True),
                               EDGES, k)  # fmt: skip
+
+
+def side_named(name: str) -> Side:
+    """A drafter of the library."""
+    return next(side for side in all_sides() if side.name == name)
+
+
+def siblings_chances(together: Iterable[Sequence[Trace]], k: int) -> Acceptance:
+    """Chances of k drafts from own text and siblings'.
+
+    Args:
+        together: responses to one prompt that advance together on one engine.
+        k: drafts a step.
+    """
+    counts = Counts(EDGES, k)
+    for traces in together:
+        longest = max(len(trace.tokens) for trace in traces)
+        session = side_named(OWN_SIBLINGS).open(k, len(traces), longest + k + 1)
+        count_replay(session, list(traces), counts, k)
+    return counts.fit()
 
 
 def read_workload(path: Path, step: int | None = None) -> Workload:
@@ -165,8 +190,8 @@ def _which(steps: Sequence[int], step: int | None, where: Any) -> int:
 def _fleet(folder: RunFolder) -> Fleet:
     """Engines by the replicas that recorded requests, their limit by the configuration.
 
-    Neither what shares experts (`lockstep`) nor the size of the KV cache is recorded: engines run
-    on their own here, and nothing is preempted.
+    Neither what shares experts nor the size of the KV cache is recorded: engines run on their own
+    here, and nothing is preempted.
     """
     replicas = {path.stem.split("-")[0] for path in (folder.root / "requests").glob("*.parquet")}
     config = folder.read_starts()[0].config

@@ -6,14 +6,14 @@ import pytest
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter
-from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.policies import GateBudget, MeasuredBudget, budget_of, place, tabulate
+from sam_rollout.simulation.policies import MeasuredBudget, budget_of, gate_budget, place, tabulate
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
 def drafting(threshold, k=3, acceptance=(), **options):
-    return Setting(GateBudget(ThresholdGate(threshold, k)), acceptance, **options)
+    return Setting(gate_budget(ThresholdGate(threshold, k)), acceptance, **options)
 
 
 def test_the_baseline_takes_the_longest_chain_of_steps(make_round, flat_costs):
@@ -79,62 +79,6 @@ def test_what_a_token_draws_does_not_depend_on_the_setting(make_round, flat_cost
     )
     assert (early.ends == again.ends).all()
     assert (early.ends != other.ends).any()
-
-
-def test_engines_in_lockstep_wait_for_the_slowest(make_round):
-    """One engine with three requests, one with one: steps take as long as those of three."""
-    batches = np.array([1.0, 3.0])
-    costs = StepCosts(batches, np.zeros(1), np.array([[[0.1], [0.3]]] * 2))
-    round_ = make_round([50, 50, 50, 50])
-    free = simulate(round_, Fleet(2, 4), costs, Setting())
-    assert sorted(free.seconds) == pytest.approx([0.2 * 49, 0.2 * 49])
-    lengths = make_round([101, 11, 11])
-    apart = simulate(lengths, Fleet(2, 4), costs, Setting())
-    locked = simulate(lengths, Fleet(2, 4, lockstep=2), costs, Setting())
-    assert apart.rollout_s == pytest.approx(10 * 0.2 + 90 * 0.1)
-    assert locked.seconds == pytest.approx([10 * 0.2 + 90 * 0.1])
-
-
-def test_engines_that_agree_draft_when_the_busiest_would(make_round, flat_costs, always_right):
-    """Three run in one engine, one in the other, which alone would draft from the start."""
-    round_ = dataclasses.replace(make_round([41, 41, 11, 31]), group=np.arange(4))
-    fleet = Fleet(2, 4, lockstep=2)
-
-    def first_three_there(engines):
-        class Router:
-            def assign(self, group, siblings=1):
-                return int(group == 3)
-
-        return Router()
-
-    common = {"acceptance": (always_right,), "router": first_three_there}
-    alone = simulate(round_, fleet, flat_costs, drafting(2, 3, **common))
-    agreed = simulate(round_, fleet, flat_costs, drafting(2, 3, agreed=True, **common))
-    # Ten decode steps until two are left in the busiest, then verify steps of four tokens.
-    assert agreed.ends == pytest.approx(10 * 0.1 + np.array([30, 30, 0, 20]) * 0.15 / 4, abs=0.15)
-    assert agreed.figures()["verify_steps"] == 8
-    assert alone.ends[3] == pytest.approx(8 * 0.15)
-    assert alone.ends[2] > agreed.ends[2], "who drafts alone makes the others wait"
-
-
-def test_a_full_cache_preempts_the_last_to_join(make_round, flat_costs):
-    """Two texts of 110 tokens do not fit into 150: one starts over when the other has ended."""
-    found = simulate(make_round([100, 100]), Fleet(1, 2, kv_tokens=150), flat_costs, Setting())
-    plain = simulate(make_round([100, 100]), Fleet(1, 2), flat_costs, Setting())
-    assert found.figures()["preempted"] >= 1
-    assert found.rollout_s > plain.rollout_s * 1.3
-    assert found.ends.min() < found.ends.max()
-
-
-def test_a_full_cache_with_long_drafts_comes_to_an_end(make_round):
-    """Who joins leaves room for a verify step of all, or would be put out and join for ever."""
-    k = 24
-    costs = StepCosts(np.ones(1), np.zeros(1), np.full((k + 1, 1, 1), 0.1))
-    some = Acceptance(np.zeros(1), np.full((1, k), 0.3))
-    fleet = Fleet(1, 6, kv_tokens=1_000)
-    found = simulate(make_round([400] * 6), fleet, costs, drafting(8, k, (some,)))
-    assert found.figures()["preempted"] < 100
-    assert found.ends.min() > 0
 
 
 def test_prompts_take_time(make_round, flat_costs):
@@ -209,7 +153,7 @@ def test_the_measuring_gate_takes_what_makes_the_most_tokens_a_second(make_round
         setting = Setting(budget, tuple(chances[-1:]))
         return simulate(round_, Fleet(1, 64), costs, setting).rollout_s
 
-    fixed = [seconds_of(GateBudget(ThresholdGate(2**i, k))) for i in range(7) for k in (1, 2, 3)]
+    fixed = [seconds_of(gate_budget(ThresholdGate(2**i, k))) for i in range(7) for k in (1, 2, 3)]
     assert seconds_of(gate) < 1.01 * min(fixed)
 
 
@@ -237,8 +181,6 @@ def test_budgets_follow_the_configuration():
 def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
     with pytest.raises(ValueError, match="at least one token"):
         simulate(make_round([0]), Fleet(1, 1), flat_costs, Setting())
-    with pytest.raises(ValueError, match="groups of 2"):
-        simulate(make_round([1]), Fleet(3, 1, lockstep=2), flat_costs, Setting())
     with pytest.raises(ValueError, match="costs end at 4 drafts"):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, (always_right,)))
     with pytest.raises(ValueError, match="kind_of names table 1, there are 1"):

@@ -3,8 +3,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
-from sam_rollout.simulation import program
 from sam_rollout.simulation.costs import CostRow, CostTable
+from sam_rollout.simulation.settings import replay_settings
 from sam_rollout.simulation.workload import WorkloadError, read_workload
 from sam_rollout.telemetry.records import (
     EngineSteps,
@@ -88,4 +88,4 @@ def test_more_drafts_than_the_run_has_made_need_texts(folder):
     work = read_workload(run.path)
     table = CostTable([CostRow(2, query, 0, False, 0.1) for query in (1, 6)])
     with pytest.raises(ValueError, match="k = 5: acceptance is known of up to 3 drafts"):
-        program.replay_settings(work, table, work.fleet, [2], [5])
+        replay_settings(work, table, work.fleet, [2], [5])
