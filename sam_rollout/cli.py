@@ -604,7 +604,7 @@ def simulate_command(
     """Replay a rollout on paper: what thresholds, k, auto, siblings and graphs would bring."""
     from sam_rollout.simulation import front
 
-    with _one_line_errors(*front.ERRORS):
+    with _one_line_errors(ValueError):
         if check:
             if what is not None:
                 raise typer.BadParameter(f"{what}: --check takes none", param_hint="what")
@@ -615,11 +615,9 @@ def simulate_command(
         if calibration is None:
             raise typer.BadParameter("needed to replay a run", param_hint="--calibration")
         front.replay(
-            front.Replay(
-                what, calibration, step, replicas, max_num_seqs, tuple(threshold), tuple(k),
-                siblings, tuple(graph) if graph else None, pad, tail_threshold,
-            ),
-            _console(), picture, json_path,
+            what, calibration, step, replicas, max_num_seqs, threshold, k, siblings=siblings,
+            captured=graph or None, pad=pad, tail_threshold=tail_threshold, console=_console(),
+            picture=picture, output=json_path,
         )  # fmt: skip
 
 
@@ -643,7 +641,7 @@ def plan(
     """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
     from sam_rollout.simulation import front
 
-    with _one_line_errors(*front.ERRORS):
+    with _one_line_errors(ValueError):
         front.plan(
             traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
             _console(),

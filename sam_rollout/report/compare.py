@@ -22,7 +22,7 @@ from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
 from sam_rollout.report.sides import load_sides
-from sam_rollout.report.statistics import Estimate, Gain, Sides, difference, gain
+from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam_rollout.bench.traces import TraceError
 from sam_rollout.simulation import report, validation
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.planner import KS, Planner
@@ -21,25 +20,6 @@ from sam_rollout.telemetry.records import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-ERRORS = (TraceError, CostTableError, WorkloadError, ValueError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Replay:
-    """Options of a replay; see the command's help."""
-
-    path: Path
-    calibration: Path
-    step: int | None
-    replicas: int | None
-    max_num_seqs: int | None
-    thresholds: tuple[int, ...]
-    ks: tuple[int, ...]
-    siblings: bool
-    captured: tuple[int, ...] | None
-    pad: bool
-    tail_threshold: int
 
 
 @contextmanager
@@ -53,15 +33,20 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def replay(options: Replay, console: Console, picture: Path | None, output: Path | None) -> None:
-    """Replay a recorded step under several settings."""
-    table = _table(options.calibration)
-    workload = read_workload(options.path, options.step)
-    if options.siblings and workload.traces is None:
+def replay(
+    path: Path, calibration: Path, step: int | None, replicas: int | None,
+    max_num_seqs: int | None, thresholds: Sequence[int], ks: Sequence[int], *, siblings: bool,
+    captured: Sequence[int] | None, pad: bool, tail_threshold: int, console: Console,
+    picture: Path | None, output: Path | None,
+) -> None:  # fmt: skip
+    """Replay a recorded step under several settings; options as in the command's help."""
+    table = _table(calibration)
+    workload = read_workload(path, step)
+    if siblings and workload.traces is None:
         raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
     if workload.traces is not None:
         with bar("reading texts") as progress:
-            workload = workload.with_right(max(options.ks), progress)
+            workload = workload.with_right(max(ks), progress)
     elif workload.chances is None:
         raise WorkloadError(
             "neither texts nor steps with an open gate (requests' open_steps) were recorded: "
@@ -69,14 +54,14 @@ def replay(options: Replay, console: Console, picture: Path | None, output: Path
         )
     with bar("simulating") as progress:
         outcomes = replay_settings(
-            workload, table, _fleet(workload, options.replicas, options.max_num_seqs),
-            options.thresholds, options.ks, siblings=options.siblings, captured=options.captured,
-            pad=options.pad, tail_threshold=options.tail_threshold, progress=progress,
+            workload, table, _fleet(workload, replicas, max_num_seqs), thresholds, ks,
+            siblings=siblings, captured=captured, pad=pad, tail_threshold=tail_threshold,
+            progress=progress,
         )  # fmt: skip
     figures = {name: outcome.figures() for name, outcome in outcomes.items()}
     report.print_sides(figures, console)
     if picture is not None:
-        report.plot_outcomes(outcomes, picture, options.tail_threshold)
+        report.plot_outcomes(outcomes, picture, tail_threshold)
     _write(output, {"step": workload.step, "responses": len(workload.round), "settings": figures})
 
 

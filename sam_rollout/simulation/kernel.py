@@ -125,7 +125,7 @@ def run_engine(
         survival: float64[kinds, S, K], chance that at least j + 1 drafts are accepted.
         survival_edges: float64[S], left ends of the contexts of `survival`, from 0 on.
         right: int8[T], exact number of right drafts at a token, instead of chances; empty if none.
-        offset: int64[n], where a response's tokens begin in `right`; -1 for none.
+        offset: int64[n], where a response's tokens begin in `right`.
         tail_threshold: at most so many run and none waits: the long tail.
         seed: of the draws.
 
@@ -176,7 +176,7 @@ def run_engine(
             spent = step_seconds(batches, contexts, seconds, running, k, text / running)
             for s in range(running):
                 i = run[s]
-                if len(right) > 0 and offset[i] >= 0:
+                if len(right) > 0:
                     accepted = min(k, right[offset[i] + done[i]])
                 else:
                     chances = survival[kind[i], _bin(prompt[i] + done[i], survival_edges)]

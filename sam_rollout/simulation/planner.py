@@ -23,6 +23,7 @@ from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import budget_of
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
 from sam_rollout.simulation.workload import Workload, WorkloadError, siblings_chances
+from sam_rollout.statistics import percentiles
 
 KS = (1, 2, 3, 4, 5, 6, 8)
 LEVEL = 0.9  # of the interval
@@ -175,9 +176,9 @@ class Planner:
         if best.gain < own.gain + MIN_SOURCE_GAIN:
             best = own
         gains = self._bootstrap(best, resamples, progress, total)
-        low, high = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        low, high = percentiles(gains, LEVEL)
         return Plan(
-            best, float(low), float(high), bool(low > 0),
+            best, low, high, low > 0,
             tuple(sorted(candidates, key=lambda one: -one.gain)),
             base_s, base_s / (1 + best.gain), len(round_), len(np.unique(round_.group)),
         )  # fmt: skip

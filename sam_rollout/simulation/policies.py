@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sam_rollout.config import SamConfig
 from sam_rollout.gating import Gate, fixed_gate
+from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
 
@@ -91,16 +92,10 @@ def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntAr
     return np.array(table, np.int64)
 
 
-class Router(Protocol):
-    """Chooses an engine for every request, in order of arrival; `sam_rollout.routing` has some."""
-
-    def assign(self, group: Hashable, siblings: int = 1) -> Hashable:
-        """Choose the engine of a request that starts now."""
-        ...
-
-
 def place(
-    groups: Iterable[Hashable], engines: int, make_router: Callable[[Iterable[Hashable]], Router]
+    groups: Iterable[Hashable],
+    engines: int,
+    make_router: Callable[[Iterable[Hashable]], LeastLoaded],
 ) -> IntArray:
     """Engine of each request of a round; all arrive before the first one ends.
 

@@ -13,7 +13,7 @@ from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation import kernel
 from sam_rollout.simulation.chances import Acceptance, pool
 from sam_rollout.simulation.costs import FloatArray, StepCosts
-from sam_rollout.simulation.policies import DraftBudget, Router, no_drafts, place, tabulate
+from sam_rollout.simulation.policies import DraftBudget, no_drafts, place, tabulate
 
 IntArray = npt.NDArray[np.int64]
 BUDGET_EDGES = tuple(float(1024 * i) for i in range(64))  # contexts that a gate is asked at
@@ -80,7 +80,7 @@ class Setting:
     budget: DraftBudget = no_drafts
     acceptance: tuple[Acceptance, ...] = ()
     kind_of: Callable[[int], int] = lambda siblings: 0
-    router: Callable[[Iterable[Hashable]], Router] = LeastLoaded
+    router: Callable[[Iterable[Hashable]], LeastLoaded] = LeastLoaded
     tail_threshold: int = 8
 
 
@@ -92,37 +92,20 @@ class Outcome:
         sums: float64[engines, columns of `kernel`].
         ends: float64[n], when each response ended.
         log: of the slowest engine: time, running requests, gate open; float64[rows, 3].
-        rounds: of a rollout of several rounds, which wait for the slowest engine each.
+        rollout_s: until the last engine has finished, round after round.
+        tail_s: of it the long tail of the slowest engine of each round.
     """
 
     sums: FloatArray
     ends: FloatArray
     log: FloatArray
-    rounds: tuple[Outcome, ...] = ()
-
-    @property
-    def seconds(self) -> FloatArray:
-        """How long each engine was at work, float64[engines]."""
-        return self.sums[:, kernel.TIME]
-
-    @property
-    def rollout_s(self) -> float:
-        """Until the last engine has finished, round after round."""
-        if self.rounds:
-            return sum(round_.rollout_s for round_ in self.rounds)
-        return float(self.seconds.max())
+    rollout_s: float
+    tail_s: float
 
     @property
     def mean_s(self) -> float:
         """Mean over engines."""
-        return float(self.seconds.mean())
-
-    @property
-    def tail_s(self) -> float:
-        """Long tail of the slowest engine, round after round."""
-        if self.rounds:
-            return sum(round_.tail_s for round_ in self.rounds)
-        return float(self.sums[self.seconds.argmax(), kernel.TAIL_TIME])
+        return float(self.sums[:, kernel.TIME].mean())
 
     @property
     def head_s(self) -> float:
@@ -195,20 +178,20 @@ def simulate(
         raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
     sums = np.zeros((fleet.engines, kernel.SUMS))
     ends = np.zeros(len(round_))
-    log = np.zeros((0, 3))
+    logs = {}
     for number in np.unique(engine):
         mine = np.flatnonzero(engine == number)
-        right, offset = _joined(round_.right, mine) if exact else _no_trace(len(mine))
+        right, offset = _joined([round_.right[i] for i in mine] if exact else [], len(mine))
         found = kernel.run_engine(
             round_.prompt[mine], round_.length[mine], kinds[mine], fleet.max_num_seqs, budget,
             np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
             costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
             seed * fleet.engines + number,
         )  # fmt: skip
-        sums[number], ends[mine] = found[0], found[1]
-        if sums[number, kernel.TIME] >= sums[:, kernel.TIME].max():
-            log = found[2]
-    return Outcome(sums, ends, log)
+        sums[number], ends[mine], logs[number] = found
+    slowest = int(sums[:, kernel.TIME].argmax())
+    whole_s, tail_s = sums[slowest, [kernel.TIME, kernel.TAIL_TIME]].tolist()
+    return Outcome(sums, ends, logs[slowest], whole_s, tail_s)
 
 
 def _chances(setting: Setting, k: int) -> tuple[FloatArray, FloatArray]:
@@ -253,15 +236,13 @@ def _kinds(engine: IntArray, group: IntArray, kind_of: Callable[[int], int]) -> 
 
 
 def _joined(
-    right: Sequence[npt.NDArray[np.int8]], mine: IntArray
+    parts: Sequence[npt.NDArray[np.int8]], requests: int
 ) -> tuple[npt.NDArray[np.int8], IntArray]:
-    parts = [right[i] for i in mine]
-    offset = np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]])
-    return np.concatenate(parts), offset.astype(np.int64)
-
-
-def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
-    return np.zeros(0, np.int8), np.full(count, -1, np.int64)
+    """Exact counts one after the other and where each begins; nothing where there are none."""
+    if not parts:
+        return np.zeros(0, np.int8), np.zeros(requests, np.int64)
+    ends = np.cumsum([len(part) for part in parts])
+    return np.concatenate(parts), np.concatenate([[0], ends[:-1]])
 
 
 def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray]) -> Outcome:
@@ -279,5 +260,6 @@ def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray])
         sum(outcome.sums for outcome in outcomes),
         ends,
         np.concatenate(logs),
-        rounds=tuple(outcomes),
+        sum(outcome.rollout_s for outcome in outcomes),
+        sum(outcome.tail_s for outcome in outcomes),
     )

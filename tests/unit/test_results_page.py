@@ -11,7 +11,7 @@ from benchmarks.results_page import (
 )
 from benchmarks.telemetry_overhead import in_run, in_trainer
 from sam_rollout.report.compare import Spread, TimeRow
-from sam_rollout.report.statistics import Estimate, Gain
+from sam_rollout.statistics import Estimate, Gain
 from sam_rollout.telemetry.records import EngineSteps, RunFolder, RunInfo
 
 
