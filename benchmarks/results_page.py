@@ -658,63 +658,6 @@ def _routing_fleet(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def simulation_section() -> str:
-    """Published setups on paper; docs/simulation.md says how they are simulated."""
-    record = _load("simulate_published")
-    studies, speed = record["experiments"], record["speed"]
-    first = next(iter(studies.values()))
-    fit, fitted, tail = first["fit"], first["fitted_baseline"], first["tail_factor"]
-    gains = [
-        [
-            name, row["title"],
-            f"{row['baseline_s']:,.0f} s", f"{row['predicted_baseline_s']:,.0f} s",
-            f"{row['published_gain']:.2%}", f"{row['predicted_gain']:.2%}",
-            f"{row['error_points']:+.1f}", f"{row['constant_error_points']:+.1f}",
-            f"{row['verify_needed']:.2f}x" if row["verify_needed"] else "none",
-        ]
-        for name, study in studies.items() for row in study["predictions"]
-    ]  # fmt: skip
-    sensitivities = [
-        [title] + [f"{study['sensitivities'][title]:.1%}" for study in studies.values()]
-        for title in first["sensitivities"]
-    ]
-    sources = [
-        [title] + [f"{_gain(study['simulated_sources'], title):.1%}" for study in studies.values()]
-        for title in first["simulated_sources"]
-    ]
-    remarks = {row["remark"]: name for name, study in studies.items()
-               for row in study["predictions"] if row["remark"]}  # fmt: skip
-    return _section(
-        "Published setups, simulated",
-        "python -m benchmarks.simulate_published",
-        record,
-        "Predicted by the [simulator](simulation.md), none of it run: gains are baseline / SAM - 1."
-        f" Fitted on three baseline figures of Qwen3-32B: {1000 * fit['layer_s']:.3f} ms a layer, "
-        f"sigma of log length {fit['sigma']:.2f}, {fit['capped_share']:.2%} of the responses up to "
-        f"the limit. Reproduced: {fitted['mean_s']:.0f} s, {fitted['rollout_s']:.0f} s, long tail "
-        f"{fitted['tail_s']:.0f} s. *One gain for all* predicts the mean of the other published "
-        "gains. *Verify steps*: how many times as dear as assumed they would have to be for the "
-        "published gain; none where no factor of 0.5 to 3 gives it.",
-        _table(
-            ("setup", "figure", "baseline published", "predicted", "gain published", "predicted",
-             "error, points", "one gain for all, error", "verify steps"),
-            gains,
-        ),
-        f"Long tail of Qwen3-32B: {tail['predicted']:.2f}x as fast predicted, "
-        f"{tail['published']}x published.",
-        "\n".join(f"{name}: {remark}." for remark, name in remarks.items()),
-        "What the assumptions weigh, gain of a step's rollout; the fit stays:",
-        _table(("assumption", *studies), sensitivities),
-        "What more sources would add, on generated texts, half of the variance of lengths common "
-        "to siblings; and full graphs as a bound, nothing but memory traffic being left of a "
-        "captured step. All against the eager baseline:",
-        _table(("source", *studies), sources),
-        f"The simulator itself: a round of {speed['responses']:,} responses of up to "
-        f"{speed['max_response']:,} tokens on {speed['replicas']:,} replicas took "
-        f"{speed['median_s']:.1f} s of one core (median of {len(speed['all_s'])}).",
-    )  # fmt: skip
-
-
 def validation_section() -> str:
     """The simulator against rollouts that were run."""
     record = _load("simulate_validation")
@@ -751,11 +694,6 @@ def validation_section() -> str:
     )  # fmt: skip
 
 
-def _gain(sources: dict[str, dict[str, float]], title: str) -> float:
-    """Baseline / it - 1, of the rollout."""
-    return sources["baseline"]["rollout_s"] / sources[title]["rollout_s"] - 1
-
-
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
@@ -772,7 +710,6 @@ SECTIONS = {
     "routing_tiny_cpu": routing_section,
     "gate": gate_section,
     "simulate_validation": validation_section,
-    "simulate_published": simulation_section,
 }
 
 
