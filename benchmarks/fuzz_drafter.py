@@ -18,9 +18,7 @@ the run with its seed; a run that meets none writes down what it has gone throug
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.automaton.kernels import DISAGREEMENT
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
@@ -38,7 +37,6 @@ from sam_rollout.config import SamConfig
 from sam_rollout.drafting import SamDrafter, make_static_sources
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
-OUTPUT = Path(__file__).parent / "results" / "fuzz_drafter.json"
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = np.iinfo(np.int32).max
@@ -302,11 +300,10 @@ class Fuzz:
 
 def main() -> None:
     """Fuzz until the time is over, then write what that was."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=0, help="of the first drafter")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "fuzz_drafter")
+    options.add_argument("--seconds", type=float, default=600)
+    options.add_argument("--seed", type=int, default=0, help="of the first drafter")
+    arguments = options.parse_args()
     until = time.monotonic() + arguments.seconds
     totals = Totals()
     while time.monotonic() < until:
@@ -325,7 +322,7 @@ def main() -> None:
         "totals": asdict(totals),
         "failures": 0,  # a run with one has ended above
     }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
     drafts = totals.drafts_by_rule + totals.drafts_as_copies
     print(f"{totals.drafters} drafters, {drafts} drafts, all as they should be")
 

@@ -206,7 +206,7 @@ def drafter_section() -> str:
     ]
     if held_out := record.get("held_out_seed"):
         parts.append(_drafter_held_out(held_out, record))
-    return _section("The drafter alone", "python -m benchmarks.drafter", record, *parts)
+    return _section("The drafter alone", "python -m benchmarks.bench_drafter", record, *parts)
 
 
 def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
@@ -258,7 +258,7 @@ def _drafter_held_out(held_out: dict[str, Any], record: dict[str, Any]) -> str:
         if all((data, name, k) in of for of in lengths for name in (side, other))
     ]
     return (
-        "Texts of another seed, `python -m benchmarks.drafter --held-out-seed "
+        "Texts of another seed, `python -m benchmarks.bench_drafter --held-out-seed "
         f"{held_out['seed']}` ({held_out['machine']['date']}). The constants of the rule that "
         "drafts from own text were chosen on the generated texts above, those of this seed were "
         "read once, for this table:\n\n"

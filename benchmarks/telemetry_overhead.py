@@ -11,7 +11,6 @@ trainer spends on collecting records and drawing the rollout, of each training s
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine import machine
 from sam_rollout.telemetry.records import RunFolder
 
@@ -147,11 +147,9 @@ def _statistics(rows: int) -> tuple[Any, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of a run with sam=on")
-    default = Path("benchmarks/results/telemetry_overhead.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "telemetry_overhead")
+    options.add_argument("--run", type=Path, required=True, help="folder of a run with sam=on")
+    arguments = options.parse_args()
     start = RunFolder(arguments.run).read_starts()[0]
     result = {
         "machine": machine("numpy", "numba"),
@@ -167,8 +165,7 @@ def main() -> None:
         },
     }
     print(json.dumps({name: result[name] for name in ("alone", "hooks_us", "run")}, indent=1))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_record(result, arguments.output)
 
 
 if __name__ == "__main__":

@@ -322,8 +322,8 @@ def drafter(
     ] = False,
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
-    from sam_rollout.bench import drafter as program
-    from sam_rollout.bench import drafter_report
+    from sam_rollout.bench import draft_tables
+    from sam_rollout.bench import drafts as program
     from sam_rollout.bench.traces import TraceError, read_traces
 
     with _one_line_errors(TraceError):
@@ -335,16 +335,16 @@ def drafter(
         with _console().status("starting") as status:
             given = program.SEED if seed is None else seed
             result = program.Bench(sizes, texts, given, progress=status.update).run()
-        drafter_report.show(result, _console())
+        draft_tables.show(result, _console())
         if json_path is not None:
             json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
         if picture is not None:
-            drafter_report.plot(result, picture)
+            draft_tables.plot(result, picture)
     if check:
-        from sam_rollout.bench import drafter_check
+        from sam_rollout.bench import draft_targets
         from sam_rollout.bench.verdicts import show_check
 
-        verdicts = drafter_check.judge(result)
+        verdicts = draft_targets.judge(result)
         show_check(verdicts, _console())
         if quick:
             _console().print("Targets are those of a full run, whose texts are more and longer.")
