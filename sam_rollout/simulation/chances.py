@@ -57,11 +57,6 @@ class Acceptance:
         at = int(np.searchsorted(self.edges, context, side="right")) - 1
         return 1.0 + float(self.survival[at, :k].sum())
 
-    def refined(self, edges: FloatArray) -> Acceptance:
-        """The same chances on other edges, those of the stretch that each of them lies in."""
-        at = np.searchsorted(self.edges, edges, side="right") - 1
-        return Acceptance(edges, self.survival[at])
-
 
 class Counts:
     """Verify steps counted by context and accepted drafts.
@@ -94,7 +89,7 @@ def pool(tables: Sequence[Acceptance]) -> tuple[FloatArray, FloatArray]:
     longest = max(table.max_k for table in tables)
     stacked = []
     for table in tables:
-        fine = table.refined(edges).survival
+        fine = table.survival[np.searchsorted(table.edges, edges, side="right") - 1]
         stacked.append(np.pad(fine, ((0, 0), (0, longest - fine.shape[1]))))
     return edges, np.stack(stacked)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,32 +109,33 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
 
 
 def _read(path: Path, step: int | None) -> Workload:
-    if not (path / "sam").is_dir():
-        return _of_traces(read_traces(path), step, path)
-    folder = RunFolder(path)
-    fleet = _fleet(folder)
-    if (folder.root / "traces").is_dir():
-        return _of_run(folder, step, fleet)
-    requests = folder.read("requests").to_pandas()
-    requests = requests[(requests["split"] == "train") & (requests["response_tokens"] > 0)]
-    number = _which(sorted(requests["step"].unique()), step, path)
-    rows = requests[requests["step"] == number].sort_values("start_s", kind="stable")
-    groups = {name: i for i, name in enumerate(dict.fromkeys(rows["group"]))}
+    if (path / "sam").is_dir():
+        return _of_run(RunFolder(path), step)
+    traces = [trace for trace in read_traces(path) if len(trace.response)]
+    number = _which({trace.step for trace in traces}, step, path)
+    mine = tuple(trace for trace in traces if trace.step == number)
+    # A file says nothing of engines: one stands in.
+    return Workload(number, round_of(mine), Fleet(1, DEFAULT_LIMIT), mine)
+
+
+def _of_run(folder: RunFolder, step: int | None) -> Workload:
+    """Responses of a run's training step in order of arrival, with texts where there are some."""
+    has_texts = (folder.root / "traces").is_dir()
+    table = folder.read("traces" if has_texts else "requests").to_pandas()
+    if has_texts:
+        for name in ("prompt", "response"):
+            table[f"{name}_tokens"] = table[f"{name}_ids"].map(len)
+    table = table[(table["split"] == "train") & (table["response_tokens"] > 0)]
+    number = _which(table["step"], step, folder.path)
+    rows = table[table["step"] == number].sort_values("start_s", kind="stable")
     round_ = Round(
         rows["prompt_tokens"].to_numpy(np.int64),
         rows["response_tokens"].to_numpy(np.int64),
-        rows["group"].map(groups).to_numpy(np.int64),
+        pd.factorize(rows["group"])[0].astype(np.int64),
         turn=_turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy()),
     )
-    return Workload(number, round_, fleet, chances=_seen_chances(folder, requests))
-
-
-def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
-    """Texts and times of a run's training step, in order of arrival."""
-    table = folder.read("traces").to_pandas()
-    table = table[(table["split"] == "train") & (table["response_ids"].map(len) > 0)]
-    number = _which(sorted(table["step"].unique()), step, folder.path)
-    rows = table[table["step"] == number].sort_values("start_s", kind="stable")
+    if not has_texts:
+        return Workload(number, round_, _fleet(folder), chances=_seen_chances(folder, table))
     traces = tuple(
         Trace(
             row.group,
@@ -146,8 +146,7 @@ def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
         )
         for row in rows.itertuples()
     )
-    turn = _turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy())
-    return Workload(number, dataclasses.replace(round_of(traces), turn=turn), fleet, traces)
+    return Workload(number, round_, _fleet(folder), traces)
 
 
 def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
@@ -157,34 +156,25 @@ def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
     return np.cumsum(begins).astype(np.int64) if begins.any() else None
 
 
-def _of_traces(traces: Sequence[Trace], step: int | None, path: Path) -> Workload:
-    """A file says nothing of engines: one with `DEFAULT_LIMIT` requests stands in."""
-    traces = [trace for trace in traces if len(trace.response)]
-    number = _which(sorted({trace.step for trace in traces}), step, path)
-    mine = tuple(trace for trace in traces if trace.step == number)
-    return Workload(number, round_of(mine), Fleet(1, DEFAULT_LIMIT), mine)
-
-
 def round_of(traces: Sequence[Trace], right: Sequence[npt.NDArray[np.int8]] | None = None) -> Round:
     """Traces as a round, in their order."""
-    groups = {name: i for i, name in enumerate(dict.fromkeys(t.group for t in traces))}
     return Round(
         np.array([len(trace.prompt) for trace in traces], np.int64),
         np.array([len(trace.response) for trace in traces], np.int64),
-        np.array([groups[trace.group] for trace in traces], np.int64),
+        pd.factorize(np.array([trace.group for trace in traces], object))[0].astype(np.int64),
         right,
     )
 
 
-def _which(steps: Sequence[int], step: int | None, where: Any) -> int:
-    if len(steps) == 0:
+def _which(recorded: Iterable[int], step: int | None, where: Path) -> int:
+    """The step asked for, by default the first that was recorded."""
+    steps = sorted(set(recorded))
+    if not steps:
         raise WorkloadError(f"{where}: no response was recorded")
-    if step is None:
-        return int(steps[0])
-    if step not in steps:
+    if step is not None and step not in steps:
         known = ", ".join(map(str, steps[:20]))
         raise WorkloadError(f"{where}: no training step {step}; recorded are {known}")
-    return step
+    return int(steps[0] if step is None else step)
 
 
 def _fleet(folder: RunFolder) -> Fleet:
