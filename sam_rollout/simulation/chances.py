@@ -83,17 +83,6 @@ class Counts:
         return Acceptance(self.edges, (at_least[:, 1:] + prior_steps * pooled) / weight)
 
 
-def pool(tables: Sequence[Acceptance]) -> tuple[FloatArray, FloatArray]:
-    """Tables side by side, as the simulation reads them: edges [S], survival [kinds, S, K]."""
-    edges = np.unique(np.concatenate([table.edges for table in tables]))
-    longest = max(table.max_k for table in tables)
-    stacked = []
-    for table in tables:
-        fine = table.survival[np.searchsorted(table.edges, edges, side="right") - 1]
-        stacked.append(np.pad(fine, ((0, 0), (0, longest - fine.shape[1]))))
-    return edges, np.stack(stacked)
-
-
 def right_drafts(
     traces: Sequence[Trace],
     side: Side,

@@ -110,19 +110,18 @@ def _finish(run, running, text, prompt, length, done, ends, time):
 
 @_compiled
 def run_engine(
-    prompt, length, kind, max_num_seqs, budget, budget_edges, batches, contexts, seconds, prefill_s,
+    prompt, length, max_num_seqs, budget, budget_edges, batches, contexts, seconds, prefill_s,
     survival, survival_edges, right, offset, tail_threshold, seed,
 ):  # fmt: skip
     """Simulate one engine.
 
     Args:
         prompt, length: int64[n], tokens of prompt and response, in order of arrival.
-        kind: int64[n], first index into `survival`.
         max_num_seqs: requests that the engine runs at once.
         budget: int64[R + 1, E], drafts a request by running requests and context.
         budget_edges: float64[E], left ends of the contexts of `budget`, from 0 on.
         batches, contexts, seconds, prefill_s: `StepCosts`.
-        survival: float64[kinds, S, K], chance that at least j + 1 drafts are accepted.
+        survival: float64[S, K], chance that at least j + 1 drafts are accepted.
         survival_edges: float64[S], left ends of the contexts of `survival`, from 0 on.
         right: int8[T], exact number of right drafts at a token, instead of chances; empty if none.
         offset: int64[n], where a response's tokens begin in `right`.
@@ -179,7 +178,7 @@ def run_engine(
                 if len(right) > 0:
                     accepted = min(k, right[offset[i] + done[i]])
                 else:
-                    chances = survival[kind[i], _bin(prompt[i] + done[i], survival_edges)]
+                    chances = survival[_bin(prompt[i] + done[i], survival_edges)]
                     accepted = _drawn(chances, k, _hash_uniform(seed, i, done[i]))
                 got = min(accepted + 1, length[i] - done[i])
                 done[i] += got

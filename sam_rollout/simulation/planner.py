@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
+from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import budget_of
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
-from sam_rollout.simulation.workload import Workload, WorkloadError, siblings_chances
+from sam_rollout.simulation.workload import Workload, WorkloadError
 from sam_rollout.statistics import percentiles
 
 KS = (1, 2, 3, 4, 5, 6, 8)
@@ -195,25 +195,16 @@ class Planner:
         if candidate is not None:
             setting = Setting(budget_of(SamConfig.from_mapping(candidate.options())))
             if candidate.siblings:
-                setting = dataclasses.replace(
-                    setting, acceptance=(self._siblings_chances(candidate.k),)
-                )
+                chances = self._siblings_chances(candidate.k)
+                setting = dataclasses.replace(setting, acceptance=chances)
                 round_ = dataclasses.replace(round_, right=None)
         return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
 
     def _siblings_chances(self, k: int) -> Acceptance:
-        """Chances with siblings' texts, every engine's share of a group advancing together."""
+        """Chances with siblings' texts, where every request goes to the least loaded engine."""
         if k not in self._siblings:
-            self._siblings[k] = siblings_chances(self._shares(), k)
+            self._siblings[k] = self._workload.siblings_chances(k, self._fleet.engines, LeastLoaded)
         return self._siblings[k]
-
-    def _shares(self) -> list[list[Trace]]:
-        """Groups as the engines divide them when every request goes to the least loaded one."""
-        assert self._workload.traces is not None
-        shares: dict[tuple[str, int], list[Trace]] = {}
-        for number, trace in enumerate(self._workload.traces):
-            shares.setdefault((trace.group, number % self._fleet.engines), []).append(trace)
-        return list(shares.values())
 
     def _bootstrap(self, best: Candidate, resamples: int, progress: Any, total: int) -> np.ndarray:
         """Gains of the best candidate on prompts drawn with replacement, float64[resamples]."""

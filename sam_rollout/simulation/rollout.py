@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation import kernel
-from sam_rollout.simulation.chances import Acceptance, pool
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import FloatArray, StepCosts
 from sam_rollout.simulation.policies import DraftBudget, no_drafts, place, tabulate
 
@@ -70,16 +70,13 @@ class Setting:
 
     Attributes:
         budget: drafts by running requests and context.
-        acceptance: tables of chances; empty without drafts or with exact counts.
-        kind_of: from the number of siblings of its group on the same engine, itself included, to
-            the index of a request's table.
+        acceptance: chances of drafts; None without drafts or with exact counts.
         router: makes the router from the engines' names.
         tail_threshold: what counts as the long tail.
     """
 
     budget: DraftBudget = no_drafts
-    acceptance: tuple[Acceptance, ...] = ()
-    kind_of: Callable[[int], int] = lambda siblings: 0
+    acceptance: Acceptance | None = None
     router: Callable[[Iterable[Hashable]], LeastLoaded] = LeastLoaded
     tail_threshold: int = 8
 
@@ -168,14 +165,12 @@ def simulate(
     if budget.max() >= len(costs.seconds):
         raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
     exact = budget.max() > 0 and round_.right is not None
-    edges, survival = np.zeros(1), np.zeros((1, 1, 1))
+    edges, survival = np.zeros(1), np.zeros((1, 1))
     if budget.max() > 0 and not exact:
-        edges, survival = _chances(setting, int(budget.max()))
+        known = _known(setting.acceptance, int(budget.max()))
+        edges, survival = known.edges, known.survival
     engine = place(round_.group.tolist(), fleet.engines, setting.router)
     _warn_beyond(costs, min(fleet.max_num_seqs, int(np.bincount(engine).max())), round_)
-    kinds = _kinds(engine, round_.group, setting.kind_of)
-    if budget.max() > 0 and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
-        raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
     sums = np.zeros((fleet.engines, kernel.SUMS))
     ends = np.zeros(len(round_))
     logs = {}
@@ -183,7 +178,7 @@ def simulate(
         mine = np.flatnonzero(engine == number)
         right, offset = _joined([round_.right[i] for i in mine] if exact else [], len(mine))
         found = kernel.run_engine(
-            round_.prompt[mine], round_.length[mine], kinds[mine], fleet.max_num_seqs, budget,
+            round_.prompt[mine], round_.length[mine], fleet.max_num_seqs, budget,
             np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
             costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
             seed * fleet.engines + number,
@@ -194,17 +189,16 @@ def simulate(
     return Outcome(sums, ends, logs[slowest], whole_s, tail_s)
 
 
-def _chances(setting: Setting, k: int) -> tuple[FloatArray, FloatArray]:
-    """The tables of a setting that drafts k tokens, as the loop reads them."""
-    if not setting.acceptance:
+def _known(acceptance: Acceptance | None, k: int) -> Acceptance:
+    """The chances, if they tell of k drafts."""
+    if acceptance is None:
         raise ValueError("drafts need acceptance: a table, or exact counts")
-    edges, survival = pool(setting.acceptance)
-    if survival.shape[2] < k:
+    if acceptance.max_k < k:
         raise ValueError(
-            f"k = {k}: acceptance is known of up to {survival.shape[2]} drafts; "
+            f"k = {k}: acceptance is known of up to {acceptance.max_k} drafts; "
             "texts (rollout_telemetry.record_traces=true) tell of any number"
         )
-    return edges, survival
+    return acceptance
 
 
 def _seed_of(seed: int, turn: int) -> int:
@@ -225,14 +219,6 @@ def _warn_beyond(costs: StepCosts, running: int, round_: Round) -> None:
                 "times there go on as between its last two rows",
                 stacklevel=3,
             )
-
-
-def _kinds(engine: IntArray, group: IntArray, kind_of: Callable[[int], int]) -> IntArray:
-    """Table of each request, by its siblings on the same engine."""
-    pairs = np.stack([engine, group], axis=1)
-    _, inverse, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-    by_count = {int(count): kind_of(int(count)) for count in np.unique(counts)}
-    return np.array([by_count[int(count)] for count in counts], np.int64)[inverse.ravel()]
 
 
 def _joined(

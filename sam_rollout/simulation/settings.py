@@ -9,21 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from sam_rollout.bench.traces import groups_of
 from sam_rollout.gating import ThresholdGate
-from sam_rollout.routing import GroupRouter
+from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable
 from sam_rollout.simulation.policies import MeasuredBudget, gate_budget
 from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
-from sam_rollout.simulation.workload import Workload, siblings_chances
-
-SIBLINGS = (1, 2, 4, 8, 16)  # responses to one prompt on one engine that chances are fitted for
-
-
-def siblings_kind(siblings: int) -> int:
-    """Index into `SIBLINGS` for a number of responses: the largest that it reaches."""
-    return sum(known <= siblings for known in SIBLINGS) - 1
+from sam_rollout.simulation.workload import Workload
 
 
 def replay_settings(
@@ -57,24 +49,25 @@ def replay_settings(
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
     # Groups stay whole where nothing else runs.
     largest = int(np.unique(workload.round.group, return_counts=True)[1].max())
-    grouped = partial(GroupRouter, max_imbalance=largest)
-    own = () if workload.chances is None else (workload.chances,)
+    routers = {"siblings": LeastLoaded}
+    routers["siblings, grouped"] = partial(GroupRouter, max_imbalance=largest)
     by_k = _chances_by_k(workload, max(ks))
     # `auto` would have measured the steps itself: here it drafts where the table has some.
     limits = [table.verified_up_to(k) for k in range(1, len(by_k) + 1)]
     settings = {"baseline": Setting()}
     for k in ks:
-        tables = tuple(_siblings_chances(workload, k, n) for n in SIBLINGS) if siblings else ()
-        shared = partial(Setting, acceptance=tables, kind_of=siblings_kind)
+        shared = {
+            name: (workload.siblings_chances(k, fleet.engines, router), router)
+            for name, router in (routers.items() if siblings else ())
+        }
         for threshold in thresholds:
             budget = gate_budget(ThresholdGate(threshold, k))
             name = f"k={k}, threshold {threshold}"
-            settings[name] = Setting(budget, own)
-            if siblings:
-                settings[f"{name}, siblings"] = shared(budget)
-                settings[f"{name}, siblings, grouped"] = shared(budget, router=grouped)
+            settings[name] = Setting(budget, workload.chances)
+            for title, (chances, router) in shared.items():
+                settings[f"{name}, {title}"] = Setting(budget, chances, router)
     auto = MeasuredBudget(costs, by_k, limits)
-    settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1:])
+    settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1])
     found = {}
     for name, setting in settings.items():
         # Tables stand for siblings' drafts, exact counts for those from a request's own text.
@@ -109,9 +102,3 @@ def _chances_by_k(workload: Workload, max_k: int) -> tuple[Acceptance, ...]:
         return tuple(workload.own_chances(k) for k in range(1, max_k + 1))
     assert workload.chances is not None
     return (workload.chances,) * min(max_k, workload.chances.max_k)
-
-
-def _siblings_chances(workload: Workload, k: int, count: int) -> Acceptance:
-    """Chances of k drafts where so many responses to a prompt run on one engine."""
-    groups = groups_of(workload.traces or ())
-    return siblings_chances([traces[:count] for traces in groups], k)

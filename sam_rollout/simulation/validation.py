@@ -113,7 +113,7 @@ class Validation:
         costs = self._tables["off" if k == 0 else f"on{k}"].compile(max(k, 1))
         setting = Setting(
             gate_budget(ThresholdGate(threshold, k)) if k else no_drafts,
-            (self.acceptance(k),),
+            self.acceptance(k),
             tail_threshold=self._setting["tail_threshold"],
         )
         fleet = Fleet(1, rollout["max_num_seqs"])

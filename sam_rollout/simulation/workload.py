@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 
 from sam_rollout.bench.sides import OWN, OWN_SIBLINGS, Side, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
+from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import (
     Acceptance,
     Counts,
@@ -20,6 +21,7 @@ from sam_rollout.simulation.chances import (
     right_drafts,
 )
 from sam_rollout.simulation.costs import FloatArray
+from sam_rollout.simulation.policies import place
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
@@ -68,25 +70,31 @@ class Workload:
         return fit_from_right(zip(self.round.prompt.tolist(), self.round.right, strict=True),
                               EDGES, k)  # fmt: skip
 
+    def siblings_chances(
+        self, k: int, engines: int, router: Callable[[Iterable[Hashable]], LeastLoaded]
+    ) -> Acceptance:
+        """Chances of k drafts from own text and siblings', those of one engine advancing together.
+
+        Args:
+            k: drafts a step.
+            engines: that share the step.
+            router: says which engine a request goes to.
+        """
+        counts = Counts(EDGES, k)
+        engine = place(self.round.group.tolist(), engines, router)
+        together: dict[tuple[int, int], list[Trace]] = {}
+        for trace, *share in zip(self.traces or (), self.round.group, engine, strict=True):
+            together.setdefault(tuple(share), []).append(trace)
+        for traces in together.values():
+            longest = max(len(trace.tokens) for trace in traces)
+            session = side_named(OWN_SIBLINGS).open(k, len(traces), longest + k + 1)
+            count_replay(session, traces, counts, k)
+        return counts.fit()
+
 
 def side_named(name: str) -> Side:
     """A drafter of the library."""
     return next(side for side in all_sides() if side.name == name)
-
-
-def siblings_chances(together: Iterable[Sequence[Trace]], k: int) -> Acceptance:
-    """Chances of k drafts from own text and siblings'.
-
-    Args:
-        together: responses to one prompt that advance together on one engine.
-        k: drafts a step.
-    """
-    counts = Counts(EDGES, k)
-    for traces in together:
-        longest = max(len(trace.tokens) for trace in traces)
-        session = side_named(OWN_SIBLINGS).open(k, len(traces), longest + k + 1)
-        count_replay(session, list(traces), counts, k)
-    return counts.fit()
 
 
 def read_workload(path: Path, step: int | None = None) -> Workload:

@@ -11,7 +11,6 @@ from sam_rollout.simulation.chances import (
     Counts,
     count_replay,
     fit_from_right,
-    pool,
     right_drafts,
 )
 
@@ -78,16 +77,6 @@ def test_texts_read_together_draft_what_each_would_alone():
         assert len(right) == len(trace.response) + 1
         assert (right == alone).all()
     assert max(right.max() for right in together) == 4
-
-
-def test_tables_are_pooled_on_common_edges():
-    first = Acceptance(np.array([0.0, 100.0]), np.array([[0.5], [0.6]]))
-    second = Acceptance(np.array([0.0, 50.0]), np.array([[0.1, 0.05], [0.2, 0.1]]))
-    edges, survival = pool([first, second])
-    assert edges.tolist() == [0, 50, 100]
-    assert survival[0, :, 0].tolist() == [0.5, 0.5, 0.6]
-    assert survival[1, :, 1].tolist() == [0.05, 0.1, 0.1]
-    assert survival[0, :, 1].tolist() == [0, 0, 0], "beyond its longest draft nothing is accepted"
 
 
 def test_tables_are_checked():

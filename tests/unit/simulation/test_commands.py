@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -10,13 +9,9 @@ from typer.testing import CliRunner
 from sam_rollout.bench.generator import group
 from sam_rollout.cli import app
 from sam_rollout.config import SamConfig
-from sam_rollout.simulation import settings, validation
-from sam_rollout.simulation.chances import Acceptance
+from sam_rollout.simulation import validation
 from sam_rollout.simulation.costs import CostRow, CostTable
-from sam_rollout.simulation.rollout import Fleet, Round
-from sam_rollout.simulation.settings import replay_settings, siblings_kind
 from sam_rollout.simulation.validation import Row, Validation
-from sam_rollout.simulation.workload import Workload
 
 
 @pytest.fixture
@@ -54,24 +49,6 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
     assert found["auto, k up to 3"]["rollout_s"] < 1.03 * best
     assert found["k=3, threshold 8"]["rollout_s"] < found["baseline"]["rollout_s"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_requests_choose_the_table_of_as_many_siblings(monkeypatch):
-    made = []
-
-    def chances(workload, k, count):
-        made.append(count)
-        return Acceptance(np.zeros(1), np.full((1, k), 0.5))
-
-    monkeypatch.setattr(settings, "_siblings_chances", chances)
-    n, some = 32, Acceptance(np.zeros(1), np.full((1, 3), 0.5))
-    round_ = Round(np.full(n, 10), np.full(n, 50), np.zeros(n, np.int64))
-    table = CostTable([CostRow(n, query, 0, False, 0.01) for query in (1, 4)])
-    workload = Workload(1, round_, Fleet(1, n), chances=some)
-    replay_settings(workload, table, Fleet(1, n), [8], [3], siblings=True)
-    assert made[0] == 1
-    assert [siblings_kind(count) for count in made] == list(range(len(made)))
-    assert siblings_kind(10 * n) == len(made) - 1
 
 
 def test_drafts_without_verify_steps_are_refused_and_guesses_said(texts, tmp_path):

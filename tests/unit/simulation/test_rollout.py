@@ -12,7 +12,7 @@ from sam_rollout.simulation.policies import MeasuredBudget, budget_of, gate_budg
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
-def drafting(threshold, k=3, acceptance=(), **options):
+def drafting(threshold, k=3, acceptance=None, **options):
     return Setting(gate_budget(ThresholdGate(threshold, k)), acceptance, **options)
 
 
@@ -30,7 +30,7 @@ def test_the_baseline_takes_the_longest_chain_of_steps(make_round, flat_costs):
 
 def test_a_gate_opens_at_its_threshold(make_round, flat_costs, always_right):
     """Nine steps of two requests, then ten tokens in verify steps of four."""
-    setting = drafting(1, 3, (always_right,), tail_threshold=1)
+    setting = drafting(1, 3, always_right, tail_threshold=1)
     found = simulate(make_round([10, 20]), Fleet(1, 2), flat_costs, setting)
     assert found.rollout_s == pytest.approx(0.1 * 9 + 0.15 * 3)
     assert found.acceptance_length == 4
@@ -48,7 +48,7 @@ def test_exact_counts_say_what_is_accepted(make_round, flat_costs):
 
 def test_drafts_that_are_never_right_cost_their_verification(make_round, flat_costs):
     never = Acceptance(np.zeros(1), np.zeros((1, 4)))
-    found = simulate(make_round([100]), Fleet(1, 4), flat_costs, drafting(8, 3, (never,)))
+    found = simulate(make_round([100]), Fleet(1, 4), flat_costs, drafting(8, 3, never))
     assert found.rollout_s == pytest.approx(99 * 0.15)
 
 
@@ -64,7 +64,7 @@ def test_a_leap_is_the_sum_of_its_steps(make_round):
 
 def test_chances_are_met_on_average(make_round, flat_costs):
     chances = Acceptance(np.array([0.0, 500.0]), np.array([[0.2, 0.1, 0.0], [0.8, 0.6, 0.5]]))
-    found = simulate(make_round([30_000]), Fleet(1, 1), flat_costs, drafting(8, 3, (chances,)))
+    found = simulate(make_round([30_000]), Fleet(1, 1), flat_costs, drafting(8, 3, chances))
     assert found.acceptance_length == pytest.approx(1 + 0.8 + 0.6 + 0.5, abs=0.05)
 
 
@@ -72,11 +72,9 @@ def test_what_a_token_draws_does_not_depend_on_the_setting(make_round, flat_cost
     """Common random numbers: with a better gate every response ends no later."""
     chances = Acceptance(np.zeros(1), np.array([[0.6, 0.3, 0.2]]))
     lengths = [300, 500, 800, 900]
-    early = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)))
-    again = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)))
-    other = simulate(
-        make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, (chances,)), seed=1
-    )
+    early = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, chances))
+    again = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, chances))
+    other = simulate(make_round(lengths), Fleet(1, 4), flat_costs, drafting(2, 3, chances), seed=1)
     assert (early.ends == again.ends).all()
     assert (early.ends != other.ends).any()
 
@@ -102,25 +100,11 @@ def test_long_siblings_on_one_replica_keep_the_gate_shut(make_round, flat_costs)
     lengths = [1_000] * 4 + [10] * 4
     round_ = make_round(lengths, siblings=4)
     chances = Acceptance(np.zeros(1), np.full((1, 3), 0.5))
-    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, (chances,)))
-    grouped = simulate(
-        round_, Fleet(2, 8), flat_costs, drafting(2, 3, (chances,), router=GroupRouter)
-    )
+    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, chances))
+    grouped = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, chances, router=GroupRouter))
     assert spread.acceptance_length > 1
     assert grouped.acceptance_length == 1, "four run to the end: the gate never opens"
     assert grouped.rollout_s > spread.rollout_s
-
-
-def test_siblings_on_an_engine_choose_the_table(make_round, flat_costs, always_right):
-    never = Acceptance(np.zeros(1), np.zeros((1, 4)))
-    tables = {"acceptance": (never, always_right), "kind_of": lambda n: int(n >= 4)}
-    round_ = make_round([101] * 8, siblings=4)
-    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(8, 3, **tables))
-    grouped = simulate(
-        round_, Fleet(2, 8), flat_costs, drafting(8, 3, router=GroupRouter, **tables)
-    )
-    assert spread.acceptance_length == 1
-    assert grouped.acceptance_length == 4
 
 
 def test_a_budget_may_look_at_the_context(make_round, flat_costs, always_right):
@@ -129,7 +113,7 @@ def test_a_budget_may_look_at_the_context(make_round, flat_costs, always_right):
     def long_texts(running, context):
         return 3 if context >= 1024 else 0
 
-    setting = Setting(long_texts, (always_right,))
+    setting = Setting(long_texts, always_right)
     found = simulate(make_round([2_000], prompt=24), Fleet(1, 1), flat_costs, setting)
     shut = found.figures()["steps"] - found.figures()["verify_steps"]
     assert 990 <= shut <= 1_260, "asked anew at least every 256 steps"
@@ -150,7 +134,7 @@ def test_the_measuring_gate_takes_what_makes_the_most_tokens_a_second(make_round
     round_ = make_round(np.linspace(50, 2000, 64).astype(int))
 
     def seconds_of(budget):
-        setting = Setting(budget, tuple(chances[-1:]))
+        setting = Setting(budget, chances[-1])
         return simulate(round_, Fleet(1, 64), costs, setting).rollout_s
 
     fixed = [seconds_of(gate_budget(ThresholdGate(2**i, k))) for i in range(7) for k in (1, 2, 3)]
@@ -182,10 +166,7 @@ def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
     with pytest.raises(ValueError, match="at least one token"):
         simulate(make_round([0]), Fleet(1, 1), flat_costs, Setting())
     with pytest.raises(ValueError, match="costs end at 4 drafts"):
-        simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, (always_right,)))
-    with pytest.raises(ValueError, match="kind_of names table 1, there are 1"):
-        beyond = drafting(1, 3, (always_right,), kind_of=lambda siblings: 1)
-        simulate(make_round([9]), Fleet(1, 1), flat_costs, beyond)
+        simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1, 8, always_right))
     with pytest.raises(ValueError, match="need acceptance"):
         simulate(make_round([9]), Fleet(1, 1), flat_costs, drafting(1))
 
@@ -207,7 +188,7 @@ def test_a_round_waits_for_the_last_response_of_the_one_before(make_round, flat_
 def test_every_turn_draws_numbers_of_its_own(make_round, flat_costs):
     """The same responses twice over: drafts that are accepted in one turn need not be in both."""
     chances = Acceptance(np.zeros(1), np.array([[0.5, 0.3, 0.2]]))
-    setting = drafting(4, 3, (chances,))
+    setting = drafting(4, 3, chances)
     lengths = [300, 500]
     one = simulate(make_round(lengths), Fleet(1, 4), flat_costs, setting)
     twice = dataclasses.replace(make_round(lengths * 2), turn=np.array([0, 0, 1, 1]))
