@@ -22,7 +22,8 @@ import itertools
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +46,18 @@ STEPS = 60  # of one drafter
 GROUPS = 3
 
 
-@dataclass
-class Totals:
-    """What drafters have gone through."""
-
-    drafters: int = 0
-    requests: int = 0
-    ids_used_again: int = 0  # requests with the id of one that has ended
-    aborted: int = 0  # requests that ended before their text did
-    steps: int = 0  # calls of the drafter
-    tokens_read: int = 0  # into automata: of a text that siblings draft from as well, twice
-    draft_tokens: int = 0
-    drafts_by_rule: int = 0  # compared with brute force; no match drafts nothing, which counts
-    drafts_as_copies: int = 0  # other sources were on, and they go on as some known text does
-
-    def add(self, other: Totals) -> None:
-        """Count what others have gone through as well."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+# What drafters have gone through.
+TOTALS = (
+    "drafters",
+    "requests",
+    "ids_used_again",  # requests with the id of one that has ended
+    "aborted",  # requests that ended before their text did
+    "steps",  # calls of the drafter
+    "tokens_read",  # into automata: of a text that siblings draft from as well, twice
+    "draft_tokens",
+    "drafts_by_rule",  # compared with brute force; no match drafts nothing, which counts
+    "drafts_as_copies",  # other sources were on, and they go on as some known text does
+)
 
 
 class OwnText:
@@ -166,7 +161,7 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self.totals = Totals(drafters=1)
+        self.totals = Counter(drafters=1)
 
     def _sources(self, folder: Path) -> dict[str, Any]:
         """Any of the other sources; the corpus is written, its text known to `_pairs`."""
@@ -208,9 +203,9 @@ class Fuzz:
         assert counters.live_requests == 0, counters
         assert counters.bytes == 0 or texts, counters
         assert counters.sources.get("history_failures", 0) == 0, counters
-        self.totals.steps = counters.steps
-        self.totals.tokens_read = counters.catch_up_tokens
-        self.totals.draft_tokens = counters.drafted_tokens
+        self.totals["steps"] = counters.steps
+        self.totals["tokens_read"] = counters.catch_up_tokens
+        self.totals["draft_tokens"] = counters.drafted_tokens
 
     def _end_step(self) -> None:
         self._drafter.end_step()
@@ -222,14 +217,14 @@ class Fuzz:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
                 name = self._retired.pop()  # an id used again, for another text
-                self.totals.ids_used_again += 1
+                self.totals["ids_used_again"] += 1
             else:
                 self._made += 1
                 name = f"request-{self._made}"
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            self.totals.requests += 1
+            self.totals["requests"] += 1
             if self._rng.random() < 0.9:  # nobody says who the others are
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
@@ -272,7 +267,7 @@ class Fuzz:
             last = own.tokens[-1]
             pairs = itertools.pairwise(draft)
             if (last, draft[0]) in self._pairs or self._pairs.issuperset(pairs):
-                self.totals.drafts_as_copies += 1
+                self.totals["drafts_as_copies"] += 1
                 return
         if self._adaptive and draft:
             allowed = {tokens[: len(draft)] for tokens in allowed}
@@ -280,7 +275,7 @@ class Fuzz:
             f"{request.name}: {own.tokens[-200:]} (of {len(own.tokens)}) allows {allowed}; "
             f"drafted {draft}"
         )
-        self.totals.drafts_by_rule += 1
+        self.totals["drafts_by_rule"] += 1
 
     def _leave(self) -> None:
         """Some requests end; others are aborted before their text does."""
@@ -295,7 +290,7 @@ class Fuzz:
 
     def _finish(self, requests: list[Request]) -> None:
         self._drafter.finish([request.name for request in requests])
-        self.totals.aborted += sum(request.known < self._longest for request in requests)
+        self.totals["aborted"] += sum(request.known < self._longest for request in requests)
 
 
 def main() -> None:
@@ -305,9 +300,9 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0, help="of the first drafter")
     arguments = options.parse_args()
     until = time.monotonic() + arguments.seconds
-    totals = Totals()
+    totals = Counter(dict.fromkeys(TOTALS, 0))
     while time.monotonic() < until:
-        seed = arguments.seed + totals.drafters
+        seed = arguments.seed + totals["drafters"]
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fuzz = Fuzz(np.random.default_rng(seed), Path(folder))
@@ -315,16 +310,16 @@ def main() -> None:
             except Exception as error:
                 print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
                 raise SystemExit(1) from error
-        totals.add(fuzz.totals)
+        totals.update(fuzz.totals)
     record = {
         "machine": machine("numpy", "numba"),
         "setting": {"seconds": arguments.seconds, "seed": arguments.seed},
-        "totals": asdict(totals),
+        "totals": totals,
         "failures": 0,  # a run with one has ended above
     }
     write_record(record, arguments.output)
-    drafts = totals.drafts_by_rule + totals.drafts_as_copies
-    print(f"{totals.drafters} drafters, {drafts} drafts, all as they should be")
+    drafts = totals["drafts_by_rule"] + totals["drafts_as_copies"]
+    print(f"{totals['drafters']} drafters, {drafts} drafts, all as they should be")
 
 
 if __name__ == "__main__":

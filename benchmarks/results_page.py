@@ -8,20 +8,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import rollout, routing
+from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from recipes.dapo_qwen3 import published_setups
 from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import FAIR, SIDES_PICTURE, UNFAIR, load_recorded
 from sam_rollout.report.recorded import tables as tables_of
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "results.md"
 
 INTRODUCTION = """# Results
@@ -43,13 +40,29 @@ test composes the experiments and compares."""
 
 
 def _load(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return read_record(RESULTS / f"{name}.json")
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = [head, ["---"] * len(head), *map(list, rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _pivot(
+    rows: Iterable[dict[str, Any]], tops: Sequence[str], cell: Callable[[dict], str],
+    title: Callable[..., str],
+) -> str:  # fmt: skip
+    """A row for each drafter, a column for each of `tops`; empty where nothing is known."""
+    cells = {(row["side"], *(row[top] for top in tops)): cell(row) for row in rows}
+    columns = list(dict.fromkeys(key[1:] for key in cells))
+    return _table(
+        ["drafter", *(title(*column) for column in columns)],
+        [
+            [name, *(cells.get((name, *column), "") for column in columns)]
+            for name in dict.fromkeys(key[0] for key in cells)
+        ],
+    )
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -183,7 +196,12 @@ def drafter_section() -> str:
         "and prose are Python's standard library and manual; traces are rollouts of the tiny model "
         "(`benchmarks/record_traces.py`). In groups, second epochs and traces, siblings are "
         "generated together.",
-        _drafter_acceptance(record["acceptance"]),
+        _pivot(
+            record["acceptance"],
+            ("data", "k"),
+            lambda row: f"{row['mean_acceptance_length']:.3f}",
+            lambda data, k: f"{data}, k = {k}",
+        ),
         "One call as vLLM makes it, k = 3, two new tokens a row and call, the sides taking turns "
         "in blocks of ten calls; us, median and quartiles, then the first call of a block, which "
         "finds the caches full of the others' data.",
@@ -202,37 +220,16 @@ def drafter_section() -> str:
         ),
         "![acceptance against context length and against k](../benchmarks/results/drafter.png)",
         "The right panel in figures, some of the CoT texts, by draft tokens a step:",
-        _drafter_sweep(record["sweep"]),
+        _pivot(
+            record["sweep"],
+            ("k",),
+            lambda row: f"{row['mean_acceptance_length']:.2f}",
+            str,
+        ),
     ]
     if held_out := record.get("held_out_seed"):
         parts.append(_drafter_held_out(held_out, record))
     return _section("The drafter alone", "python -m benchmarks.bench_drafter", record, *parts)
-
-
-def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
-    """A row a side, a column a set of texts and k."""
-    columns = list(dict.fromkeys((row["data"], row["k"]) for row in rows))
-    length = {
-        (row["side"], row["data"], row["k"]): f"{row['mean_acceptance_length']:.3f}" for row in rows
-    }
-    sides = dict.fromkeys(row["side"] for row in rows)
-    return _table(
-        ["drafter", *(f"{data}, k = {k}" for data, k in columns)],
-        [[side, *(length.get((side, *column), "") for column in columns)] for side in sides],
-    )
-
-
-def _drafter_sweep(rows: list[dict[str, Any]]) -> str:
-    """A row a side, a column a k."""
-    ks = sorted({row["k"] for row in rows})
-    length = {(row["side"], row["k"]): f"{row['mean_acceptance_length']:.2f}" for row in rows}
-    return _table(
-        ["drafter", *map(str, ks)],
-        [
-            [side, *(length[side, k] for k in ks)]
-            for side in dict.fromkeys(row["side"] for row in rows)
-        ],
-    )
 
 
 def _drafter_held_out(held_out: dict[str, Any], record: dict[str, Any]) -> str:
@@ -572,21 +569,14 @@ def _telemetry_in_run(run: dict[str, Any], goal: float) -> list[str]:
         "the processor's caches. By its mean recording, in both processes together, stays "
         f"under {goal:.1%} of any step longer than {1e-3 * run['telemetry_us'] / goal:.1f} ms:"
     )
-    columns = [
-        "engine steps",
-        "step, us (median)",
-        "recording, us (median)",
-        "(mean)",
-        "share of all steps' time",
-    ]
-    row = [
-        f"{run['steps']:,}",
-        f"{run['median_step_us']:,.0f}",
-        f"{run['median_telemetry_us']:.1f}",
-        f"{run['telemetry_us']:.1f}",
-        f"{run['share']:.2%}",
-    ]
-    return [text, _table(columns, [row])]
+    row = {
+        "engine steps": f"{run['steps']:,}",
+        "step, us (median)": f"{run['median_step_us']:,.0f}",
+        "recording, us (median)": f"{run['median_telemetry_us']:.1f}",
+        "(mean)": f"{run['telemetry_us']:.1f}",
+        "share of all steps' time": f"{run['share']:.2%}",
+    }
+    return [text, _table(row, [row.values()])]
 
 
 def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list[str]:
@@ -601,23 +591,15 @@ def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list
         "Once a training step its trainer collects the records, writes them, makes metrics of them "
         f"and draws the rollout, altogether {kept} {goal:.1%} of the steps' time:"
     )
-    columns = [
-        "training steps",
-        "step, s (median)",
-        "collecting, ms (median)",
-        "drawing, ms (median)",
-        "share of all steps' time",
-        "largest of a step",
-    ]
-    row = [
-        str(trainer["steps"]),
-        f"{trainer['median_step_s']:.1f}",
-        f"{trainer['median_collect_ms']:.0f}",
-        f"{trainer['median_curve_ms']:.0f}",
-        f"{trainer['share']:.2%}",
-        f"{trainer['largest_share']:.2%}",
-    ]
-    return [text, _table(columns, [row])]
+    row = {
+        "training steps": str(trainer["steps"]),
+        "step, s (median)": f"{trainer['median_step_s']:.1f}",
+        "collecting, ms (median)": f"{trainer['median_collect_ms']:.0f}",
+        "drawing, ms (median)": f"{trainer['median_curve_ms']:.0f}",
+        "share of all steps' time": f"{trainer['share']:.2%}",
+        "largest of a step": f"{trainer['largest_share']:.2%}",
+    }
+    return [text, _table(row, [row.values()])]
 
 
 def routing_section() -> str:
