@@ -28,6 +28,7 @@ from benchmarks.measuring import (
     read_record,
     requests_of,
     turns,
+    vllm_requests,
     write_record,
 )
 from sam_rollout.bench.machine import machine
@@ -128,18 +129,10 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
     The engine runs in this process and in one thread: on an idle machine that is the time on the
     clock, on a shared one it leaves out when others had the core. Gates go by the clock as ever.
     """
-    from vllm import SamplingParams, TokensPrompt
-
     requests = requests_of(prompts, SIBLINGS, number)
-    texts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
-    sampling = [
-        SamplingParams(
-            max_tokens=MAX_TOKENS, temperature=temperature, extra_args=identity.to_extra_args()
-        )
-        for _, identity in requests
-    ]
+    given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=temperature)
     started = time.process_time()
-    outputs = engine.generate(texts, sampling, use_tqdm=False)
+    outputs = engine.generate(*given, use_tqdm=False)
     seconds = time.process_time() - started
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 

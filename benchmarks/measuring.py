@@ -74,3 +74,14 @@ def requests_of(
         for ids in prompts
         for sibling in range(siblings)
     ]
+
+
+def vllm_requests(
+    requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
+) -> tuple[list[Any], list[Any]]:
+    """The same as prompts and `SamplingParams` of vLLM; `sampling` are arguments of the latter."""
+    from vllm import SamplingParams, TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
+    identities = (identity.to_extra_args() for _, identity in requests)
+    return prompts, [SamplingParams(extra_args=extra, **sampling) for extra in identities]

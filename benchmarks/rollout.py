@@ -22,6 +22,7 @@ from benchmarks.measuring import (
     quartiles,
     requests_of,
     turns,
+    vllm_requests,
     write_record,
 )
 from sam_rollout.bench.machine import machine
@@ -103,20 +104,9 @@ class Side:
         self, requests: list[tuple[list[int], Any]], replica: int = 0
     ) -> tuple[Any, list[list[int]]]:
         """Generate the responses of (prompt, identity); returns engine steps and responses."""
-        from vllm import SamplingParams, TokensPrompt
-
-        sampling = [
-            SamplingParams(
-                max_tokens=MAX_TOKENS,
-                temperature=1.0,
-                logprobs=0,
-                extra_args=identity.to_extra_args(),
-            )
-            for _, identity in requests
-        ]
-        prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
+        given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
         self._recorder.work_arrived()
-        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = self.engine.generate(*given, use_tqdm=False)
         drained = self.engine.collective_rpc("sam_drain")[0]
         steps = self._recorder.drain(
             step=0,

@@ -32,7 +32,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.measuring import MODEL, load_prompts, read_record, requests_of, write_record
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    read_record,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
 from sam_rollout.bench.machine import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.simulation.costs import CostRow, CostTable
@@ -128,27 +135,17 @@ class Engine:
         endless: bool = False,
     ) -> tuple[list[dict[str, Any]], pa.Table, float]:
         """Sample a rollout: texts, engine steps, wall time in seconds."""
-        from vllm import SamplingParams, TokensPrompt
-
         self._llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = max_num_seqs
         if self._k:
             self._llm.collective_rpc(_set_gate, args=(threshold,))
         asked = requests_of(prompts, siblings, step)
-        sampling = [
-            SamplingParams(
-                max_tokens=tokens,
-                temperature=1.0,
-                logprobs=0,
-                ignore_eos=endless,
-                extra_args=identity.to_extra_args(),
-            )
-            for _, identity in asked
-        ]
-        requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in asked]
+        given = vllm_requests(
+            asked, max_tokens=tokens, temperature=1.0, logprobs=0, ignore_eos=endless
+        )
         self._recorder.work_arrived()
         self._cpu.times = [time.process_time()]
         started = time.perf_counter()
-        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        outputs = self._llm.generate(*given, use_tqdm=False)
         wall_s = time.perf_counter() - started
         drained = self._llm.collective_rpc("sam_drain")[0]
         notes = drained["steps"] if drained else None

@@ -13,7 +13,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.measuring import MODEL, load_prompts, parser, requests_of, write_record
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    parser,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
 from recipes.dapo_qwen3.evaluate import distance_of_draw, first_difference, uniform_of
 from sam_rollout.bench.machine import machine
@@ -39,19 +46,13 @@ def settings(dtype: str) -> dict[str, Any]:
 
 def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
-    from vllm import SamplingParams, TokensPrompt
-
     from sam_rollout.config import RolloutSamplerConfig
 
-    prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests]
-    sampling = [
-        SamplingParams(max_tokens=MAX_TOKENS, extra_args=identity.to_extra_args())
-        for _, identity in requests
-    ]
+    given = vllm_requests(requests, max_tokens=MAX_TOKENS)
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
     with offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine:
-        outputs = engine.generate(prompts, sampling)
+        outputs = engine.generate(*given)
         drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
     return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}

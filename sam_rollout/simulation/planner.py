@@ -17,10 +17,11 @@ import numpy as np
 import yaml
 
 from sam_rollout.config import SamConfig
+from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable, CostTableError
-from sam_rollout.simulation.policies import budget_of
+from sam_rollout.simulation.policies import gate_budget
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
 from sam_rollout.simulation.workload import Workload, WorkloadError
 from sam_rollout.statistics import percentiles
@@ -193,7 +194,7 @@ class Planner:
     def _seconds(self, round_: Round, candidate: Candidate | None, seed: int = 0) -> float:
         setting = Setting()
         if candidate is not None:
-            setting = Setting(budget_of(SamConfig.from_mapping(candidate.options())))
+            setting = Setting(gate_budget(ThresholdGate(candidate.threshold, candidate.k)))
             if candidate.siblings:
                 chances = self._siblings_chances(candidate.k)
                 setting = dataclasses.replace(setting, acceptance=chances)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_rollout.config import SamConfig
-from sam_rollout.gating import Gate, fixed_gate
+from sam_rollout.gating import Gate
 from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
@@ -17,12 +15,8 @@ from sam_rollout.simulation.costs import StepCosts
 IntArray = npt.NDArray[np.int64]
 
 
-class DraftBudget(Protocol):
-    """How many drafts each request may verify in a step."""
-
-    def __call__(self, running: int, context: float) -> int:
-        """Drafts a request, 0 to shut the gate, by running requests and their mean context."""
-        ...
+# (running requests, their mean context) -> drafts a request, 0 to shut the gate.
+DraftBudget = Callable[[int, float], int]
 
 
 def gate_budget(gate: Gate) -> DraftBudget:
@@ -68,22 +62,6 @@ class MeasuredBudget:
 def no_drafts(running: int, context: float) -> int:
     """The baseline: as `DraftBudget`."""
     return 0
-
-
-def budget_of(sam: SamConfig) -> DraftBudget:
-    """What a configuration drafts.
-
-    Raises:
-        ValueError: its gate decides by step times and acceptance, which are no part of it.
-    """
-    if sam.gate.kind == "auto":
-        raise ValueError(
-            "sam.gate.kind = 'auto' decides by what it measures and cannot be simulated from a "
-            "configuration alone: MeasuredBudget takes step costs and chances"
-        )
-    if not sam.enabled:
-        return no_drafts
-    return gate_budget(fixed_gate(sam.gate, sam.max_draft_tokens))
 
 
 def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntArray:

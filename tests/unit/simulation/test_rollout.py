@@ -3,12 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.policies import MeasuredBudget, budget_of, gate_budget, place, tabulate
+from sam_rollout.simulation.policies import MeasuredBudget, gate_budget, place
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
@@ -147,19 +146,6 @@ def test_the_measuring_gate_looks_at_the_context():
     costs = StepCosts(np.ones(1), contexts, np.array([[[0.1, 0.2]], [[0.1, 0.5]]]))
     gate = MeasuredBudget(costs, [Acceptance(np.array([0.0, 20.0]), np.array([[0.0], [0.9]]))])
     assert [gate(1, context) for context in (10.0, 100.0, 9_000.0)] == [0, 1, 0]
-
-
-def test_budgets_follow_the_configuration():
-    sam = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
-    assert tabulate(budget_of(sam), 3, [0.0]).ravel().tolist() == [0, 5, 5, 0]
-    assert tabulate(budget_of(SamConfig(enabled=False)), 3, [0.0]).max() == 0
-    assert tabulate(budget_of(SamConfig(gate=GateConfig(kind="closed"))), 3, [0.0]).max() == 0
-    schedule = SamConfig(
-        max_draft_tokens=5, gate=GateConfig(kind="schedule", schedule={"1": 4, "2": 2})
-    )
-    assert tabulate(budget_of(schedule), 3, [0.0]).ravel().tolist() == [0, 4, 2, 0]
-    with pytest.raises(ValueError, match="cannot be simulated"):
-        budget_of(SamConfig(gate=GateConfig(kind="auto")))
 
 
 def test_what_cannot_be_simulated_is_said(make_round, flat_costs, always_right):
