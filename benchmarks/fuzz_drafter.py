@@ -35,7 +35,7 @@ from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
 from sam_rollout.bench.machine import machine
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting import SamDrafter, make_static_sources
+from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
 MAX_ROWS = 6
@@ -155,9 +155,7 @@ class Fuzz:
             }
         )
         self._of_run = config.sources.siblings.scope == "run"
-        static = make_static_sources(config, MAX_ROWS, self._longest)
-        self._waiting = [source for source in static if hasattr(source, "wait")]
-        self._drafter = SamDrafter(config, MAX_ROWS, self._longest, static)
+        self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
@@ -198,20 +196,20 @@ class Fuzz:
                 self._end_step()
         self._finish(self._live)
         self._end_step()
-        counters = self._drafter.snapshot()
-        texts = counters.sources.get("siblings_groups", 0) if self._of_run else 0
-        assert counters.live_requests == 0, counters
-        assert counters.bytes == 0 or texts, counters
-        assert counters.sources.get("history_failures", 0) == 0, counters
-        self.totals["steps"] = counters.steps
-        self.totals["tokens_read"] = counters.catch_up_tokens
-        self.totals["draft_tokens"] = counters.drafted_tokens
+        usage, counters = self._drafter.usage(), self._drafter.counters()
+        levels = self._drafter.levels()
+        texts = levels.get("draft/siblings_groups", 0) if self._of_run else 0
+        assert usage.live_requests == 0, levels
+        assert usage.bytes == 0 or texts, levels
+        assert counters.get("draft/history_failures", 0) == 0, counters
+        self.totals["steps"] = counters["draft/drafter_steps"]
+        self.totals["tokens_read"] = counters["draft/catch_up_tokens"]
+        self.totals["draft_tokens"] = counters["draft/proposed_tokens"]
 
     def _end_step(self) -> None:
         self._drafter.end_step()
         self._train_step += 1
-        for source in self._waiting:
-            source.wait()
+        self._drafter.wait()
 
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:

@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,26 +78,30 @@ class GateWorkerExtension(SamWorkerExtension):
                 max_draft_tokens=K,
             )
             self._gates[name] = TimedGate(gate)
-        self.model_runner.drafter.gate = self._gates[name]
+        self.model_runner.drafter.session.gate = self._gates[name]
 
     def gate_report(self) -> dict[str, Any]:
         """Counters of the gate in charge, and the median time of its decisions since last asked."""
-        return self.model_runner.drafter.gate.report()
+        return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
         """Make every draft as long as allowed, and wrong; or leave them as they are."""
-        drafter = self.model_runner.drafter.drafter
-        step = type(drafter).step
+        drafter = self.model_runner.drafter.session.drafter
+        draft = type(drafter).draft
 
-        def wrong(ids, token_ids, num_tokens, eligible, budget, *, gate_open):
-            batch = step(drafter, ids, token_ids, num_tokens, eligible, budget, gate_open=gate_open)
-            batch.tokens[:] = 0  # the padding token, which is never sampled
-            batch.counts[:] = eligible * budget
+        def wrong(token_ids, num_tokens, eligible, max_tokens, *, gate_open):
+            batch = draft(drafter, token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+            if gate_open:
+                rows = len(num_tokens)
+                batch.tokens[:rows] = 0  # the padding token, which is never sampled
+                batch.counts[:rows] = eligible * max_tokens
+                batch.source[:rows], batch.length[:rows] = 0, num_tokens
+                batch.pending = True
             return batch
 
-        drafter.__dict__.pop("step", None)
+        drafter.__dict__.pop("draft", None)
         if spoil:
-            drafter.step = wrong
+            drafter.draft = wrong
 
 
 class TimedGate:
@@ -105,6 +110,7 @@ class TimedGate:
     def __init__(self, gate: Any) -> None:
         self._gate = gate
         self._us: list[float] = []
+        self._counters: Counter[str] = Counter()
 
     def next_budget(self, step: Any, *, whole: bool = False) -> int:
         """As `GuardedGate`."""
@@ -113,14 +119,15 @@ class TimedGate:
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
 
-    def counters(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         """As `GuardedGate`."""
-        return self._gate.counters()
+        return self._gate.drain()
 
     def report(self) -> dict[str, Any]:
         """See `GateWorkerExtension.gate_report`."""
         us, self._us = statistics.median(self._us), []
-        return {"decision_us": us, "counters": self._gate.counters()}
+        self._counters.update(self._gate.drain())
+        return {"decision_us": us, "counters": dict(self._counters)}
 
 
 def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:

@@ -112,9 +112,9 @@ class Side:
             step=0,
             split="train",
             replica=replica,
-            drafter_steps=drained["steps"] if drained else None,
+            session_steps=drained["steps"] if drained else None,
         )
-        return steps.to_table(), [list(output.outputs[0].token_ids) for output in outputs]
+        return steps, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:

@@ -82,11 +82,10 @@ def _engine(k: int) -> Any:
     )
 
 
-def _set_gate(worker: Any, threshold: int) -> None:
+def _set_gate(worker: Any, threshold: int, k: int) -> None:
     from sam_rollout.gating import GuardedGate, ThresholdGate
 
-    drafter = worker.model_runner.drafter
-    drafter.gate = GuardedGate(ThresholdGate(threshold, drafter.config.max_draft_tokens))
+    worker.model_runner.drafter.session.gate = GuardedGate(ThresholdGate(threshold, k))
 
 
 class _CpuClock:
@@ -137,7 +136,7 @@ class Engine:
         """Sample a rollout: texts, engine steps, wall time in seconds."""
         self._llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = max_num_seqs
         if self._k:
-            self._llm.collective_rpc(_set_gate, args=(threshold,))
+            self._llm.collective_rpc(_set_gate, args=(threshold, self._k))
         asked = requests_of(prompts, siblings, step)
         given = vllm_requests(
             asked, max_tokens=tokens, temperature=1.0, logprobs=0, ignore_eos=endless
@@ -149,7 +148,7 @@ class Engine:
         wall_s = time.perf_counter() - started
         drained = self._llm.collective_rpc("sam_drain")[0]
         notes = drained["steps"] if drained else None
-        steps = self._recorder.drain(step=step, split="train", replica=0, drafter_steps=notes)
+        steps = self._recorder.drain(step=step, split="train", replica=0, session_steps=notes)
         texts = [
             {
                 "group": str(number // siblings),
@@ -160,7 +159,7 @@ class Engine:
             }
             for number, output in enumerate(outputs)
         ]
-        return texts, self._cpu.durations(steps.to_table()), wall_s
+        return texts, self._cpu.durations(steps), wall_s
 
 
 class Calibration:

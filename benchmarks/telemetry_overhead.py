@@ -69,32 +69,28 @@ def in_trainer(folder: Path) -> dict[str, float] | None:
 
 def alone(rows: int) -> dict[str, float]:
     """Median microseconds of a step in which every request verifies drafts, and of one without."""
-    from sam_rollout.integrations.vllm.ledger import RequestLedger
-    from sam_rollout.integrations.vllm.step_log import StepLog
     from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+    from sam_rollout.session.ledger import RequestLedger
+    from sam_rollout.session.step_log import StepLog
+    from sam_rollout.verified import Verified
 
     names = [f"r{row}" for row in range(rows)]
-    ledger, log, recorder = RequestLedger(rows), StepLog(["own"]), EngineStepRecorder()
+    ledger, log = RequestLedger(rows, DRAFT_TOKENS, 1), StepLog(DRAFT_TOKENS, ["own"])
+    recorder = EngineStepRecorder()
     ledger.follow(names, live=set(names))
-    sampled = np.full(rows, 2, np.int32)
+    ones = np.ones(rows, np.int32)
+    verified = Verified(2 * ones, DRAFT_TOKENS * ones, ones, 0 * ones, 0 * ones)
     num_tokens = np.full(rows, 5000, np.int32)
-    counts = np.full(rows, DRAFT_TOKENS, np.int32)
-    offered = sampled > 0
-    totals = np.zeros((1, 2), np.int64)
+    decoding = verified.sampled > 0
     stats = _statistics(rows)
     drafting, closed, front = [], [], []
-    for _ in range(ALONE_STEPS):
-        started_ns = time.perf_counter_ns()
-        padding = ledger.observe(sampled, num_tokens)
-        ledger.expect(counts, 0, offered)
-        log.add(started_ns, started_ns, True, DRAFT_TOKENS, padding, totals, 0.0)
-        drafting.append(time.perf_counter_ns() - started_ns)
-    for _ in range(ALONE_STEPS):
-        started_ns = time.perf_counter_ns()
-        padding = ledger.observe(sampled, num_tokens)
-        ledger.expect_nothing()
-        log.add(started_ns, started_ns, False, 0, padding, totals, 0.0)
-        closed.append(time.perf_counter_ns() - started_ns)
+    for times, is_open in ((drafting, True), (closed, False)):
+        for _ in range(ALONE_STEPS):
+            started_ns = time.perf_counter_ns()
+            ledger.book(verified, num_tokens, drafted=is_open)
+            ledger.offer(decoding if is_open else None)
+            log.add(started_ns, started_ns, is_open, DRAFT_TOKENS, ledger.step, 0.0)
+            times.append(time.perf_counter_ns() - started_ns)
     for _ in range(ALONE_STEPS):
         started_ns = time.perf_counter_ns()
         recorder.record(*stats)

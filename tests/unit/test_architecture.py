@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "gating": {"config"},
     "verification": set(),
     "telemetry": {"statistics"},
-    "report": {"statistics", "telemetry"},
+    "report": {"sources", "statistics", "telemetry"},
     "dashboard": {"telemetry"},
     "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
