@@ -18,8 +18,6 @@ MAX_LEAP = 256  # steps taken at once at most: contexts, and with them costs and
 # Columns of the sums that a run returns.
 TIME, TAIL_TIME, STEPS, VERIFY_STEPS, ROW_STEPS, DRAFTED, ACCEPTED = range(7)
 SUMS = 7
-# Columns of the log: one row whenever the number of running requests or the gate changes.
-LOG_TIME, LOG_RUNNING, LOG_OPEN = range(3)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,12 +127,13 @@ def run_engine(
         seed: of the draws.
 
     Returns:
-        sums float64[SUMS], ends float64[n], log float64[rows, 3].
+        sums float64[SUMS], ends float64[n], log float64[rows, 2]:
+        time and number of running requests, whenever that changes.
     """
     n = len(length)
     sums = np.zeros(SUMS)
     ends = np.zeros(n)
-    log = np.empty((4 * n + 64, 3))
+    log = np.empty((2 * n + 2, 2))  # a request begins and ends once
     logged = 0
     run = np.empty(max_num_seqs, np.int64)
     done = np.zeros(n, np.int64)
@@ -142,7 +141,6 @@ def run_engine(
     arrived, running = 0, 0
     text = 0  # known tokens of all running requests
     time = 0.0
-    last_running, last_open = -1, -1
     while True:
         joined = 0
         while arrived < n and running < max_num_seqs:
@@ -162,13 +160,9 @@ def run_engine(
             if running < was:
                 continue  # responses of one token: others may join
         k = budget[min(running, top), _bin(text / running, budget_edges)]
-        is_open = 1 if k > 0 else 0
-        if (running != last_running or is_open != last_open) and logged < len(log):
-            log[logged, LOG_TIME] = time
-            log[logged, LOG_RUNNING] = running
-            log[logged, LOG_OPEN] = is_open
+        if logged == 0 or running != log[logged - 1, 1]:
+            log[logged, 0], log[logged, 1] = time, running
             logged += 1
-            last_running, last_open = running, is_open
         tail = running <= tail_threshold and arrived == n
         if k > 0:
             leap = 1
@@ -205,9 +199,5 @@ def run_engine(
         if tail:
             sums[TAIL_TIME] += spent
         running, text = _finish(run, running, text, prompt, length, done, ends, time)
-    if logged < len(log):
-        log[logged, LOG_TIME] = time
-        log[logged, LOG_RUNNING] = 0
-        log[logged, LOG_OPEN] = 0
-        logged += 1
-    return sums, ends, log[:logged]
+    log[logged, 0], log[logged, 1] = time, 0
+    return sums, ends, log[: logged + 1]

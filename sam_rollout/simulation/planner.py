@@ -10,6 +10,7 @@ drawn anew, which flatters it a little where candidates are close.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,6 @@ import yaml
 from sam_rollout.config import SamConfig
 from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import LeastLoaded
-from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import gate_budget
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
@@ -152,7 +152,10 @@ class Planner:
             )
         self._workload, self._fleet = workload, fleet
         self._costs = table.compile(max(k for k, _ in self.pairs))
-        self._siblings: dict[int, Acceptance] = {}
+        # Every request goes to the least loaded engine.
+        self._siblings_chances = functools.cache(
+            lambda k: workload.siblings_chances(k, fleet.engines, LeastLoaded)
+        )
 
     def plan(
         self, resamples: int = 200, progress: Callable[[int, int], None] | None = None
@@ -200,12 +203,6 @@ class Planner:
                 setting = dataclasses.replace(setting, acceptance=chances)
                 round_ = dataclasses.replace(round_, right=None)
         return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
-
-    def _siblings_chances(self, k: int) -> Acceptance:
-        """Chances with siblings' texts, where every request goes to the least loaded engine."""
-        if k not in self._siblings:
-            self._siblings[k] = self._workload.siblings_chances(k, self._fleet.engines, LeastLoaded)
-        return self._siblings[k]
 
     def _bootstrap(self, best: Candidate, resamples: int, progress: Any, total: int) -> np.ndarray:
         """Gains of the best candidate on prompts drawn with replacement, float64[resamples]."""

@@ -88,7 +88,7 @@ class Outcome:
     Attributes:
         sums: float64[engines, columns of `kernel`].
         ends: float64[n], when each response ended.
-        log: of the slowest engine: time, running requests, gate open; float64[rows, 3].
+        log: of the slowest engine: time, running requests; float64[rows, 2].
         rollout_s: until the last engine has finished, round after round.
         tail_s: of it the long tail of the slowest engine of each round.
     """
@@ -241,7 +241,7 @@ def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray])
     logs = []
     for outcome, turn, start in zip(outcomes, turns, begin, strict=False):
         ends[turn] = outcome.ends + start
-        logs.append(outcome.log + [start, 0.0, 0.0])
+        logs.append(outcome.log + [start, 0.0])
     return Outcome(
         sum(outcome.sums for outcome in outcomes),
         ends,
