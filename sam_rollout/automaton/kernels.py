@@ -28,6 +28,39 @@ copy if they agree over more tokens than the match has, else what follows the ma
 A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
 From a match it goes on the way most texts did.
 
+What the arrays hold of a text with an automaton to itself, once "a b c b a b" is read (the letters
+stand for the tokens 0, 1 and 2, the run is drawn above the links of its states)::
+
+    run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
+    link            0       -2        0       -2        1        2
+
+    state  string  NEXT_TOKEN  LINK  LATEST  FIRST_EDGE
+        0                   a     0       0           c
+        1  a                b     0      5*           -
+        2  ab               c    -2       2           -
+        3  abc              b     0       3           -
+        4  abcb             a    -2       4           -
+        5  abcba            b     1       5           -
+        6  abcbab           -     2       6           -
+
+    clone  string  CLONE_LENGTH  LINK  LATEST  FIRST_EDGE  OLDEST  SECOND
+       -2  b                  1     0       4           -  c to 3  a to 5
+
+    slot of the edge table  SOURCE  TOKEN  TARGET  NEXT_EDGE
+                        89       0      c       3          b
+                       276       0      b      -2          -
+
+    text   LAST 6  LENGTH 6  COPIED 2  AGREED 2
+    match  LENGTH 2  END 2  BRANCHES 1  DISTANCE 4  STATE 2  CONFIRMED 0
+    draft  c b a
+
+State 0 is the empty string, and * the mark that what followed was confirmed: b followed a twice.
+The clone came with the second b, the suffix that "ab" and "abcb" share: the edge of state 0 on b,
+which led to state 2, leads to the clone. Its edge to 3 is copied from state 2, the one to 5 its
+own; it holds both itself. So the edge table has those of state 0 alone: FIRST_EDGE names the
+newest, c, and NEXT_EDGE the one before. The link of prefix 6 is the match: "ab" occurred before,
+up to prefix 2 (LATEST), four tokens back. The draft is what follows there in the run.
+
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
 a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
