@@ -21,6 +21,7 @@ from sam_rollout.doctor import cluster as doctor_cluster
 from sam_rollout.doctor import host, network
 
 pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIB = ROOT / "scripts" / "lib"
 NODE = ROOT / "scripts" / "node.sh"
