@@ -16,28 +16,38 @@ LIBRARY = ROOT / "sam_rollout"
 
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
-    "config": set(),
+    "settings": set(),
+    "metric": set(),
+    "verified": set(),
     "hardware": set(),
     "identity": set(),
     "routing": set(),
     "automaton": set(),
-    "drafting": {"automaton", "config", "identity"},
-    "gating": {"config"},
     "verification": set(),
-    "telemetry": set(),
+    "sources": {"automaton", "identity", "metric", "settings"},
+    "config": {"settings", "sources"},
+    "gating": {"config", "verified"},
+    "drafting": {"automaton", "config", "identity", "sources", "verified"},
+    "telemetry": {"metric", "settings", "sources"},
+    "session": {
+        "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
+    },
     "report": {"telemetry"},
     "dashboard": {"telemetry"},
-    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
-    "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
-    "cli": {
-        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry",
-        "simulation", "integrations",
+    "bench": {
+        "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
+        "verification",
     },
+    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
     "integrations": {
-        "automaton", "config", "drafting", "gating", "hardware", "identity", "routing", "sizing",
+        "config", "gating", "hardware", "identity", "routing", "session", "sizing", "sources",
         "telemetry", "verification",
+    },
+    "cli": {
+        "automaton", "bench", "dashboard", "doctor", "integrations", "report", "simulation",
+        "sources", "telemetry",
     },
 }  # fmt: skip
 # How the drawing of docs/architecture.md groups them.
@@ -46,9 +56,11 @@ GROUPS = {
     "runs": ("integrations",),
     "measures and plans": ("bench", "simulation", "doctor", "sizing"),
     "records and their readers": ("report", "dashboard", "telemetry"),
-    "drafts and verifies": ("gating", "drafting", "verification", "automaton"),
-    "shared": ("config", "routing", "identity", "hardware"),
-}
+    "drafts and verifies": (
+        "session", "gating", "drafting", "sources", "verification", "automaton",
+    ),
+    "shared": ("config", "settings", "metric", "verified", "routing", "identity", "hardware"),
+}  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
 # What makes a package heavy to import. The verification of drafts is torch code by nature, and its
 # measurement compares with the engines' samplers where these are installed.

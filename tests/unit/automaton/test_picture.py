@@ -5,7 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from sam_rollout.automaton import AutomatonPool, kernels
+from sam_rollout.automaton import kernels
+from sam_rollout.automaton.pool import AutomatonPool
 
 TEXT = "abcbab"
 DRAFTED = 3
