@@ -29,8 +29,8 @@ follows the match.
 A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
 From a match it goes on the way most texts did.
 
-What the arrays hold of a text with an automaton to itself, once "a b c b a b" is read (the letters
-stand for the tokens 0, 1 and 2, the run is drawn above the links of its states)::
+An example: the arrays of a text with an automaton to itself, after reading "a b c b a b". Letters
+stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
 
     run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
     link            0       -2        0       -2        1        2
@@ -55,12 +55,13 @@ stand for the tokens 0, 1 and 2, the run is drawn above the links of its states)
     match  LENGTH 2  END 2  BRANCHES 1  DISTANCE 4  STATE 2  CONFIRMED 0
     draft  c b a
 
-State 0 is the empty string, and * the mark that what followed was confirmed: b followed a twice.
-The clone came with the second b, the suffix that "ab" and "abcb" share: the edge of state 0 on b,
-which led to state 2, leads to the clone. Its edge to 3 is copied from state 2, the one to 5 its
-own; it holds both itself. So the edge table has those of state 0 alone: FIRST_EDGE names the
-newest, c, and NEXT_EDGE the one before. The link of prefix 6 is the match: "ab" occurred before,
-up to prefix 2 (LATEST), four tokens back. The draft is what follows there in the run.
+State 0 is the empty string. A * marks a continuation that was confirmed: b followed a twice. The
+clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share,
+and the edge of state 0 on b leads to it now, no longer to state 2. Its edge to 3 was copied from
+state 2, its edge to 5 came with the next token. Both fit into the clone, so the table holds only
+the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. The link of
+prefix 6 is the match: "ab" occurred before and ended at prefix 2 (LATEST), four tokens back. The
+draft copies what follows there in the run.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
