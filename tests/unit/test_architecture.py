@@ -22,17 +22,18 @@ MAY_IMPORT = {
     "hardware": set(),
     "identity": set(),
     "routing": set(),
+    "statistics": set(),
     "automaton": set(),
     "verification": set(),
     "sources": {"automaton", "identity", "metric", "settings"},
     "config": {"settings", "sources"},
     "gating": {"config", "verified"},
     "drafting": {"automaton", "config", "identity", "sources", "verified"},
-    "telemetry": {"metric", "settings", "sources"},
+    "telemetry": {"metric", "settings", "sources", "statistics"},
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },
-    "report": {"telemetry"},
+    "report": {"sources", "statistics", "telemetry"},
     "dashboard": {"telemetry"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
@@ -40,7 +41,7 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
-    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
+    "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
         "config", "gating", "hardware", "identity", "routing", "session", "sizing", "sources",
         "telemetry", "verification",
@@ -59,7 +60,9 @@ GROUPS = {
     "drafts and verifies": (
         "session", "gating", "drafting", "sources", "verification", "automaton",
     ),
-    "shared": ("config", "settings", "metric", "verified", "routing", "identity", "hardware"),
+    "shared": (
+        "config", "settings", "metric", "verified", "routing", "identity", "statistics", "hardware",
+    ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
 # What makes a package heavy to import. The verification of drafts is torch code by nature, and its
