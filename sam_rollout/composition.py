@@ -8,7 +8,7 @@ configuration. Hydra is imported inside functions.
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sam_rollout
 from sam_rollout.settings import unknown
@@ -85,7 +85,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
         device = str(config.hydra.runtime.choices.device)
         # Hydra's own settings hold values that exist in a run only.
         ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        return OmegaConf.to_container(ours, resolve=True), device
+        return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
         missing = getattr(error, "missing_cfg_file", None) or ""
         kind = UnknownExperimentError if missing.startswith("experiment/") else RefusedError

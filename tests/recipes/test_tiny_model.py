@@ -144,6 +144,7 @@ def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
     assert tokenizer.eos_token_id in generation["eos_token_id"]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     model, tokenizer = checkpoint
     problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
@@ -161,6 +162,7 @@ def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     assert (responses == tokenizer.eos_token_id).any(dim=1).sum() >= 15
 
 
+@pytest.mark.slow
 def test_training_changes_the_weights_and_is_repeatable():
     settings = TrainingSettings(steps=3, tokens_per_batch=256, warmup_steps=2)
     tokenizer = build_tokenizer(settings.seed)
