@@ -84,7 +84,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
             config = compose(ROOT, list(overrides), return_hydra_config=True)
         device = str(config.hydra.runtime.choices.device)
         # Hydra's own settings hold values that exist in a run only.
-        ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
         missing = getattr(error, "missing_cfg_file", None) or ""

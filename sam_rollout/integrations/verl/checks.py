@@ -16,7 +16,7 @@ from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
 from sam_rollout.integrations.verl.resume import check_resume
-from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
@@ -72,7 +72,7 @@ def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
         raise ConfigError(
             "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
         ) from error
-    if differences := list(baseline.differences(OmegaConf.to_container(config, resolve=True))):
+    if differences := list(baseline.differences(plain(config))):
         yield (
             f"compare.baseline_run={path} is not the same training but for the drafts: "
             + "; ".join(differences)

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
 
 ACTOR = "actor_rollout_ref.actor"
@@ -135,18 +136,14 @@ def check_layout(config: DictConfig) -> RunLayout:
     Raises:
         ConfigError: Names the field, its value and what is allowed.
     """
-    hardware = HardwareConfig.from_mapping(_plain(config.hardware))
-    shape = ModelShape.from_mapping(_plain(config.model_shape))
+    hardware = HardwareConfig.from_mapping(plain(config.hardware))
+    shape = ModelShape.from_mapping(plain(config.model_shape))
     _raise_broken(_positive(config))
     training = _training_layout(config, shape.layers)
     layout = RunLayout(shape, hardware, training, rollout_layout(config))
     for rules in (_rollout_rules, _training_rules, _batch_rules):
         _raise_broken(rules(config, layout))
     return layout
-
-
-def _plain(node: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(node, resolve=True)
 
 
 def _raise_broken(rules: Iterable[Rule]) -> None:

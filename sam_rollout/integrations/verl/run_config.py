@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.config import RunConfig
 from sam_rollout.sources import NAMES
 
 
@@ -21,7 +22,7 @@ def read_run_config(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     groups = {
-        name: OmegaConf.to_container(config[name], resolve=True)
+        name: plain(config[name])
         for name in RunConfig.groups()
         if name in config
     }
@@ -34,8 +35,15 @@ def read_run_config(config: DictConfig) -> RunConfig:
     )
 
 
-def _with_absolute_paths(sources: SourcesConfig, run_dir: Path) -> SourcesConfig:
+def plain(node: DictConfig) -> dict[str, Any]:
+    """A configuration, or a group of it, as nested dicts with everything resolved."""
+    return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+
+
+def _with_absolute_paths(sources: Any, run_dir: Path) -> Any:
     """Place the enabled sources that have a path; an empty one is a folder in the run folder.
+
+    `sources` is a `SourcesConfig`, whose fields are those of the registry.
 
     Those of others stay as they are, because vLLM compiles anew when its configuration changes.
     """
