@@ -21,11 +21,7 @@ def read_run_config(config: DictConfig) -> RunConfig:
     Raises:
         ConfigError: Names the field, its value and what is allowed.
     """
-    groups = {
-        name: plain(config[name])
-        for name in RunConfig.groups()
-        if name in config
-    }
+    groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
     return replace(
