@@ -49,6 +49,11 @@ def test_an_idle_stretch_has_no_requests():
     assert curve.mean[at(curve, 5.0)] == 0 and not curve.tail[at(curve, 5.0)]
 
 
+def test_rounded_times_of_day_leave_no_pauses():
+    rows = [(round(n * 0.0137, 2), 0.0137, 3) for n in range(1, 401)]
+    assert set(running_curve([steps(0, *rows)], tail_threshold=8).mean) == {3}
+
+
 def test_a_long_rollout_costs_no_more_points():
     count = 20_000
     rows = [(n / 100, 0.01, 1 + (count - n) // 200) for n in range(1, count + 1)]
