@@ -5,7 +5,7 @@ read it. Names of ours are those that sam_rollout.telemetry declares; the others
 version 0.9.1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sam_rollout.telemetry.control import SO_FAR
 from sam_rollout.telemetry.curve import CURVE_NAME
@@ -38,6 +38,11 @@ class Panel:
     def shows(self) -> str:
         """Its metrics in words."""
         return self.picture or self.pattern or ", ".join(self.metrics)
+
+    def of_both_sides(self) -> "Panel":
+        """The panel for charts that have the baseline in them: without its figures beside a run."""
+        own = (name for name in self.metrics if not name.startswith("compare/"))
+        return replace(self, metrics=tuple(own))
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ SECTIONS = (
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
-                reading="Dark: the long tail, where drafts help; light: the rest of the rollout.",
+                reading="Dark: the long tail, where drafts help; light: the rest.",
             ),
             Panel(
                 "Time per token inside the tail", ("sam/tail/time_per_token_ms",), "ms",

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "gating": {"config"},
     "verification": set(),
     "telemetry": set(),
-    "report": {"telemetry"},
+    "report": {"dashboard", "telemetry"},
     "dashboard": {"telemetry"},
     "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
     "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
