@@ -51,11 +51,13 @@ class Side:
         return [name for name in panel.metrics if name in known]
 
     def labels(self, panel: Panel) -> list[tuple[str, str]]:
-        """Those metrics and what each is called in the legend."""
+        """What each of those metrics is called in the legend, and its name."""
         names = self.shown(panel)
-        short = [name.removeprefix("sam/").removeprefix("val-core/") for name in names]
-        labels = [f"{self.name}: {name}" for name in short] if len(names) > 1 else [self.name]
-        return list(zip(labels, names, strict=False))
+        if len(names) == 1:
+            return [(self.name, names[0])]
+        groups = {name.rpartition("/")[0] for name in names}
+        prefix = f"{groups.pop()}/" if len(groups) == 1 else "sam/"
+        return [(f"{self.name}: {name.removeprefix(prefix)}", name) for name in names]
 
     def values(self, name: str) -> pd.DataFrame:
         """A metric, [training steps, runs], without steps that no run knows it of."""

@@ -31,8 +31,10 @@ _STYLE = STYLE | {
     "svg.fonttype": "none",  # texts stay texts
     "svg.hashsalt": "sam_rollout",  # the same chart has the same ids
     "axes.facecolor": "none",
+    "savefig.facecolor": "none",
 }
 _SHOWN_GAINS = ("round", "rollout", "step", "tail", "head")
+_MOST = 300  # %; what is beyond is drawn there
 _QUANTILES = 120  # of a distribution; more cannot be seen
 
 
@@ -71,7 +73,7 @@ def gains(comparison: Comparison) -> Chart:
     """Every gain with its interval."""
     reading = (
         "Right of zero SAM is faster. Hollow: raw; full: at equal tokens. A bar that crosses zero "
-        "is no clear gain."
+        f"is no clear gain. Cut off at {_MOST} %."
     )
     return Chart("Gain, BASE/SAM - 1", reading, as_svg(lambda axis: _gains(axis, comparison)))
 
@@ -86,11 +88,12 @@ def _gains(axis: Axes, comparison: Comparison) -> None:
                 continue
             faster = gain.speed_up_minus_one
             tip = f"tip:{row.title}: {faster.value:+.1%}{interval(faster, 100)}"
-            ends = (100 * faster.low, 100 * faster.high) if faster.low is not None else ()
-            axis.plot(ends, [place + shift] * len(ends), color=MUTED, linewidth=2)
-            axis.plot(
-                100 * faster.value, place + shift, "o", color=INK, markerfacecolor=face, gid=tip
+            at, low, high = (
+                min(100 * (faster.value if end is None else end), _MOST)
+                for end in (faster.value, faster.low, faster.high)
             )
+            axis.plot([low, high], [place + shift] * 2, color=MUTED, linewidth=2)
+            axis.plot(at, place + shift, "o", color=INK, markerfacecolor=face, gid=tip)
     axis.axvline(0, color=MUTED, linewidth=1)
     axis.set_yticks(range(len(rows)), [row.title for row in rows])
     axis.grid(axis="x")

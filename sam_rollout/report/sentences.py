@@ -11,6 +11,8 @@ from sam_rollout.report.statistics import Estimate
 # What is told of the first time that both sides have.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 
+_REASONS = 3  # that are named; the findings have all of them
+
 
 def sentences(comparison: Comparison) -> tuple[str, str]:
     """One about the time, one about the samples; they say so where either is in doubt."""
@@ -20,12 +22,10 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 def _doubt(comparison: Comparison) -> str:
     """How the sentence about the time begins."""
     if comparison.fair is False:
-        kinds = dict.fromkeys(
-            found.name.replace("_", " ")
-            for found in comparison.findings
-            if found.severity == fairness.UNFAIR
-        )
-        return f"Not a fair comparison ({', '.join(kinds)}): with"
+        unfair = (found for found in comparison.findings if found.severity == fairness.UNFAIR)
+        kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in unfair))
+        told = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
+        return f"Not a fair comparison ({told}): with"
     if comparison.fair is None:
         return "Whether this comparison is fair cannot be told: with"
     return f"Fair, but {comparison.caveat}: with" if comparison.caveat else "With"

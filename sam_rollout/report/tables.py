@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from sam_rollout.report.compare import Comparison, Spread
 from sam_rollout.report.control_gains import control_lines
@@ -152,13 +153,13 @@ def print_table(table: Table, console: Console) -> None:
     """Print it, unless it is empty."""
     if not table.rows:
         return
-    rich = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
+    console.print(table.title, style="bold", markup=False, highlight=False)
+    rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(table.head):
-        rich.add_column(column, justify="right" if place else "left", overflow="fold")
+        narrow = column.replace(", ", ",\n") if len(column) > 9 else column
+        rich.add_column(Text(narrow), justify="right" if place else "left", overflow="fold")
     for row in table.rows:
-        rich.add_row(*row)
+        rich.add_row(*map(Text, row))
     console.print(rich)
     if table.note:
         console.print(table.note, style="dim", highlight=False)

@@ -140,7 +140,7 @@ def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _ME
         curve.tail_threshold, color=_THRESHOLD, linestyle="--", linewidth=1,
         label="" if name else f"tail threshold {curve.tail_threshold}",
     )  # fmt: skip
-    axis.set(xlabel="time since the rollout began, s", ylabel="running requests of an engine")
+    axis.set(xlabel="time since the rollout began, s", ylabel="running requests")
 
 
 def draw(curve: RunningCurve, title: str = "") -> np.ndarray:

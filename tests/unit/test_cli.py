@@ -48,7 +48,7 @@ def test_compare_prints_and_writes(pair, tmp_path):
         "compare", base, "--with", sam, "--picture", picture, "--json", figures, "--skip-first", 2
     )
     assert result.exit_code == 0, result.output
-    assert "+9.64%" in result.output and "+8.79%" in result.output
+    assert "+9.6%" in result.output and "+8.8%" in result.output
     assert "skipped at the start: 1, 2" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(figures.read_text())["steps"] == [3, 4, 5, 6]

@@ -135,8 +135,8 @@ def test_a_side_is_drawn_as_the_mean_of_its_runs(axis):
     sides = [Side("off", "red", runs[:1]), Side("on", "blue", runs, steps=[2])]
     drawn = draw(axis, Panel("", ("a/x", "a/y", "a/z"), "s", zero_based=True), sides)
     assert {label: values.to_dict() for label, values in drawn.items()} == {
-        "off: a/x": {1: 1.0, 2: 3.0}, "off: a/y": {1: 5.0, 2: 5.0},
-        "on: a/x": {2: 4.0}, "on: a/y": {2: 5.0},
+        "off: x": {1: 1.0, 2: 3.0}, "off: y": {1: 5.0, 2: 5.0},
+        "on: x": {2: 4.0}, "on: y": {2: 5.0},
     }  # fmt: skip
     assert axis.get_ylim()[0] == 0 and axis.get_ylabel() == "s"
     thick = [line for line in axis.lines if line.get_linewidth() > 1]
