@@ -101,10 +101,11 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
         figure = Figure(figsize=(10, 6.4), layout="constrained")
         figure.get_layout_engine().set(wspace=0.05, hspace=0.06)
         for axis, panel in zip(figure.subplots(2, 3).ravel(), SUMMARY, strict=True):
-            headline, details = heading(comparison, panel)
-            _title(axis, headline, [*details, panel.reading] if panel.stacked else details)
+            _title(axis, *heading(comparison, panel))
             draw(axis, panel.of_both_sides(), both)
             axis.set_ylabel(", ".join(filter(None, (panel.title, panel.unit))))
+            if panel.stacked:
+                axis.set_xlabel(panel.reading)
         handles = [Line2D([], [], color=side.colour, linewidth=3) for side in both]
         figure.legend(handles, comparison.labels, loc="outside upper left", ncols=2)
         if comparison.fair is False:
