@@ -7,116 +7,15 @@ and under the name its user typed.
 """
 
 import dataclasses
-import difflib
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
+
+from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.sources import SOURCES
 
 # More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
 # the verify batch of every step grows with them.
 MAX_DRAFT_TOKENS = 32
-
-
-class ConfigError(ValueError):
-    """A configured value that cannot be run with.
-
-    Attributes:
-        field: full path of the field, such as `sam.gate.threshold`.
-        value: what it was set to.
-        allowed: what it may be, in words.
-    """
-
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field, value, allowed)  # all three, so that it survives pickling
-        self.field, self.value, self.allowed = field, value, allowed
-
-    def __str__(self) -> str:
-        return f"{self.field} = {self.value!r}: {self.allowed}"
-
-
-def setting(default: Any, **limits: Any) -> Any:
-    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings)."""
-    return dataclasses.field(default=default, metadata=limits)
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """What all sections share: checks on construction, and the way from and to plain mappings."""
-
-    PATH: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            allowed = _violation(value, field.type, field.metadata)
-            if allowed:
-                raise ConfigError(f"{self.PATH}.{field.name}", value, allowed)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
-        """Build the section from a plain mapping; absent keys take their defaults.
-
-        Args:
-            mapping: a dict, or what OmegaConf.to_container makes of a config group.
-            path: what errors call this section; by default the name of its Hydra group.
-
-        Raises:
-            ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
-                out of range.
-        """
-        path = cls.PATH if path is None else path
-        if not isinstance(mapping, Mapping):
-            raise ConfigError(path, mapping, "must be a mapping")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        values = {}
-        for key, value in mapping.items():
-            if key not in fields:
-                raise ConfigError(f"{path}.{key}", value, cls._why_unknown(str(key), list(fields)))
-            kind = fields[key].type
-            if isinstance(kind, type) and issubclass(kind, Section):
-                value = kind.from_mapping(value, f"{path}.{key}")
-            values[key] = value
-        try:
-            return cls(**values)
-        except ConfigError as error:
-            field = path + error.field.removeprefix(cls.PATH)
-            raise ConfigError(field, error.value, error.allowed) from None
-
-    @classmethod
-    def _why_unknown(cls, key: str, known: list[str]) -> str:
-        listed = ", ".join(known)
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"unknown key; {hint}known keys: {listed}"
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""
-        return dataclasses.asdict(self)
-
-
-def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
-    """What a value should have been; empty if it is right."""
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
-    if isinstance(value, float) and not math.isfinite(value):  # in no order with any limit
-        return "must be a finite number"
-    if "choices" in limits and value not in limits["choices"]:
-        return "must be one of " + ", ".join(map(repr, limits["choices"]))
-    minimum, maximum = limits.get("minimum"), limits.get("maximum")
-    below = minimum is not None and value < minimum
-    above = maximum is not None and value > maximum
-    if not below and not above:
-        return ""
-    return f"must be at least {minimum}" if maximum is None else f"must be {minimum}..{maximum}"
-
-
-_KIND_NAMES = {
-    bool: "true or false",
-    dict: "a mapping",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,90 +80,18 @@ class GateConfig(Section):
         return self.kind
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnSourceConfig(Section):
-    """Drafts from the request's own text.
-
-    `max_bytes`: memory of all live automata of one engine worker, about 50 bytes per token.
-    """
-
-    PATH: ClassVar[str] = "sam.sources.own"
-
-    enabled: bool = True
-    max_bytes: int = setting(4 << 30, minimum=1 << 20)
-
-
-@dataclasses.dataclass(frozen=True)
-class SiblingsSourceConfig(Section):
-    """Drafts from the other responses to the same prompt in the same training step.
-
-    `scope` `run`: from all responses this engine has sampled, to any prompt in any step.
-    `max_bytes`: memory of all groups of one engine worker, about 50 bytes per response token.
-    `routing`: `spread`, each request where the fewest run; `grouped`, siblings to one replica, but
-    at most `max_siblings_per_replica` (0: no limit), and to none that runs `max_imbalance` requests
-    more than the mean.
-    """
-
-    PATH: ClassVar[str] = "sam.sources.siblings"
-
-    enabled: bool = False
-    scope: str = setting("prompt", choices=("prompt", "run"))
-    max_bytes: int = setting(4 << 30, minimum=1 << 20)
-    routing: str = setting("spread", choices=("spread", "grouped"))
-    max_siblings_per_replica: int = setting(0, minimum=0)
-    max_imbalance: int = setting(16, minimum=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class HistorySourceConfig(Section):
-    """Drafts from responses to the same prompt in earlier training steps.
-
-    `path`: folder of the responses; empty for `sam/history` in the run folder. `max_bytes`: of
-    that folder, 4 bytes per token. `max_memory_bytes`: of one engine worker, about 36 bytes per
-    token of the groups being sampled. `max_responses_per_prompt`: the newest ones are used.
-    """
-
-    PATH: ClassVar[str] = "sam.sources.history"
-
-    enabled: bool = False
-    path: str = ""
-    max_bytes: int = setting(8 << 30, minimum=64 << 20)
-    max_memory_bytes: int = setting(1 << 30, minimum=1 << 20)
-    max_responses_per_prompt: int = setting(16, minimum=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class CorpusSourceConfig(Section):
-    """Drafts from a file made by `sam-rollout corpus build`.
-
-    `l_bias`: a match in the corpus counts if it is longer by more than this than any other
-    (SAM-Decoding, arXiv 2411.10666). `max_bytes`: largest file that is accepted; all engines of a
-    machine share its memory.
-    """
-
-    PATH: ClassVar[str] = "sam.sources.corpus"
-
-    enabled: bool = False
-    path: str = ""
-    l_bias: int = setting(5, minimum=0)
-    max_bytes: int = setting(8 << 30, minimum=1 << 20)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.enabled and not self.path:
-            raise ConfigError(f"{self.PATH}.path", self.path, "must name a corpus file")
-
-
-@dataclasses.dataclass(frozen=True)
-class SourcesConfig(Section):
-    """Where drafts may come from."""
-
-    PATH: ClassVar[str] = "sam.sources"
-
-    own: OwnSourceConfig = OwnSourceConfig()
-    siblings: SiblingsSourceConfig = SiblingsSourceConfig()
-    history: HistorySourceConfig = HistorySourceConfig()
-    corpus: CorpusSourceConfig = CorpusSourceConfig()
+# One section for each registered source, under its name.
+SourcesConfig = dataclasses.make_dataclass(
+    "SourcesConfig",
+    [(entry.name, entry.section, entry.section()) for entry in SOURCES],
+    bases=(Section,),
+    namespace={
+        "__doc__": "Where drafts may come from.",
+        "__module__": __name__,  # or it could not be pickled
+        "PATH": "sam.sources",
+    },
+    frozen=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +113,7 @@ class SamConfig(Section):
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
     gate: GateConfig = GateConfig()
-    sources: SourcesConfig = SourcesConfig()
+    sources: SourcesConfig = SourcesConfig()  # noqa: RUF009  # frozen, like all sections
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,6 +45,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.interface import (
+    COUNT_SHIFT,
+    MATCH_BRANCHES,
+    MATCH_CONFIRMED,
+    MATCH_DISTANCE,
+    MATCH_END,
+    MATCH_LENGTH,
+    MATCH_STATE,
+    MATCH_WIDTH,
+)
 
 # Columns of an automaton's header.
 OPEN = 0  # 1 while in use
@@ -104,7 +114,6 @@ TOKEN = 1
 TARGET = 2
 NEXT_EDGE = 3  # token of the next edge of the same state, NONE after the last
 
-COUNT_SHIFT = 24
 PREFIX_MASK = (1 << COUNT_SHIFT) - 1
 LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
@@ -150,17 +159,6 @@ REASON = 0
 APPENDED = 1
 REBUILDS = 2
 PROGRESS_WIDTH = 3
-
-# Columns of a match, int32[MATCH_WIDTH].
-MATCH_LENGTH = 0
-MATCH_END = 1  # the prefix whose continuation to draft
-MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
-MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
-MATCH_STATE = 4
-# 1 if there is more than one witness: in a text's own automaton, what followed there followed the
-# match twice running; in a shared one, texts were noted to go on from the match more than once.
-MATCH_CONFIRMED = 5
-MATCH_WIDTH = 6
 
 
 def _pointer_to(element):

@@ -8,12 +8,10 @@ import dataclasses
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
 from sam_rollout.automaton.memory import Arena, Int64Array, Rows
-
-Int32Array = npt.NDArray[np.int32]
 
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
@@ -28,9 +26,6 @@ MAX_LINK_UPDATES = 8
 
 # Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.
 _FIRST_DIRECTORY_BLOCKS = 4
-
-# Most tokens of an automaton's texts.
-LARGEST_AUTOMATON = 1 << kernels.COUNT_SHIFT
 
 _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
 
@@ -49,14 +44,6 @@ class _Directories:
 
 
 _NOTHING = np.zeros(0, np.int64)
-
-
-class AutomatonFullError(ValueError):
-    """An automaton can hold no more tokens; `automaton` is its number."""
-
-    def __init__(self, message: str, automaton: int) -> None:
-        super().__init__(message)
-        self.automaton = automaton
 
 
 class AutomatonPool:

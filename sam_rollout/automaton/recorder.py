@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
-from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.interface import Int32Array
 
 # Tokens of the prompt that are kept, so that the first generated ones have something to follow.
 CONTEXT = 8

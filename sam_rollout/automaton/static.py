@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.automaton import static_build
-from sam_rollout.automaton.pool import Int32Array
+from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.automaton.static_build import SEPARATOR
 
 __all__ = ["ARRAYS", "SEPARATOR", "StaticAutomaton", "build", "join"]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.automaton.kernels import _int32_pointer
-from sam_rollout.automaton.pool import Int32Array
 from sam_rollout.automaton.static import (
     CLONE_LENGTH,
     EDGE_START,

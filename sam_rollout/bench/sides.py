@@ -10,19 +10,23 @@ import dataclasses
 import importlib.metadata
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 
-from sam_rollout.automaton.kernels import MATCH_DISTANCE, MATCH_END, MATCH_STATE
+from sam_rollout.automaton.interface import MATCH_DISTANCE, MATCH_END, MATCH_STATE
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.traces import Int32Array, Trace
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting import SamDrafter, make_static_sources
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.session.session import DraftSession
+from sam_rollout.sources import SOURCES
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
@@ -106,86 +110,125 @@ class _Base:
         return None
 
 
+class _OpenGate:
+    """Opens at the word of a replay."""
+
+    is_trial = False
+    k = 0
+
+    def observe(self, step: EngineStep) -> None:
+        """Nothing to learn."""
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        """What was set last."""
+        return self.k
+
+    def drain(self) -> dict[str, float]:
+        """Nothing to tell."""
+        return {}
+
+
 class OwnSession(_Base):
     """Our drafter, configured by a mapping of the group `sam`."""
 
-    drafter_class = SamDrafter
-
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options})
-        static = make_static_sources(config, max_rows, max_length)
-        self._waiting = [source for source in static if hasattr(source, "wait")]
-        self._drafter = self.drafter_class(config, max_rows, max_length, static)
-        self._eligible = np.ones(max_rows, bool)
+        self._k = k
+        self._identities: dict[str, RequestIdentity] = {}
+        self._session = DraftSession(
+            config, self, max_rows=max_rows, max_model_len=max_length, record=False
+        )
+        self._gate = _OpenGate()
+        self._session.gate = GuardedGate(self._gate)
+
+    @property
+    def drafter(self) -> SamDrafter:
+        """The session's; a failure must not pass for a drafter that finds nothing."""
+        if self._session.drafter is None:
+            raise RuntimeError("the drafter failed; the log says why")
+        return self._session.drafter
+
+    @property
+    def live(self) -> Collection[str]:
+        """Requests that have not ended."""
+        return self._identities
+
+    def identity(self, request_id: str) -> RequestIdentity:
+        """A request's group and sibling."""
+        return self._identities[request_id]
+
+    def is_control(self, request_id: str) -> bool:
+        """All are drafted for."""
+        return False
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """The request's group and sibling."""
-        self._drafter.admit(
-            request_id, RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)
-        )
+        identity = RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)
+        self._identities[request_id] = identity
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
         """A step with the gate open."""
-        eligible = self._eligible[: len(request_ids)]
-        batch = self._drafter.step(request_ids, token_ids, lengths, eligible, gate_open=True)
-        self._wait()
-        return batch.to_lists()
+        return self._step(self._k, request_ids, token_ids, lengths, sampled)
 
     def read(self, request_ids, token_ids, lengths, sampled) -> None:
         """A step with the gate closed."""
-        eligible = self._eligible[: len(request_ids)]
-        self._drafter.step(request_ids, token_ids, lengths, eligible, gate_open=False)
-        self._wait()
+        self._step(0, request_ids, token_ids, lengths, sampled)
+
+    def _step(self, k: int, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
+        self._gate.k = k
+        gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
+        batch = self._session.step(request_ids, token_ids, lengths, gained)
+        self.drafter.wait()
+        return batch.to_lists()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As in an engine."""
-        self._drafter.finish(request_ids)
+        """As in an engine: the session notices."""
+        for request_id in request_ids:
+            self._identities.pop(request_id, None)
 
     def end_step(self) -> None:
         """As in an engine."""
-        self._drafter.end_step()
+        self._session.end_step()
 
     def nbytes(self) -> int | None:
         """Bytes of all automata."""
-        return self._drafter.snapshot().bytes
-
-    def _wait(self) -> None:
-        """Let sources finish what they do beside the engine, which is slower than a replay."""
-        for source in self._waiting:
-            source.wait()
+        return self.drafter.usage().bytes
 
 
-class _LatestDrafter(SamDrafter):
-    """Our drafter without votes: from siblings, too, it copies what followed the latest occurrence.
+class _LatestSession(OwnSession):
+    """Siblings without votes: they, too, copy what followed the latest occurrence.
 
     A match without a state is drafted from where it ends, which is where it occurred last. Where
     that is the end of the text itself, because another one began with all of it, the kernel would
     take it for a periodic text and copy the draft: such a row keeps its votes.
     """
 
-    def _draft(self, *args: Any) -> None:
-        for matches in self._matches:
-            is_own_end = (matches[:, MATCH_STATE] == matches[:, MATCH_END]) & (
-                matches[:, MATCH_DISTANCE] == 0
-            )
-            matches[~is_own_end, MATCH_STATE] = 0
-        super()._draft(*args)
-
-
-class _LatestSession(OwnSession):
-    """Siblings without votes."""
-
-    drafter_class = _LatestDrafter
-
-
-class _HistorySession(OwnSession):
-    """Our drafter with a history, kept in a folder that ends with the session."""
-
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
+        super().__init__(options, k, max_rows, max_length)
+        for source in self.drafter.sources:
+            source.match = partial(_match_latest, source.match)
+
+
+def _match_latest(match: Callable[..., None], *texts: Any) -> None:
+    match(*texts)
+    matches = texts[-1]
+    is_own_end = (matches[:, MATCH_STATE] == matches[:, MATCH_END]) & (
+        matches[:, MATCH_DISTANCE] == 0
+    )
+    matches[~is_own_end, MATCH_STATE] = 0
+
+
+class _SourcesSession(OwnSession):
+    """Our drafter with further sources, by their names, in a folder that ends with the session."""
+
+    def __init__(self, names: tuple[str, ...], k: int, max_rows: int, max_length: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        history = {"enabled": True, "path": self._folder.name}
-        sources = {**options.get("sources", {}), "history": history}
-        super().__init__({**options, "sources": sources}, k, max_rows, max_length)
+        sources = {
+            entry.name: {"enabled": True, **entry.benchmark(Path(self._folder.name))}
+            for entry in SOURCES
+            if entry.name in names and entry.benchmark is not None
+        }
+        super().__init__({"sources": sources}, k, max_rows, max_length)
 
 
 class _FirstOccurrence(_Base):
@@ -307,11 +350,14 @@ def all_sides() -> list[Side]:
     return [
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS)),
+        *(
+            Side(f"{OWN} + {entry.name}", partial(_SourcesSession, (entry.name,)))
+            for entry in SOURCES
+            if entry.name != OWN and entry.benchmark is not None
+        ),
         Side(LATEST_SIBLINGS, partial(_LatestSession, _SIBLINGS)),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
-        Side(OWN_HISTORY, partial(_HistorySession, {})),
-        Side(ALL_SOURCES, partial(_HistorySession, _SIBLINGS)),
+        Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),

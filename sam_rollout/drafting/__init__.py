@@ -1,6 +1,1 @@
-"""Where drafts come from and how many tokens they have."""
-
-from sam_rollout.drafting.drafter import DraftBatch, DrafterCounters, SamDrafter
-from sam_rollout.drafting.static_sources import make_static_sources
-
-__all__ = ["DraftBatch", "DrafterCounters", "SamDrafter", "make_static_sources"]
+"""Which source a row drafts from, how many tokens, and what became of them."""

@@ -1,9 +1,9 @@
 """Which source a row drafts from, how many tokens, and what became of them.
 
-Choice: of own text and siblings, the source of whose draft more tokens are expected to be accepted,
-by the chances described below; while nothing is known of either, the longer match. Another source
-needs a match that is longer than all before it, by more than its bias. A tie goes to the source
-named first.
+Choice: of the sources that compete (own text and siblings), the one of whose draft more tokens are
+expected to be accepted, by the chances described below; while nothing is known of them, the longer
+match. Another source needs a match that is longer than all before it, by more than its bias. A tie
+goes to the source named first.
 
 Length, policy `confidence`: a draft goes on while its next token's chance to be accepted is at
 least `sam.min_confidence`. Nothing about a text or a model is built in: chances come from the
@@ -22,14 +22,17 @@ import numpy as np
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
-from sam_rollout.automaton.kernels import (
+from sam_rollout.automaton.interface import (
     MATCH_BRANCHES,
     MATCH_CONFIRMED,
     MATCH_DISTANCE,
     MATCH_LENGTH,
+    Int32Array,
 )
-from sam_rollout.automaton.pool import Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.drafting.in_flight import NO_SOURCE
+from sam_rollout.sources import Source
+from sam_rollout.verified import Verified
 
 # Lowest values of the classes but the first one.
 _LENGTHS = (2, 3, 4, 6, 8, 12, 16, 32)
@@ -48,94 +51,63 @@ _ASSUMED = 4.0
 _CLASS_MEMORY = 1 << 12
 _LENGTH_MEMORY = 1 << 16
 
-_NO_SOURCE = -1
-
-# Columns of `totals`.
-DRAFTED = 0
-ACCEPTED = 1
-
 
 class DraftPolicy:
-    """Chooses sources and lengths, and follows drafts until they are verified.
+    """Chooses sources and lengths, and learns from drafts that were verified.
 
     Args:
         config: validated.
-        biases: of the sources in order of precedence; those of live ones mean nothing.
+        sources: in order of precedence.
         max_rows: most requests in one batch.
-        live: how many sources, the first ones, are live texts.
-
-    Attributes:
-        totals: int64[sources, 2], tokens of verified drafts and how many of them were accepted. A
-            token that the engine drew itself where it had cut a draft short counts as neither.
     """
 
-    def __init__(self, config: SamConfig, biases: list[int], max_rows: int, live: int = 1) -> None:
+    def __init__(self, config: SamConfig, sources: list[Source], max_rows: int) -> None:
         warm_up()
-        sources, positions = len(biases), config.max_draft_tokens
+        count, positions = len(sources), config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
-        self._live = live
-        self._biases = np.array(biases, np.int32)
-        self.totals = np.zeros((sources, 2), np.int64)
+        competes = np.array([source.competes for source in sources], np.int32)
+        self._competes = competes if competes.sum() > 1 else 0 * competes  # one alone need not
+        self._biases = np.array([source.bias for source in sources], np.int32)
         # [class, position]: drafts that got to a position, and those whose token there was accepted
-        self._by_class = np.zeros((2, sources * _CLASSES, positions), np.int32)
-        lengths = sources * (len(_LENGTHS) + 1)
+        self._by_class = np.zeros((2, count * _CLASSES, positions), np.int32)
+        lengths = count * (len(_LENGTHS) + 1)
         self._by_length = np.zeros((2, lengths, positions), np.int32)
-        # Of the drafts in flight, [max_rows].
-        self._source = np.full(max_rows, _NO_SOURCE, np.int32)
-        self._class = np.zeros(max_rows, np.int32)
-        self._length = np.zeros(max_rows, np.int32)  # of the text when the draft was made
+        self._class = np.zeros(max_rows, np.int32)  # of the drafts in flight
         self._accepted = np.zeros(max_rows, np.int32)  # of the request's draft before
-        self._k = np.zeros((sources, max_rows), np.int32)
+        self._k = np.zeros((count, max_rows), np.int32)
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
         known = rows >= 0
-        for column, empty in (
-            (self._source, _NO_SOURCE), (self._class, 0), (self._length, 0), (self._accepted, 0)
-        ):  # fmt: skip
-            moved = np.where(known, column[rows], empty)
-            column.fill(empty)
-            column[: len(rows)] = moved
+        for column in (self._class, self._accepted):
+            column[: len(rows)] = np.where(known, column[rows], 0)
 
-    def observe(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        tokens: Int32Array,
-        counts: Int32Array,
-    ) -> None:
-        """Learn what was accepted of the last drafts.
-
-        Args:
-            token_ids, num_tokens, eligible: the texts as they are now, see `SamDrafter.step`.
-            tokens, counts: int32[B, k], int32[B], those drafts, in today's order of rows.
-        """
-        _observe(
-            token_ids, num_tokens, eligible, tokens, counts, self._source, self._class,
-            self._length, self._accepted, self.totals, self._by_class, self._by_length,
+    def learn(self, verified: Verified) -> None:
+        """Learn what was accepted of the last drafts."""
+        _learn(
+            verified.drafted, verified.accepted, verified.source, self._class, self._accepted,
+            self._by_class, self._by_length,
         )  # fmt: skip
 
     def plan(
-        self, matches: Int32Array, num_tokens: Int32Array, budget: Int32Array
+        self, matches: Int32Array, budget: Int32Array, out_source: Int32Array
     ) -> tuple[Int32Array, list[bool]]:
         """Choose for each row a source and how many tokens to draft from it.
 
         Args:
             matches: int32[sources, max_rows, MATCH_WIDTH].
-            num_tokens: int32[B], length of the texts.
             budget: int32[B], most tokens to draft.
+            out_source: int32[max_rows], the source of every row, NO_SOURCE for none.
 
         Returns:
             k, int32[sources, B], above 0 for at most one source per row; and whether a source was
             chosen at all.
         """
-        rows = len(budget)
         chosen = _plan(
-            matches, num_tokens, self._live, self._biases, budget, self._least, self._source,
-            self._class, self._length, self._accepted, self._by_class, self._by_length, self._k,
+            matches, self._competes, self._biases, budget, self._least, out_source, self._class,
+            self._accepted, self._by_class, self._by_length, self._k,
         )  # fmt: skip
-        return self._k[:, :rows], [bool(chosen >> s & 1) for s in range(len(self._biases))]
+        return self._k[:, : len(budget)], [bool(chosen >> s & 1) for s in range(len(self._biases))]
 
 
 @njit(nogil=True)
@@ -203,50 +175,33 @@ def _expected(by_class, by_length, number, budget):
 
 
 @njit(nogil=True)
-def _observe(
-    token_ids, num_tokens, eligible, tokens, counts, source, number, length, accepted, totals,
-    by_class, by_length,
-):  # fmt: skip
-    for i in range(num_tokens.size):
-        drafted, start, end = counts[i], length[i], num_tokens[i]
-        if source[i] < 0 or not eligible[i] or end <= start:
+def _learn(drafted, accepted, source, number, accepted_before, by_class, by_length):
+    for i in range(source.size):
+        if source[i] == NO_SOURCE:
             continue
-        if i >= token_ids.shape[0] or end > token_ids.shape[1]:
-            continue
-        # The last new token is the engine's own, whether it equals a drafted one or not.
-        most = min(drafted, end - start - 1)
-        same = 0
-        while same < most and token_ids[i, start + same] == tokens[i, same]:
-            same += 1
-        if same == most and same < drafted and token_ids[i, start + same] == tokens[i, same]:
-            drafted = same  # the engine verified no more of it
-        totals[source[i], DRAFTED] += drafted
-        totals[source[i], ACCEPTED] += same
-        _count(by_class, number[i], same, drafted, _CLASS_MEMORY)
+        _count(by_class, number[i], accepted[i], drafted[i], _CLASS_MEMORY)
         wider = number[i] // _CLASSES_PER_LENGTH
-        _count(by_length, wider, same, drafted, _LENGTH_MEMORY)
-        accepted[i] = same
-        source[i] = _NO_SOURCE
+        _count(by_length, wider, accepted[i], drafted[i], _LENGTH_MEMORY)
+        accepted_before[i] = accepted[i]
 
 
 @njit(nogil=True)
 def _plan(
-    matches, num_tokens, live, biases, budget, least, source, number, length, accepted, by_class,
-    by_length, out_k,
-):  # fmt: skip
-    """Fill `out_k`; return which sources were chosen, source s as bit s."""
+    matches, competes, biases, budget, least, source, number, accepted, by_class, by_length, out_k
+):
+    """Fill `out_k` and `source`; return which sources were chosen, source s as bit s."""
     chosen = 0
     for i in range(budget.size):
-        best, longest, most = _NO_SOURCE, 0, 0.0
+        best, longest, most = NO_SOURCE, 0, 0.0
         for s in range(biases.size):
             out_k[s, i] = 0
             match_length = matches[s, i, MATCH_LENGTH]
             if match_length == 0:
                 continue
-            # The first one has nobody to be longer than.
-            if s > 0 and s >= live and match_length <= longest + biases[s]:
+            # The first source is compared with none.
+            if s > 0 and not competes[s] and match_length <= longest + biases[s]:
                 continue
-            if s < live and live > 1 and budget[i] > 0:
+            if competes[s] and budget[i] > 0:
                 class_ = _class_of(s, matches[s, i], accepted[i])
                 expected = _expected(by_class, by_length, class_, budget[i])
                 # While nothing is known of them, the longer match.
@@ -255,14 +210,13 @@ def _plan(
             else:
                 best = s
             longest = max(longest, match_length)
-        source[i] = _NO_SOURCE
-        if best == _NO_SOURCE or budget[i] < 1:
+        source[i] = NO_SOURCE
+        if best == NO_SOURCE or budget[i] < 1:
             accepted[i] = 0
             continue
         chosen |= 1 << best
         source[i] = best
         number[i] = _class_of(best, matches[best, i], accepted[i])
-        length[i] = num_tokens[i]
         out_k[best, i] = budget[i]
         if least > 0:
             out_k[best, i] = _confident(by_class, by_length, number[i], budget[i], least)
@@ -270,23 +224,14 @@ def _plan(
 
 
 _INT32 = types.Array(types.int32, 1, "C")
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
 _TABLE = types.Array(types.int32, 3, "C")
 _SIGNATURES = (
-    (
-        _observe,
-        (
-            types.Array(types.int32, 2, "A", readonly=True), _INPUT,
-            types.Array(types.boolean, 1, "A", readonly=True), types.Array(types.int32, 2, "C"),
-            _INT32, _INT32, _INT32, _INT32, _INT32, types.Array(types.int64, 2, "C"), _TABLE,
-            _TABLE,
-        ),
-    ),
+    (_learn, (*[_INT32] * 5, _TABLE, _TABLE)),
     (
         _plan,
         (
-            _TABLE, _INPUT, types.int64, _INT32, _INT32, types.float64, _INT32, _INT32, _INT32,
-            _INT32, _TABLE, _TABLE, types.Array(types.int32, 2, "C"),
+            _TABLE, _INT32, _INT32, _INT32, types.float64, _INT32, _INT32, _INT32, _TABLE,
+            _TABLE, types.Array(types.int32, 2, "C"),
         ),
     ),
 )  # fmt: skip

@@ -59,25 +59,24 @@ class Acceptance:
         self.fill = 1.0
 
     def observe(
-        self, budget: int, drafts: np.ndarray, sampled: np.ndarray, going_on: np.ndarray
+        self, budget: int, drafted: np.ndarray, gained: np.ndarray, going_on: np.ndarray
     ) -> None:
         """Learn from a step in which each request was allowed `budget` >= 1 tokens.
 
         Args:
             budget: that of the step.
-            drafts: int[B], tokens drafted.
-            sampled: int[B], tokens sampled, the bonus token among them; 0 if nothing was verified.
+            drafted: int[B], draft tokens verified.
+            gained: int[B], those accepted and the bonus token; 0 for requests that tell nothing.
             going_on: bool[B], the step before accepted the whole budget.
         """
-        accepted = np.minimum(sampled, drafts + 1)  # and one more: 0 where nothing was verified
         width = budget + 2
-        counts = np.bincount(accepted + width * going_on, minlength=2 * width).tolist()
+        counts = np.bincount(gained + width * going_on, minlength=2 * width).tolist()
         fresh, later = counts[:width], counts[width:]
-        rows = len(sampled) - fresh[0] - later[0]
+        rows = len(gained) - fresh[0] - later[0]
         if not rows:
             return
         keep = 1 - 1 / max(_STEPS, _ROWS / rows)
-        self._drafted = keep * self._drafted + float(drafts.sum())
+        self._drafted = keep * self._drafted + float(drafted.sum())
         self._allowed = keep * self._allowed + rows * budget
         self.fill = self._drafted / self._allowed
         kept = sum(fresh) - fresh[0]

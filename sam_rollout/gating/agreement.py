@@ -98,6 +98,7 @@ class AgreedGate:
         self._decision = 0, False  # budget, and whether it is a trial: of the step under way
         self._steps_with = [0] * (max_draft_tokens + 1)
         self._trials = self._lone_steps = 0
+        self._warned = False
 
     def observe(self, step: EngineStep) -> None:
         """Take what the others told, and pass on the step that it is about."""
@@ -113,10 +114,9 @@ class AgreedGate:
             group = self._waiting.group._replace(load=load)
             self._gate.observe(self._waiting._replace(group=group))
         self._load = self._meter.load(step)
-        # Who drafts may write the next step's drafts over those of this one.
+        # The next step is worked out in the same arrays.
         self._waiting = step._replace(
-            drafts=step.drafts.copy(),
-            filling=step.filling.copy(),
+            verified=step.verified.copy(),
             num_tokens=step.num_tokens.copy(),
             group=GroupStep(_UNKNOWN, *self._decision),
         )
@@ -139,7 +139,8 @@ class AgreedGate:
         return budget
 
     def _decide_alone(self, rows: int, whole: bool) -> int:
-        if not self._lone_steps:
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "The engines that share experts with this one exchanged nothing for a step: until "
                 "they do, it drafts without their consent, by its own number of requests."
@@ -147,18 +148,14 @@ class AgreedGate:
         self._lone_steps += 1
         return self._fallback.budget(rows, whole=whole)
 
-    def counters(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         """The gate's own, with what the group decided in the place of what this one proposed."""
-        counters = self._gate.counters()
-        if "gate/trials" in counters:
-            counters["gate/trials"] = self._trials
+        report = self._gate.drain()
+        if "gate/trials" in report:
+            report["gate/trials"] = self._trials
         decided = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._steps_with)}
         agreed = sum(self._steps_with) - self._lone_steps
-        return (
-            counters
-            | decided
-            | {
-                "gate/agreed_steps": agreed,
-                "gate/lone_steps": self._lone_steps,
-            }
-        )
+        together = {"gate/agreed_steps": agreed, "gate/lone_steps": self._lone_steps}
+        self._steps_with = [0] * len(self._steps_with)
+        self._trials = self._lone_steps = 0
+        return report | decided | together

@@ -79,9 +79,8 @@ class AutoGate:
         self._trials = self._left_out = self._measured = self._skipped = 0
         self._time_s = self._predicted_s = self._lost_s = 0.0
         self._tokens = 0
-        # Tokens by number of requests and budget, and the steps' requests and context: for regret.
-        self._tokens_of = [[0] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
-        self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context
+        self._begin_comparison()
+        self._drained: dict[str, float] = {}
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
@@ -90,7 +89,7 @@ class AutoGate:
             self._unseen += 1
             self._skipped += 1
             self._last_ns = step.now_ns
-            self._before = step.sampled, self._budget
+            self._before = step.verified.sampled, self._budget
             return
         if step.group is None:
             load, budget = self._meter.load(step), self._budget
@@ -104,11 +103,11 @@ class AutoGate:
         if unseen:
             before = context - tokens
         everybody = isinstance(step.may_draft, int)
-        own_rows = max(len(step.sampled), 1)
+        own_rows = max(len(step.verified.sampled), 1)
         self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
         if budget and step.same_batch:  # those who join were allowed nothing
             self._learn_acceptance(budget, step)
-        self._before = step.sampled, budget
+        self._before = step.verified.sampled, budget
         expected = self._expected[budget]
         if not load.steady or before + tokens != context:
             self._left_out += 1
@@ -145,15 +144,16 @@ class AutoGate:
         return self._budget != self._best
 
     def _learn_acceptance(self, budget: int, step: EngineStep) -> None:
-        sampled = step.sampled
+        sampled, drafted, accepted = step.verified[:3]
         sampled_before, budget_before = self._before
         if len(sampled_before) == len(sampled):
             going_on = sampled_before > max(budget_before, 1)
         else:
             going_on = np.zeros(len(sampled), bool)
+        gained = np.where(sampled > 0, accepted + 1, 0)
         if not isinstance(step.may_draft, int):
-            sampled = sampled * step.may_draft  # who gets no drafts tells nothing about them
-        self._acceptance.observe(budget, step.drafts, sampled, going_on)
+            gained *= step.may_draft  # who gets no drafts tells nothing about them
+        self._acceptance.observe(budget, drafted, gained, going_on)
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """The budget with the highest expected rate, or one that has to be tried."""
@@ -235,10 +235,18 @@ class AutoGate:
         tokens = (1 + share * gains[k]) / (1 + share * gains[best])
         return k < best or tokens > (1 + self._expected[k] / self._expected[best]) / 2
 
-    def counters(self) -> dict[str, float]:
-        """What was decided, and how good that was by what is known now."""
-        chosen = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._chosen)}
+    def drain(self) -> dict[str, float]:
+        """What was decided since the last call, and how good that was by what is known now."""
+        report = self._totals()
+        since = {name: value - self._drained.get(name, 0) for name, value in report.items()}
+        self._drained = report
         regret_s, compared_s = self._regret()
+        self._begin_comparison()
+        return since | {"gate/regret_s": regret_s, "gate/compared_s": compared_s}
+
+    def _totals(self) -> dict[str, float]:
+        """Counts since the gate was made."""
+        chosen = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._chosen)}
         return chosen | {
             "gate/trials": self._trials,
             "gate/measured_steps": self._measured,
@@ -249,16 +257,20 @@ class AutoGate:
             "gate/predicted_s": self._predicted_s,
             "gate/measured_tokens": self._tokens,
             "gate/trial_loss_s": self._lost_s,
-            "gate/regret_s": regret_s,
-            "gate/compared_s": compared_s,
         }
+
+    def _begin_comparison(self) -> None:
+        """Forget the steps that regret is reckoned over."""
+        # Tokens by number of requests and budget, and the steps' requests and context.
+        self._tokens_of = [[0] * (self._k + 1) for _ in range(self._times.bins)]
+        self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context
 
     def _regret(self) -> tuple[float, float]:
         """Time lost against the best fixed threshold and budget, and all time, by the final model.
 
         Both sides are expectations for the tokens that were made, by number of requests.
         """
-        if not self._measured:
+        if not any(steps for steps, _, _ in self._batch_of):
             return 0.0, 0.0
         expected = [0.0] * (self._k + 1)
         # [requests, budget]: seconds that the tokens of a number of requests would take.

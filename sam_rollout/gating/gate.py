@@ -34,8 +34,8 @@ class Gate(Protocol):
         """
         ...
 
-    def counters(self) -> dict[str, float]:
-        """What the gate did since it was made, by metric (`gate/...`); empty if it keeps none."""
+    def drain(self) -> dict[str, float]:
+        """What the gate did since the last call, by metric (`gate/...`); empty if it keeps none."""
         ...
 
 
@@ -47,8 +47,8 @@ class _Unmoved:
     def observe(self, step: EngineStep) -> None:
         """Nothing to learn."""
 
-    def counters(self) -> dict[str, float]:
-        """None."""
+    def drain(self) -> dict[str, float]:
+        """Nothing to tell."""
         return {}
 
 

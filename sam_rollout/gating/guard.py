@@ -12,44 +12,38 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedGate:
-    """Another gate, closed for good if that fails: no failure in here ends a rollout.
-
-    Attributes:
-        failures: 1 once the gate has failed, and 1 more once its counters have.
-    """
+    """Another gate, closed for good if that fails: no failure in here ends a rollout."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._kept: dict[str, float] = {}
         self._reports = True
-        self.failures = 0
+        self._failures = 0  # since the last drain
 
     def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
         """Let the gate see a step and decide about the next one."""
         try:
             self._gate.observe(step)
-            return self._gate.budget(len(step.sampled), whole=whole)
+            return self._gate.budget(len(step.verified.sampled), whole=whole)
         except Exception:
             self._close()
             return 0
 
-    def counters(self) -> dict[str, float]:
-        """The gate's counters, the last ones known if it or they failed, and `gate/failures`."""
+    def drain(self) -> dict[str, float]:
+        """What the gate did since the last call, and `gate/failures`: its own and its report's."""
+        report: dict[str, float] = {}
         if self._reports:
             try:
-                self._kept.update(self._gate.counters())
+                report = self._gate.drain()
             except Exception:
-                self._stop_reporting()
-        return self._kept | {"gate/failures": self.failures}
-
-    def _stop_reporting(self) -> None:
-        """Keep the counters as they are; a gate that only cannot report still decides."""
-        self.failures += 1
-        self._reports = False
-        logger.warning("The gate's counters failed and stay as they are.", exc_info=True)
+                # A gate that only cannot report still decides.
+                self._failures += 1
+                self._reports = False
+                logger.warning("The gate's counters failed and are left out.", exc_info=True)
+        failures, self._failures = self._failures, 0
+        return report | {"gate/failures": failures}
 
     def _close(self) -> None:
-        self.failures += 1
+        self._failures += 1
         self._gate = ClosedGate()
         logger.warning(
             "The gate failed and is closed; the rollout continues without drafts.", exc_info=True

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sam_rollout.verified import Verified
+
 _sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
 
 
@@ -31,9 +33,7 @@ class EngineStep(NamedTuple):
     """What an engine step did, as seen when it asks for the next drafts; B rows."""
 
     now_ns: int  # time.perf_counter_ns() when it asked
-    sampled: np.ndarray  # int32[B], tokens of each row, 0 for a prompt still being computed
-    drafts: np.ndarray  # int[B], draft tokens that were to be verified
-    filling: np.ndarray  # int[B], tokens that filled them up
+    verified: Verified  # what became of its drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # the rows are those of the step before
     may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
@@ -48,12 +48,13 @@ class LoadMeter:
 
     def load(self, step: EngineStep) -> StepLoad:
         """The load of a step; call it for every one."""
-        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(step.sampled))
-        rows = len(step.sampled)
+        verified = step.verified
+        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(verified.sampled))
+        rows = len(verified.sampled)
         return StepLoad(
             rows,
-            int(_sum(step.sampled)),
-            int(_sum(step.drafts)) + int(_sum(step.filling)),
+            int(_sum(verified.sampled)),
+            int(_sum(verified.drafted)) + int(_sum(verified.filling)),
             int(_sum(step.num_tokens)),
             # With a prompt unfinished before, this step computed its last part.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sam_rollout.sources import NAMES
+
 SCHEMA_VERSION = 3  # folders of every version from 1 on are read; see ADDED
 
 
@@ -25,246 +27,174 @@ class RunFolderError(Exception):
     """A run folder, or a file in it, is missing or not readable; the text names path and cure."""
 
 
-# Columns that folders of version 1 lack; they are read as null.
-ADDED = {
-    "draft_budget",
-    "drafted_per_source",
-    "accepted_per_source",
-    "sampler_us",
-    "telemetry_us",
-    "open_steps",
-    "open_tokens",
-    "control",
-}
-# Draft sources in the order of the columns per source.
-SOURCES = ("own", "siblings", "history", "corpus")
+def column(kind: pa.DataType, meaning: str, default: Any = MISSING, *, added: bool = False) -> Any:
+    """A field of a record: its arrow type and meaning, declared here and nowhere else.
+
+    Args:
+        kind: type in the table.
+        meaning: for readers of the table, unit included.
+        default: of the record; None makes the column nullable.
+        added: since version 1 of the folder: null in tables that are older.
+    """
+    metadata = {"kind": kind, "meaning": meaning, "added": added}
+    return field(default=default, metadata=metadata)
 
 
-def _schema(*columns: tuple[str, pa.DataType, str]) -> pa.Schema:
-    """Arrow schema of (name, type, meaning); gate_open and added columns may be null."""
+_INT, _FLOAT, _TEXT, _INTS = pa.int32(), pa.float64(), pa.string(), pa.list_(pa.int32())
+_STEP = (_INT, "training step")
+_SPLIT = (_TEXT, "train or val")
+_REPLICA = (_INT, "engine replica (data-parallel rank of the rollout)")
+_GROUP = (_TEXT, "hash of the prompt's token ids: the same in every run")
+_SIBLING = (_INT, "index among the responses to one prompt")
+_START = (_FLOAT, "unix time of arrival, s")
+_END = (_FLOAT, "unix time of the last token, s")
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftNote:
+    """The drafting session's half of a `StepRecord`; as it stands here for engines without one."""
+
+    draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
+    draft_tokens: int = column(_INT, "draft tokens verified", 0)
+    accepted_tokens: int = column(_INT, "draft tokens accepted", 0)
+    accepted_per_position: Sequence[int] = column(
+        _INTS, "drafts accepted at position 1, 2, ...; empty where the step verified none", ()
+    )
+    gate_open: bool | None = column(
+        pa.bool_(), "whether the gate let the drafter draft; null: no drafter", None
+    )
+    drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
+    draft_budget: int | None = column(
+        _INT, "most tokens the step might draft for a request; null: no drafter", None, added=True
+    )
+    drafted_per_source: Sequence[int] = column(
+        _INTS,
+        f"draft_tokens by source: {', '.join(NAMES)}; empty where the step verified none",
+        (),
+        added=True,
+    )
+    accepted_per_source: Sequence[int] = column(
+        _INTS, "accepted_tokens by source, in the same order", (), added=True
+    )
+    sampler_us: float | None = column(
+        pa.float32(),
+        "host time in the samplers of this step, us; on an accelerator that is launching their "
+        "kernels, and waiting for the device where a sampler does; null: no drafter",
+        None,
+        added=True,
+    )
+    telemetry_us: float = column(
+        pa.float32(), "time spent on taking this record, us", 0.0, added=True
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord(DraftNote):
+    """One engine step; the fields are the columns of the table `engine_steps`."""
+
+    step: int = column(*_STEP)
+    split: str = column(*_SPLIT)
+    replica: int = column(*_REPLICA)
+    time_s: float = column(_FLOAT, "unix time at the end of the engine step, s")
+    duration_s: float = column(
+        _FLOAT, "since the previous step's end, or since work arrived when idle, s"
+    )
+    scheduled: int = column(_INT, "requests that took part")
+    running: int = column(_INT, "requests running")
+    waiting: int = column(_INT, "requests waiting")
+    preempted: int = column(_INT, "requests preempted in this step", 0)
+    prompt_tokens: int = column(_INT, "prompt tokens computed", 0)
+    generation_tokens: int = column(_INT, "tokens generated", 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """One finished request; the fields are the columns of the table `requests`."""
+
+    step: int = column(*_STEP)
+    split: str = column(*_SPLIT)
+    replica: int = column(*_REPLICA)
+    group: str = column(*_GROUP)
+    sibling: int = column(*_SIBLING)
+    prompt_tokens: int = column(_INT, "length of the prompt")
+    response_tokens: int = column(_INT, "length of the response")
+    verify_steps: int = column(_INT, "engine steps in which drafts of this request were verified")
+    drafted_tokens: int = column(_INT, "draft tokens verified")
+    accepted_tokens: int = column(_INT, "draft tokens accepted")
+    start_s: float = column(*_START)
+    end_s: float = column(*_END)
+    finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
+    open_steps: int = column(
+        _INT, "engine steps that the gate let the drafter draft for, draft or not", 0, added=True
+    )
+    open_tokens: int = column(_INT, "tokens gained in them", 0, added=True)
+    control: bool = column(
+        pa.bool_(), "sampled without drafts, to compare with", False, added=True
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceRecord:
+    """The text of one finished request; the fields are the columns of the table `traces`."""
+
+    group: str = column(*_GROUP)
+    sibling: int = column(*_SIBLING)
+    step: int = column(*_STEP)
+    split: str = column(*_SPLIT)
+    replica: int = column(*_REPLICA)
+    prompt_ids: Sequence[int] = column(_INTS, "token ids of the prompt")
+    response_ids: Sequence[int] = column(_INTS, "token ids of the response")
+    start_s: float = column(*_START)
+    end_s: float = column(*_END)
+
+
+# In tables that do not name them.
+FIRST_SOURCES = "own,siblings,history,corpus"
+
+
+def _metadata(one: Field) -> dict[str, str]:
+    by_source = {"sources": ",".join(NAMES)} if one.name.endswith("_per_source") else {}
+    return {"meaning": one.metadata["meaning"], **by_source}
+
+
+def _schema(record: type) -> pa.Schema:
     return pa.schema(
         [
             pa.field(
-                name,
-                kind,
-                nullable=name == "gate_open" or name in ADDED,
-                metadata={"meaning": meaning},
+                one.name,
+                one.metadata["kind"],
+                nullable=one.default is None or one.metadata["added"],
+                metadata=_metadata(one),
             )
-            for name, kind, meaning in columns
+            for one in fields(record)
         ]
     )
 
 
-_INT, _FLOAT, _TEXT = pa.int32(), pa.float64(), pa.string()
-_STEP = ("step", _INT, "training step")
-_SPLIT = ("split", _TEXT, "train or val")
-_REPLICA = ("replica", _INT, "engine replica (data-parallel rank of the rollout)")
-_GROUP = ("group", _TEXT, "hash of the prompt's token ids: the same in every run")
-_SIBLING = ("sibling", _INT, "index among the responses to one prompt")
-_START = ("start_s", _FLOAT, "unix time of arrival, s")
-_END = ("end_s", _FLOAT, "unix time of the last token, s")
-
-ENGINE_STEPS = _schema(
-    _STEP,
-    _SPLIT,
-    _REPLICA,
-    ("time_s", _FLOAT, "unix time at the end of the engine step, s"),
-    ("duration_s", _FLOAT, "since the previous step's end, or since work arrived when idle, s"),
-    ("scheduled", _INT, "requests that took part"),
-    ("running", _INT, "requests running"),
-    ("waiting", _INT, "requests waiting"),
-    ("preempted", _INT, "requests preempted in this step"),
-    ("prompt_tokens", _INT, "prompt tokens computed"),
-    ("generation_tokens", _INT, "tokens generated"),
-    ("draft_requests", _INT, "requests whose drafts were verified in this step"),
-    ("draft_tokens", _INT, "draft tokens verified"),
-    ("accepted_tokens", _INT, "draft tokens accepted"),
-    ("accepted_per_position", pa.list_(_INT), "drafts accepted at position 1, 2, ..."),
-    ("gate_open", pa.bool_(), "whether the gate let the drafter draft; null: no drafter"),
-    ("drafter_us", pa.float32(), "drafter time after this step's forward, us"),
-    ("draft_budget", _INT, "most tokens the step might draft for a request; null: no drafter"),
-    (
-        "drafted_per_source",
-        pa.list_(_INT),
-        f"draft_tokens by source: {', '.join(SOURCES)}; empty where the step verified none",
-    ),
-    ("accepted_per_source", pa.list_(_INT), "accepted_tokens by source, in the same order"),
-    (
-        "sampler_us",
-        pa.float32(),
-        "host time in the samplers of this step, us; on an accelerator that is launching their "
-        "kernels, and waiting for the device where a sampler does; null: no drafter",
-    ),
-    ("telemetry_us", pa.float32(), "time spent on taking this record, us"),
-)
-REQUESTS = _schema(
-    _STEP,
-    _SPLIT,
-    _REPLICA,
-    _GROUP,
-    _SIBLING,
-    ("prompt_tokens", _INT, "length of the prompt"),
-    ("response_tokens", _INT, "length of the response"),
-    ("verify_steps", _INT, "engine steps in which drafts of this request were verified"),
-    ("drafted_tokens", _INT, "draft tokens verified"),
-    ("accepted_tokens", _INT, "draft tokens accepted"),
-    _START,
-    _END,
-    ("finish_reason", _TEXT, "why generation ended: stop, length, abort"),
-    ("open_steps", _INT, "engine steps that the gate let the drafter draft for, draft or not"),
-    ("open_tokens", _INT, "tokens gained in them"),
-    ("control", pa.bool_(), "sampled without drafts, to compare with"),
-)
-TRACES = _schema(
-    _GROUP,
-    _SIBLING,
-    _STEP,
-    _SPLIT,
-    _REPLICA,
-    ("prompt_ids", pa.list_(_INT), "token ids of the prompt"),
-    ("response_ids", pa.list_(_INT), "token ids of the response"),
-    _START,
-    _END,
-)
-
+NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
+ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
 # Table name = folder name -> schema and the column that says when a row came to be.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
     "traces": (TRACES, "end_s"),
 }
+# Columns that folders of version 1 lack; they are read as null.
+ADDED = {
+    one.name
+    for record in (StepRecord, RequestRecord)
+    for one in fields(record)
+    if one.metadata["added"]
+}
 
 
-class EngineSteps:
-    """Accumulates engine steps between two drains.
-
-    `append` is called once per engine step on the scheduler's thread: it stores one tuple of plain
-    Python values, and types are checked and turned into columns only by `to_table`.
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[Any, ...]] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def append(
-        self,
-        step: int,
-        split: str,
-        replica: int,
-        time_s: float,
-        duration_s: float,
-        scheduled: int,
-        running: int,
-        waiting: int,
-        preempted: int = 0,
-        prompt_tokens: int = 0,
-        generation_tokens: int = 0,
-        draft_requests: int = 0,
-        draft_tokens: int = 0,
-        accepted_tokens: int = 0,
-        accepted_per_position: Sequence[int] = (),
-        gate_open: bool | None = None,
-        drafter_us: float = 0.0,
-        draft_budget: int | None = None,
-        drafted_per_source: Sequence[int] = (),
-        accepted_per_source: Sequence[int] = (),
-        sampler_us: float | None = None,
-        telemetry_us: float = 0.0,
-    ) -> None:
-        """Adds one engine step; arguments are the columns of `ENGINE_STEPS`."""
-        self._rows.append(
-            (
-                step,
-                split,
-                replica,
-                time_s,
-                duration_s,
-                scheduled,
-                running,
-                waiting,
-                preempted,
-                prompt_tokens,
-                generation_tokens,
-                draft_requests,
-                draft_tokens,
-                accepted_tokens,
-                tuple(accepted_per_position),
-                gate_open,
-                drafter_us,
-                draft_budget,
-                tuple(drafted_per_source),
-                tuple(accepted_per_source),
-                sampler_us,
-                telemetry_us,
-            )
-        )
-
-    def to_table(self) -> pa.Table:
-        """All rows so far as a table of schema `ENGINE_STEPS`, in order of arrival."""
-        return _table(self._rows, ENGINE_STEPS)
-
-    def drain(self) -> pa.Table:
-        """`to_table`, after which the accumulator is empty."""
-        table = self.to_table()
-        self._rows = []
-        return table
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One finished request; the fields are the columns of `REQUESTS`."""
-
-    step: int
-    split: str
-    replica: int
-    group: str
-    sibling: int
-    prompt_tokens: int
-    response_tokens: int
-    verify_steps: int
-    drafted_tokens: int
-    accepted_tokens: int
-    start_s: float
-    end_s: float
-    finish_reason: str
-    open_steps: int = 0
-    open_tokens: int = 0
-    control: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
-    """The text of one finished request; the fields are the columns of `TRACES`."""
-
-    group: str
-    sibling: int
-    step: int
-    split: str
-    replica: int
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    start_s: float
-    end_s: float
-
-
-def requests_table(records: Iterable[RequestRecord]) -> pa.Table:
-    """Records as a table of schema `REQUESTS`."""
-    return _table([astuple(record) for record in records], REQUESTS)
-
-
-def traces_table(records: Iterable[TraceRecord]) -> pa.Table:
-    """Records as a table of schema `TRACES`."""
-    names = [column.name for column in fields(TraceRecord)]
+def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
+    """Records of one type as a table of its schema, in their order."""
+    rows, schema = list(rows), _schema(record)
     # Not astuple: it would copy every token id of every response.
-    rows = [tuple(getattr(record, name) for name in names) for record in records]
-    return _table(rows, TRACES)
-
-
-def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
+    arrays = [
+        pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -361,7 +291,8 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         number = _next_number(folder, str(replica), "parquet")
         target = folder / f"{replica}-{number:03d}.parquet"
-        checked = table.cast(TABLES[name][0])
+        schema = TABLES[name][0]
+        checked = table.select(schema.names).cast(schema)
         _write_by_rename(target, lambda temporary: pq.write_table(checked, temporary))
         return target
 
@@ -378,8 +309,8 @@ class RunFolder:
         for path in paths:
             try:
                 # ParquetFile reads one file as it stands; read_table looks for a data set.
-                table = pq.ParquetFile(path).read()
-                tables.append(_with_added(table, schema).cast(schema))
+                table = _by_todays_sources(pq.ParquetFile(path).read())
+                tables.append(_with_added(table, schema).select(schema.names).cast(schema))
             except (pa.ArrowException, OSError, ValueError) as error:
                 if problems is None:
                     raise RunFolderError(f"{path}: unreadable ({error})") from error
@@ -458,9 +389,27 @@ class RunFolder:
 
 def _with_added(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Fills up the columns that an older version did not write."""
-    for column in schema:
-        if column.name in ADDED and column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+    for added in schema:
+        if added.name in ADDED and added.name not in table.column_names:
+            table = table.append_column(added, pa.nulls(table.num_rows, added.type))
+    return table
+
+
+def _by_todays_sources(table: pa.Table) -> pa.Table:
+    """Puts lists by source into today's order: the registry may have grown since."""
+    for name in ("drafted_per_source", "accepted_per_source"):
+        place = table.schema.get_field_index(name)
+        if place < 0:
+            continue
+        metadata = table.schema.field(place).metadata or {}
+        then = metadata.get(b"sources", FIRST_SOURCES.encode()).decode().split(",")
+        if then == list(NAMES):
+            continue
+        lists = [
+            row and [row[then.index(one)] if one in then else 0 for one in NAMES]
+            for row in table[name].to_pylist()
+        ]
+        table = table.set_column(place, name, pa.array(lists, _INTS))
     return table
 
 

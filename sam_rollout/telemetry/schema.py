@@ -1,11 +1,21 @@
 """The one declaration of every metric: whoever writes or reads a number takes its name from here.
 
 Names read `sam/<group>/<name>`. Validation traffic carries the same names below `sam_val/`, so that
-it never dilutes the training figures.
+it never dilutes the training figures. All values are of one training step; a counter is what the
+step's rollout (or its validation) added.
+
+A metric that follows from the records of engine steps and requests is declared with the function
+that computes it from a `telemetry.aggregate.Rollout`: to add one, add its row here. Metrics of a
+draft source stand in the source's own file (`sam_rollout/sources/`).
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sam_rollout.metric import MAX, MEAN, SLOWEST, SO_FAR, STEP, SUM, SUM_RATIO, Metric
+from sam_rollout.sources import NAMES, SOURCES
+from sam_rollout.telemetry.tables import ratio
 
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
 
@@ -30,615 +40,318 @@ GROUPS = {
     "and this run's gains over it. Absent at steps that the baseline does not have.",
 }
 
-# How values of many engine steps and replicas become one number.
-SUM = "sum over replicas"
-SLOWEST = "of the replica that was busy longest"
-MEAN = "ratio of sums over replicas"
-SUM_RATIO = "over the requests or replicas of an arm"
-MAX = "maximum over replicas"
-TOTAL = "since the start, validation included, sum over replicas"
-STEP = "one value a training step"
-SO_FAR = "over the training steps up to this one, those before a resume included"
-
 POSITION = "<k>"  # stands for a draft position 1, 2, ... in a metric's name
 CONTEXT = "<lo>"  # stands for a bin of context lengths, by its lower edge
-# Lower edges of those bins, in tokens that a text had when its draft was made.
+BUDGET = "<budget>"  # stands for a number of draft tokens 0, 1, 2, ... in a metric's name
+# Lower edges of the bins, in tokens that a text had when its draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Counters by context length: requests whose drafts were verified, tokens drafted and accepted.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
     f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
 )
-BUDGET = "<budget>"  # stands for a number of draft tokens 0, 1, 2, ... in a metric's name
+
+_OF_REQUESTS = "over the requests of all replicas"
+Compute = Callable[[Any], float]
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One metric: its full name (train split), unit, meaning and how it is aggregated."""
+def _of_phase(phase: str, words: str) -> list[tuple[str, str, str, str, Compute]]:
+    """The metrics that head and tail have alike."""
 
-    name: str
-    unit: str
-    meaning: str
-    aggregation: str
+    def mask(r: Any) -> Any:
+        return r.tail if phase == "tail" else ~r.tail
 
-    @property
-    def group(self) -> str:
-        """A key of `GROUPS`: the second part of a name that begins with `sam`, else the first."""
-        first, second = self.name.split("/")[:2]
-        return second if first == PREFIXES["train"] else first
+    def time_s(r: Any) -> float:
+        return r.duration_s[mask(r)].sum()
+
+    def tokens(r: Any) -> float:
+        return r.generation_tokens[mask(r)].sum()
+
+    return [
+        (f"{phase}/time_s", "s", SLOWEST, f"Time {words} the long tail.",
+         lambda r: r.duration_s[mask(r) & r.slowest].sum()),
+        (f"{phase}/time_sum_s", "s", SUM, f"Time {words} the long tail, all replicas added up.",
+         time_s),
+        (f"{phase}/tokens", "tokens", SUM, f"Tokens generated {words} the long tail.", tokens),
+        (f"{phase}/time_per_token_ms", "ms", MEAN,
+         f"{phase}/time_sum_s / {phase}/tokens; 0 if the {phase} has no token.",
+         lambda r: ratio(1e3 * time_s(r), tokens(r))),
+        (f"{phase}/steps", "steps", SUM, f"Engine steps {words} the long tail.",
+         lambda r: mask(r).sum()),
+    ]  # fmt: skip
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "sam/engine/rollout_s",
-        "s",
-        "Busy time of the rollout: sum of the durations of "
-        "engine steps; head/time_s + tail/time_s.",
-        SLOWEST,
-    ),
-    Metric("sam/engine/rollout_sum_s", "s", "Busy time of all replicas added up.", SUM),
-    Metric("sam/engine/steps", "steps", "Engine steps.", SUM),
-    Metric("sam/engine/generation_tokens", "tokens", "Tokens generated.", SUM),
-    Metric("sam/engine/prompt_tokens", "tokens", "Prompt tokens computed.", SUM),
-    Metric(
-        "sam/engine/tokens_per_s",
-        "tokens/s",
-        "generation_tokens / rollout_s.",
-        "tokens of all replicas / time of the one busy longest",
-    ),
-    Metric(
-        "sam/engine/mean_running",
-        "requests",
-        "Running requests of a replica, weighted by step duration.",
-        MEAN,
-    ),
-    Metric(
-        "sam/engine/max_running", "requests", "Most requests running at once on one replica.", MAX
-    ),
-    Metric("sam/engine/preempted", "requests", "Preemptions.", SUM),
-    Metric("sam/engine/replicas", "replicas", "Replicas that ran at least one engine step.", SUM),
-    Metric(
-        "sam/engine/telemetry_us_per_step",
-        "us",
-        "Time spent on recording an engine step, in the engine's worker and in its front end.",
-        MEAN,
-    ),
-    Metric("sam/tail/time_s", "s", "Time in the long tail.", SLOWEST),
-    Metric("sam/tail/time_sum_s", "s", "Time in the long tail, all replicas added up.", SUM),
-    Metric("sam/tail/share", "1", "tail/time_sum_s / engine/rollout_sum_s.", MEAN),
-    Metric("sam/tail/tokens", "tokens", "Tokens generated in the long tail.", SUM),
-    Metric(
-        "sam/tail/time_per_token_ms",
-        "ms",
-        "tail/time_sum_s / tail/tokens; 0 if the tail has no token.",
-        MEAN,
-    ),
-    Metric(
-        "sam/tail/tokens_per_s",
-        "tokens/s",
-        "tail/tokens / tail/time_sum_s: of one replica in its tail; 0 if there is none.",
-        MEAN,
-    ),
-    Metric("sam/tail/steps", "steps", "Engine steps in the long tail.", SUM),
-    Metric(
-        "sam/tail/index",
-        "1",
-        "Slowest request's time from arrival to end / the mean over "
-        "requests; 1 = no tail, 0 = no requests.",
-        "over the requests of all replicas",
-    ),
-    Metric("sam/head/time_s", "s", "Time outside the long tail.", SLOWEST),
-    Metric("sam/head/time_sum_s", "s", "Time outside the long tail, all replicas added up.", SUM),
-    Metric("sam/head/tokens", "tokens", "Tokens generated outside the long tail.", SUM),
-    Metric(
-        "sam/head/time_per_token_ms",
-        "ms",
-        "head/time_sum_s / head/tokens; 0 if the head has no token.",
-        MEAN,
-    ),
-    Metric("sam/head/steps", "steps", "Engine steps outside the long tail.", SUM),
-    Metric(
-        "sam/draft/acceptance_length",
-        "tokens",
-        "Tokens a request gains in a step that "
-        "verifies its drafts, bonus token included: 1 + accepted_tokens / draft_requests; "
-        "1 when nothing was drafted.",
-        MEAN,
-    ),
-    Metric(
-        "sam/draft/acceptance_rate",
-        "1",
-        "accepted_tokens / drafted_tokens; 0 when nothing was drafted.",
-        MEAN,
-    ),
-    Metric("sam/draft/drafted_tokens", "tokens", "Draft tokens verified.", SUM),
-    Metric("sam/draft/accepted_tokens", "tokens", "Draft tokens accepted.", SUM),
-    Metric(
-        f"sam/draft/accepted_position_{POSITION}",
-        "1",
-        "Share of verified drafts whose k-th token was accepted, k = 1, 2, ...",
-        MEAN,
-    ),
-    Metric(
-        "sam/draft/time_us_per_step",
-        "us",
-        "Drafter time per engine step with a drafter, gate open or closed.",
-        MEAN,
-    ),
-    Metric("sam/draft/time_s", "s", "Drafter time, gate open or closed.", SLOWEST),
-    Metric(
-        "sam/draft/catch_up_us_per_step",
-        "us",
-        "Drafter time per engine step with the gate closed: catching up alone.",
-        MEAN,
-    ),
-    Metric("sam/draft/failures", "failures", "Drafter errors survived by drafting nothing.", TOTAL),
-    Metric(
-        "sam/draft/record_failures",
-        "failures",
-        "Errors of the drafter's notes on engine steps. Drafting goes on, but from that training "
-        "step on the engine's steps count as without drafts, the gate closed; counts of requests "
-        "stay right.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/live_requests",
-        "requests",
-        "Requests that still hold drafter state when "
-        "the training step is drained; grows if something leaks.",
-        SUM,
-    ),
-    Metric("sam/draft/bytes", "bytes", "Memory of drafter state when the step is drained.", SUM),
-    Metric("sam/draft/catch_up_tokens", "tokens", "Tokens read into automata.", TOTAL),
-    Metric(
-        "sam/draft/proposed_tokens",
-        "tokens",
-        "Draft tokens proposed; the engine may verify fewer.",
-        TOTAL,
-    ),
-    Metric("sam/draft/drafter_steps", "steps", "Calls of the drafter.", TOTAL),
-    Metric(
-        "sam/draft/rebuilds",
-        "requests",
-        "Texts read again because a batch row did not continue the one it held.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/evictions",
-        "requests",
-        "Automata given up for a cap on their number or bytes.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/padding_tokens",
-        "tokens",
-        "Tokens verified only to keep steps on captured graphs; not among the drafted ones.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/accepted_padding_tokens",
-        "tokens",
-        "Of padding_tokens, those the model happened to sample; not among the accepted ones.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/drafted_own",
-        "tokens",
-        "Draft tokens from own text that were verified.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/accepted_own",
-        "tokens",
-        "Draft tokens from own text that were accepted.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/drafted_siblings",
-        "tokens",
-        "Draft tokens from siblings that were verified.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/accepted_siblings",
-        "tokens",
-        "Draft tokens from siblings that were accepted.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/drafted_history",
-        "tokens",
-        "Draft tokens from history that were verified.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/accepted_history",
-        "tokens",
-        "Draft tokens from history that were accepted.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/drafted_corpus",
-        "tokens",
-        "Draft tokens from the corpus that were verified.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/accepted_corpus",
-        "tokens",
-        "Draft tokens from the corpus that were accepted.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/siblings_groups",
-        "groups",
-        "Automata that responses share when the step is drained, one for each prompt: what is "
-        "left then waits for requests that are still running. With scope run one for each split "
-        "that stays, and those it replaced whose requests are still running.",
-        SUM,
-    ),
-    Metric("sam/draft/siblings_bytes", "bytes", "Memory of these automata; part of bytes.", SUM),
-    Metric(
-        "sam/draft/siblings_evictions",
-        "groups",
-        "Automata given up before their requests ended: for max_bytes, or because they came near "
-        "2^24 tokens; part of evictions.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/siblings_restarts",
-        "automata",
-        "With scope run: automata replaced after a step because they were half as large as they "
-        "may be. No request loses its drafts by that.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/history_groups_found",
-        "groups",
-        "Groups with responses of earlier steps to draft from.",
-        TOTAL,
-    ),
-    Metric("sam/draft/history_groups_missing", "groups", "Groups without any.", TOTAL),
-    Metric(
-        "sam/draft/history_evictions",
-        "groups",
-        "Groups whose history was given up for max_memory_bytes.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/history_dropped",
-        "responses",
-        "Responses not stored: the disk was too slow, or they were too long.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/history_failures",
-        "failures",
-        "Disk errors survived by switching the history off; at most one an engine.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/draft/history_bytes",
-        "bytes",
-        "Memory of history that is drafted from when the step is drained.",
-        SUM,
-    ),
-    Metric(
-        "sam/draft/history_disk_bytes",
-        "bytes",
-        "Size of the history's folder when the step began.",
-        MAX,
-    ),
-    Metric(
-        "sam/draft/corpus_bytes",
-        "bytes",
-        "Size of the corpus, mapped once for all engines of a machine.",
-        MAX,
-    ),
-    Metric(
-        f"sam/draft/verify_context_{CONTEXT}",
-        "requests",
-        "Verified drafts of texts that had at least lo tokens, and fewer than the next edge, when "
-        "the draft was made; lo = "
-        f"{', '.join(map(str, CONTEXT_EDGES))}. The acceptance length there is 1 + "
-        "accepted_context / verify_context. Bins without drafts are left out.",
-        TOTAL,
-    ),
-    Metric(f"sam/draft/drafted_context_{CONTEXT}", "tokens", "Draft tokens of these.", TOTAL),
-    Metric(f"sam/draft/accepted_context_{CONTEXT}", "tokens", "Accepted ones of these.", TOTAL),
-    Metric("sam/gate/open_share", "1", "Engine steps with the gate open / with a drafter.", MEAN),
-    Metric(
-        "sam/gate/open_time_share",
-        "1",
-        "Time of engine steps with the gate open / with a drafter.",
-        MEAN,
-    ),
-    Metric(
-        "sam/gate/transitions",
-        "changes",
-        "Changes between open and closed from one engine step to the next.",
-        SUM,
-    ),
-    Metric(
-        "sam/gate/failures",
-        "failures",
-        "Gate errors survived by closing the gate, or by reporting its last counters.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/gate/agreed_steps",
-        "steps",
-        "Engines that share experts: steps for which their gates agreed on the draft tokens.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/gate/lone_steps",
-        "steps",
-        "Engines that share experts: steps for which one decided alone, since nothing had been "
-        "exchanged. Should be 0.",
-        TOTAL,
-    ),
-    Metric(
-        f"sam/gate/steps_with_k_{BUDGET}",
-        "steps",
-        "Engine steps for which k draft tokens were allowed: with sam.gate.kind=auto, and in "
-        "engines that share experts.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/gate/trials",
-        "steps",
-        "sam.gate.kind=auto, as all below: steps with a budget that was tried, not chosen.",
-        TOTAL,
-    ),
-    Metric("sam/gate/measured_steps", "steps", "Steps whose time was learned from.", TOTAL),
-    Metric(
-        "sam/gate/skipped_steps",
-        "steps",
-        "Steps not looked at, since they could tell nothing new; those measured stand for them.",
-        TOTAL,
-    ),
-    Metric(
-        "sam/gate/left_out_steps",
-        "steps",
-        "Other steps: prompts, requests that joined or left, outliers.",
-        TOTAL,
-    ),
-    Metric("sam/gate/measured_s", "s", "Time of the measured steps.", TOTAL),
-    Metric("sam/gate/predicted_s", "s", "The same, as expected before each.", TOTAL),
-    Metric("sam/gate/measured_tokens", "tokens", "Tokens of the measured steps.", TOTAL),
-    Metric("sam/gate/decoding_s", "s", "Time of all steps, without what interrupted them.", TOTAL),
-    Metric("sam/gate/trial_loss_s", "s", "Time that trials lost against the budget chosen.", TOTAL),
-    Metric(
-        "sam/gate/regret_s",
-        "s",
-        "Time lost against the best fixed threshold and k, by the latest estimates.",
-        TOTAL,
-    ),
-    Metric("sam/gate/compared_s", "s", "All time that regret_s is part of.", TOTAL),
-    Metric("sam/gate/measured_ms_per_token", "ms", "measured_s / measured_tokens.", MEAN),
-    Metric("sam/gate/predicted_ms_per_token", "ms", "predicted_s / measured_tokens.", MEAN),
-    Metric("sam/gate/trial_loss_share", "1", "trial_loss_s / decoding_s.", MEAN),
-    Metric("sam/gate/regret_share", "1", "regret_s / compared_s.", MEAN),
-    Metric(
-        "sam/sampler/time_us_per_step",
-        "us",
-        "Host time in the engine's samplers per engine step with a drafter, verification included. "
-        "Nothing waits for the device on this account: on an accelerator it is the time to launch "
-        "their kernels, and whatever a sampler itself waits for.",
-        MEAN,
-    ),
-    Metric("sam/sampler/time_s", "s", "The same, added up.", SLOWEST),
-    Metric("sam/control/share", "1", "Control requests / all requests.", SUM_RATIO),
-    Metric("sam/control/requests", "requests", "Requests sampled without drafts.", SUM),
-    Metric("sam/control/drafted_requests", "requests", "All other requests.", SUM),
-    Metric(
-        "sam/control/drafted_tokens_per_step",
-        "tokens",
-        "Unit groups: tokens that a request with drafts gains in an engine step while the gate is "
-        "open, steps for which no draft was found included.",
-        SUM_RATIO,
-    ),
-    Metric(
-        "sam/control/tokens_per_step",
-        "tokens",
-        "The same for control requests: 1 by construction, unless steps are filled up, when a "
-        "filling token that the model samples counts.",
-        SUM_RATIO,
-    ),
-    Metric(
-        "sam/control/gain",
-        "1",
-        "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Without filling the control "
-        "arm's value is 1, so this is what the drafted arm gains per step, less 1: a gain in "
-        "tokens per step over the steps there were, not in time. How long those steps would have "
-        "been without drafts it does not tell; for time there is unit replicas.",
-        SUM_RATIO,
-    ),
-    Metric("sam/control/gain_low", "1", "Lower limit of gain, over prompts.", SUM_RATIO),
-    Metric("sam/control/gain_high", "1", "Upper limit of gain, over prompts.", SUM_RATIO),
-    Metric(
-        "sam/control/replica_rollout_s",
-        "s",
-        "Unit replicas: busy time of a control replica.",
-        "mean over control replicas",
-    ),
-    Metric(
-        "sam/control/drafted_replica_rollout_s",
-        "s",
-        "Unit replicas: busy time of a replica with drafts.",
-        "mean over the other replicas",
-    ),
-    Metric(
-        "sam/control/rollout_gain",
-        "1",
-        "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
-        "were given like work. That holds on average over steps where all prompts of a round are "
-        "handed out before any of them runs; dynamic_sampling.kind=refill would give the faster "
-        "replicas more and is refused. A control replica runs the drafter, too, and uses no "
-        "draft: the baseline is sam=matched, not sam=off.",
-        SUM_RATIO,
-    ),
-    Metric("sam/control/rollout_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),
-    Metric("sam/control/rollout_gain_high", "1", "Its upper limit, over replicas.", SUM_RATIO),
-    Metric(
-        "sam/control/tail_time_per_token_ms",
-        "ms",
-        "Unit replicas: tail/time_per_token_ms of control replicas.",
-        SUM_RATIO,
-    ),
-    Metric(
-        "sam/control/drafted_tail_time_per_token_ms",
-        "ms",
-        "Unit replicas: tail/time_per_token_ms of the other replicas.",
-        SUM_RATIO,
-    ),
-    Metric(
-        "sam/control/tail_gain",
-        "1",
-        "Unit replicas: tail_time_per_token_ms / drafted_tail_time_per_token_ms - 1.",
-        SUM_RATIO,
-    ),
-    Metric("sam/control/tail_gain_low", "1", "Its lower limit, over replicas.", SUM_RATIO),
-    Metric("sam/control/tail_gain_high", "1", "Its upper limit, over replicas.", SUM_RATIO),
-    Metric(
-        "sam/control/rollout_without_drafts_s",
-        "s",
-        "Estimate of what engine/rollout_s would be without any draft. Every accepted token spared "
-        "its request a step: each busy period goes on until the last request would have ended, in "
-        "steps as long as the open ones that verified nothing (if none: as the open ones less the "
-        "drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
-        "open, and that a step would have been shorter by the drafter's time only, so it is too "
-        "long by what verification costs, and by what other scheduling of sam=off saves. Beside "
-        "engine/rollout_s it shows the gain of this step, which control requests make smaller than "
-        "a run without control would have it.",
-        "of the replica for which it is longest",
-    ),
-    Metric(
-        "sam/control/rollout_without_drafts_low_s",
-        "s",
-        "Its lower limit, by how well the mean length of a step without drafts is known: Student's "
-        "t over such steps, taken as independent. It holds nothing of the assumptions.",
-        "of the same replica",
-    ),
-    Metric(
-        "sam/control/rollout_without_drafts_high_s", "s", "Its upper limit.", "of the same replica"
-    ),
+# Name, unit, how it is aggregated, meaning, and how it follows from the step's records.
+_COMPUTED: list[tuple[str, str, str, str, Compute]] = [
+    ("engine/rollout_s", "s", SLOWEST,
+     "Busy time of the rollout: sum of the durations of engine steps; head/time_s + tail/time_s.",
+     lambda r: r.duration_s[r.slowest].sum()),
+    ("engine/rollout_sum_s", "s", SUM, "Busy time of all replicas added up.",
+     lambda r: r.duration_s.sum()),
+    ("engine/steps", "steps", SUM, "Engine steps.", lambda r: len(r.replica)),
+    ("engine/generation_tokens", "tokens", SUM, "Tokens generated.",
+     lambda r: r.generation_tokens.sum()),
+    ("engine/prompt_tokens", "tokens", SUM, "Prompt tokens computed.",
+     lambda r: r.prompt_tokens.sum()),
+    ("engine/tokens_per_s", "tokens/s", "tokens of all replicas / time of the one busy longest",
+     "generation_tokens / rollout_s.",
+     lambda r: ratio(r.generation_tokens.sum(), r.duration_s[r.slowest].sum())),
+    ("engine/mean_running", "requests", MEAN,
+     "Running requests of a replica, weighted by step duration.",
+     lambda r: ratio((r.running * r.duration_s).sum(), r.duration_s.sum())),
+    ("engine/max_running", "requests", MAX, "Most requests running at once on one replica.",
+     lambda r: r.running.max(initial=0)),
+    ("engine/preempted", "requests", SUM, "Preemptions.", lambda r: r.preempted.sum()),
+    ("engine/replicas", "replicas", SUM, "Replicas that ran at least one engine step.",
+     lambda r: len(set(r.replica.tolist()))),
+    ("engine/telemetry_us_per_step", "us", MEAN,
+     "Time spent on recording an engine step, in the engine's worker and in its front end.",
+     lambda r: ratio(r.telemetry_us.sum(dtype=float), len(r.replica))),
+    *_of_phase("tail", "in"),
+    ("tail/share", "1", MEAN, "tail/time_sum_s / engine/rollout_sum_s.",
+     lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
+    ("tail/tokens_per_s", "tokens/s", MEAN,
+     "tail/tokens / tail/time_sum_s: of one replica in its tail; 0 if there is none.",
+     lambda r: ratio(r.generation_tokens[r.tail].sum(), r.duration_s[r.tail].sum())),
+    ("tail/index", "1", _OF_REQUESTS,
+     "Slowest request's time from arrival to end / the mean over requests; 1 = no tail, 0 = no "
+     "requests.",
+     lambda r: ratio(r.request_s.max(initial=0.0), r.request_s.sum() / max(len(r.request_s), 1))),
+    *_of_phase("head", "outside"),
+    ("draft/acceptance_length", "tokens", MEAN,
+     "Tokens a request gains in an engine step that verifies its drafts, bonus token included: "
+     "1 + accepted_tokens / draft_requests; 1 when nothing was drafted.",
+     lambda r: 1 + ratio(r.accepted_tokens.sum(), r.draft_requests.sum())),
+    ("draft/acceptance_rate", "1", MEAN,
+     "accepted_tokens / drafted_tokens; 0 when nothing was drafted.",
+     lambda r: ratio(r.accepted_tokens.sum(), r.draft_tokens.sum())),
+    ("draft/drafted_tokens", "tokens", SUM, "Draft tokens verified.",
+     lambda r: r.draft_tokens.sum()),
+    ("draft/accepted_tokens", "tokens", SUM, "Draft tokens accepted.",
+     lambda r: r.accepted_tokens.sum()),
+    ("draft/time_us_per_step", "us", MEAN,
+     "Drafter time per engine step with a drafter, gate open or closed.",
+     lambda r: ratio(r.drafter_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
+    ("draft/time_s", "s", SLOWEST, "Drafter time, gate open or closed.",
+     lambda r: 1e-6 * r.drafter_us[r.slowest].sum(dtype=float)),
+    ("draft/catch_up_us_per_step", "us", MEAN,
+     "Drafter time per engine step with the gate closed: catching up alone.",
+     lambda r: ratio(r.drafter_us[r.closed].sum(dtype=float), r.closed.sum())),
     *(
-        metric
+        (f"draft/{kind}_{name}", "tokens", SUM, f"Draft tokens from {name} that were {kind}.",
+         lambda r, kind=kind, number=number: r.by_source(kind)[number])
+        for number, name in enumerate(NAMES)
+        for kind in ("drafted", "accepted")
+    ),
+    ("gate/open_share", "1", MEAN, "Engine steps with the gate open / with a drafter.",
+     lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
+    ("gate/open_time_share", "1", MEAN,
+     "Time of engine steps with the gate open / with a drafter.",
+     lambda r: ratio(r.duration_s[r.gate_open].sum(), r.duration_s[r.has_drafter].sum())),
+    ("gate/transitions", "changes", SUM,
+     "Changes between open and closed from one engine step to the next.",
+     lambda r: r.gate_changes),
+    ("sampler/time_us_per_step", "us", MEAN,
+     "Host time in the engine's samplers per engine step with a drafter, verification included. "
+     "Nothing waits for the device on this account: on an accelerator it is the time to launch "
+     "their kernels, and whatever a sampler itself waits for.",
+     lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
+    ("sampler/time_s", "s", SLOWEST, "The same, added up.",
+     lambda r: 1e-6 * r.sampler_us[r.slowest].sum(dtype=float)),
+    ("routing/grouped_share", "1", _OF_REQUESTS,
+     "Share of the requests that ran on the replica where most of their prompt's responses ran; "
+     "1 where no group was split.",
+     lambda r: ratio(r.largest_share_of_group.sum(), r.requests.num_rows)),
+    ("routing/imbalance", "1", _OF_REQUESTS,
+     "Most requests of a replica / the mean over replicas that had any.",
+     lambda r: ratio(
+         r.requests_of_replica.max(initial=0) * len(r.requests_of_replica), r.requests.num_rows)),
+]  # fmt: skip
+
+# Counted by the drafting session, the drafter and the gate, and by parts of the trainer.
+_COUNTED: list[tuple[str, str, str, str]] = [
+    (f"draft/accepted_position_{POSITION}", "1", MEAN,
+     "Share of verified drafts whose k-th token was accepted, k = 1, 2, ..."),
+    ("draft/failures", "failures", SUM, "Drafter errors survived by drafting nothing."),
+    ("draft/record_failures", "failures", SUM,
+     "Errors of the drafter's notes on engine steps. Drafting goes on, but from that training "
+     "step on the engine's steps count as without drafts, the gate closed; counts of requests "
+     "stay right."),
+    ("draft/live_requests", "requests", SUM,
+     "Requests that still hold drafter state when the training step is drained; grows if something "
+     "leaks."),
+    ("draft/bytes", "bytes", SUM, "Memory of drafter state when the step is drained."),
+    ("draft/catch_up_tokens", "tokens", SUM, "Tokens read into automata."),
+    ("draft/proposed_tokens", "tokens", SUM,
+     "Draft tokens proposed; the engine may verify fewer."),
+    ("draft/drafter_steps", "steps", SUM, "Calls of the drafter."),
+    ("draft/rebuilds", "requests", SUM,
+     "Texts read again because a batch row did not continue the one it held."),
+    ("draft/evictions", "requests", SUM,
+     "Automata given up for a cap on their number or bytes."),
+    ("draft/padding_tokens", "tokens", SUM,
+     "Tokens verified only to keep steps on captured graphs; not among the drafted ones."),
+    ("draft/accepted_padding_tokens", "tokens", SUM,
+     "Of padding_tokens, those the model happened to sample; not among the accepted ones."),
+    *((f"draft/{own.name}", own.unit, own.aggregation, own.meaning)
+      for entry in SOURCES for own in entry.metrics),
+    (f"draft/verify_context_{CONTEXT}", "requests", SUM,
+     "Verified drafts of texts that had at least lo tokens, and fewer than the next edge, when the "
+     f"draft was made; lo = {', '.join(map(str, CONTEXT_EDGES))}. The acceptance length there is "
+     "1 + accepted_context / verify_context. Bins without drafts are left out."),
+    (f"draft/drafted_context_{CONTEXT}", "tokens", SUM, "Draft tokens of these."),
+    (f"draft/accepted_context_{CONTEXT}", "tokens", SUM, "Accepted ones of these."),
+    ("gate/failures", "failures", SUM,
+     "Gate errors survived by closing the gate, or by leaving its counters out."),
+    ("gate/agreed_steps", "steps", SUM,
+     "Engines that share experts: steps for which their gates agreed on the draft tokens."),
+    ("gate/lone_steps", "steps", SUM,
+     "Engines that share experts: steps for which one decided alone, since nothing had been "
+     "exchanged. Should be 0."),
+    ("gate/steps_with_k_<budget>", "steps", SUM,
+     "Engine steps for which k draft tokens were allowed: with sam.gate.kind=auto, and in "
+     "engines that share experts."),
+    ("gate/trials", "steps", SUM,
+     "sam.gate.kind=auto, as all below: steps with a budget that was tried, not chosen."),
+    ("gate/measured_steps", "steps", SUM, "Steps whose time was learned from."),
+    ("gate/skipped_steps", "steps", SUM,
+     "Steps not looked at, since they could tell nothing new; those measured stand for them."),
+    ("gate/left_out_steps", "steps", SUM,
+     "Other steps: prompts, requests that joined or left, outliers."),
+    ("gate/measured_s", "s", SUM, "Time of the measured steps."),
+    ("gate/predicted_s", "s", SUM, "The same, as expected before each."),
+    ("gate/measured_tokens", "tokens", SUM, "Tokens of the measured steps."),
+    ("gate/decoding_s", "s", SUM, "Time of all steps, without what interrupted them."),
+    ("gate/trial_loss_s", "s", SUM, "Time that trials lost against the budget chosen."),
+    ("gate/regret_s", "s", SUM,
+     "Time lost against the best fixed threshold and k, by the latest estimates."),
+    ("gate/compared_s", "s", SUM, "All time that regret_s is part of."),
+    ("control/share", "1", SUM_RATIO, "Control requests / all requests."),
+    ("control/requests", "requests", SUM, "Requests sampled without drafts."),
+    ("control/drafted_requests", "requests", SUM, "All other requests."),
+    ("control/drafted_tokens_per_step", "tokens", SUM_RATIO,
+     "Unit groups: tokens that a request with drafts gains in an engine step while the gate is "
+     "open, steps for which no draft was found included."),
+    ("control/tokens_per_step", "tokens", SUM_RATIO,
+     "The same for control requests: 1 by construction, unless steps are filled up, when a "
+     "filling token that the model samples counts."),
+    ("control/gain", "1", SUM_RATIO,
+     "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Without filling the control "
+     "arm's value is 1, so this is what the drafted arm gains per step, less 1: a gain in "
+     "tokens per step over the steps there were, not in time. How long those steps would have "
+     "been without drafts it does not tell; for time there is unit replicas."),
+    ("control/gain_low", "1", SUM_RATIO, "Lower limit of gain, over prompts."),
+    ("control/gain_high", "1", SUM_RATIO, "Upper limit of gain, over prompts."),
+    ("control/replica_rollout_s", "s", "mean over control replicas",
+     "Unit replicas: busy time of a control replica."),
+    ("control/drafted_replica_rollout_s", "s", "mean over the other replicas",
+     "Unit replicas: busy time of a replica with drafts."),
+    ("control/rollout_gain", "1", SUM_RATIO,
+     "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
+     "were given like work. That holds on average over steps where all prompts of a round are "
+     "handed out before any of them runs; dynamic_sampling.kind=refill would give the faster "
+     "replicas more and is refused. A control replica runs the drafter, too, and uses no draft:"
+     " the baseline is sam=matched, not sam=off."),
+    ("control/rollout_gain_low", "1", SUM_RATIO, "Its lower limit, over replicas."),
+    ("control/rollout_gain_high", "1", SUM_RATIO, "Its upper limit, over replicas."),
+    ("control/tail_time_per_token_ms", "ms", SUM_RATIO,
+     "Unit replicas: tail/time_per_token_ms of control replicas."),
+    ("control/drafted_tail_time_per_token_ms", "ms", SUM_RATIO,
+     "Unit replicas: tail/time_per_token_ms of the other replicas."),
+    ("control/tail_gain", "1", SUM_RATIO,
+     "Unit replicas: tail_time_per_token_ms / drafted_tail_time_per_token_ms - 1."),
+    ("control/tail_gain_low", "1", SUM_RATIO, "Its lower limit, over replicas."),
+    ("control/tail_gain_high", "1", SUM_RATIO, "Its upper limit, over replicas."),
+    ("control/rollout_without_drafts_s", "s", "of the replica for which it is longest",
+     "Estimate of what engine/rollout_s would be without any draft. Every accepted token spared"
+     " its request a step: each busy period goes on until the last request would have ended, in"
+     " steps as long as the open ones that verified nothing (if none: as the open ones less the"
+     " drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
+     "open, and that a step would have been shorter by the drafter's time only, so it is too "
+     "long by what verification costs, and by what other scheduling of sam=off saves. Beside "
+     "engine/rollout_s it shows the gain of this step, which control requests make smaller than"
+     " a run without control would have it."),
+    ("control/rollout_without_drafts_low_s", "s", "of the same replica",
+     "Its lower limit, by how well the mean length of a step without drafts is known: Student's"
+     " t over such steps, taken as independent. It holds nothing of the assumptions."),
+    ("control/rollout_without_drafts_high_s", "s", "of the same replica", "Its upper limit."),
+    *(
+        row
         for gain, unit, of in (
             ("without_drafts_gain", "", "rollout_without_drafts_s / engine/rollout_s"),
             ("gain", "Unit groups: ", "drafted_tokens_per_step / tokens_per_step"),
             ("rollout_gain", "Unit replicas: ", "replica_rollout_s / drafted_replica_rollout_s"),
-            (
-                "tail_gain",
-                "Unit replicas: ",
-                "tail_time_per_token_ms / drafted_tail_time_per_token_ms",
-            ),
+            ("tail_gain", "Unit replicas: ",
+             "tail_time_per_token_ms / drafted_tail_time_per_token_ms"),
         )
-        for metric in (
-            Metric(f"sam/control/{gain}_so_far", "1", f"{unit}{of} - 1, of sums.", SO_FAR),
-            Metric(f"sam/control/{gain}_so_far_low", "1", "Its lower limit, over steps.", SO_FAR),
-            Metric(f"sam/control/{gain}_so_far_high", "1", "Its upper limit, over steps.", SO_FAR),
+        for row in (
+            (f"control/{gain}_so_far", "1", SO_FAR, f"{unit}{of} - 1, of sums."),
+            (f"control/{gain}_so_far_low", "1", SO_FAR, "Its lower limit, over steps."),
+            (f"control/{gain}_so_far_high", "1", SO_FAR, "Its upper limit, over steps."),
         )
     ),
-    Metric(
-        "sam/routing/grouped_share",
-        "1",
-        "Share of the requests that ran on the replica where most of their prompt's responses ran; "
-        "1 where no group was split.",
-        "over the requests of all replicas",
-    ),
-    Metric(
-        "sam/routing/imbalance",
-        "1",
-        "Most requests of a replica / the mean over replicas that had any.",
-        "over the requests of all replicas",
-    ),
-    Metric("sam/rounds/count", "rounds", "Generation rounds until the batch was full.", STEP),
-    Metric(
-        "sam/rounds/time_mean_s",
-        "s",
-        "Time of one generation round, averaged over rounds and data-parallel domains.",
-        STEP,
-    ),
-    Metric("sam/rounds/time_max_s", "s", "Time of the step's longest generation round.", STEP),
-    Metric("sam/rounds/generated_groups", "groups", "Prompts generated in all rounds.", STEP),
-    Metric(
-        "sam/rounds/failed_groups", "groups", "Prompts dropped because a response failed.", STEP
-    ),
-    Metric(
-        "sam/rounds/filtered_groups",
-        "groups",
-        "Prompts dropped because all their responses scored alike.",
-        STEP,
-    ),
-    Metric(
-        "sam/rounds/surplus_groups",
-        "groups",
-        "Prompts generated beyond a full batch and dropped.",
-        STEP,
-    ),
-    Metric(
-        "sam/rounds/accuracy_unfiltered_stderr",
-        "1",
-        "Standard error of accuracy_unfiltered over prompts.",
-        STEP,
-    ),
-    Metric(
-        "sam/rounds/accuracy_unfiltered",
-        "1",
-        "Share of right responses before any prompt was dropped.",
-        STEP,
-    ),
-    Metric(
-        "sam/telemetry/collect_s",
-        "s",
-        "Time for collecting the step's records from the replicas, those of its validation "
-        "included, for writing them and for making metrics of them.",
-        STEP,
-    ),
-    Metric(
-        "sam/telemetry/curve_s",
-        "s",
-        "Time for drawing the running requests over time and handing the picture to the loggers; "
-        "after the step, outside timing_s/step.",
-        STEP,
-    ),
-    Metric("sam/telemetry/share", "1", "(collect_s + curve_s) / timing_s/step.", STEP),
+    ("rounds/count", "rounds", STEP, "Generation rounds until the batch was full."),
+    ("rounds/time_mean_s", "s", STEP,
+     "Time of one generation round, averaged over rounds and data-parallel domains."),
+    ("rounds/time_max_s", "s", STEP, "Time of the step's longest generation round."),
+    ("rounds/generated_groups", "groups", STEP, "Prompts generated in all rounds."),
+    ("rounds/failed_groups", "groups", STEP, "Prompts dropped because a response failed."),
+    ("rounds/filtered_groups", "groups", STEP,
+     "Prompts dropped because all their responses scored alike."),
+    ("rounds/surplus_groups", "groups", STEP, "Prompts generated beyond a full batch and dropped."),
+    ("rounds/accuracy_unfiltered_stderr", "1", STEP,
+     "Standard error of accuracy_unfiltered over prompts."),
+    ("rounds/accuracy_unfiltered", "1", STEP,
+     "Share of right responses before any prompt was dropped."),
+    ("telemetry/collect_s", "s", STEP,
+     "Time for collecting the step's records from the replicas, those of its validation "
+     "included, for writing them and for making metrics of them."),
+    ("telemetry/curve_s", "s", STEP,
+     "Time for drawing the running requests over time and handing the picture to the loggers; "
+     "after the step, outside timing_s/step."),
+    ("telemetry/share", "1", STEP, "(collect_s + curve_s) / timing_s/step."),
     # Against a baseline that ran before: sam_rollout/telemetry/baseline.py.
-    Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
-    Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
-    Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),
-    Metric(
-        "compare/response_length_baseline",
-        "tokens",
-        "The baseline's response_length/mean.",
-        STEP,
-    ),
-    Metric("compare/reward_baseline", "1", "The baseline's critic/rewards/mean.", STEP),
-    Metric(
-        "compare/speedup_rollout",
-        "1",
-        "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast.",
-        STEP,
-    ),
-    Metric("compare/speedup_tail", "1", "Baseline / this run, time in the long tail.", STEP),
-    Metric("compare/speedup_step", "1", "Baseline / this run, time of the training step.", STEP),
-    Metric(
-        "compare/speedup_rollout_so_far",
-        "1",
-        "Baseline / this run, rollout time summed over the steps compared up to this one, those "
-        "before a resume included.",
-        STEP,
-    ),
-    Metric(
-        "compare/gain_at_equal_tokens",
-        "1",
-        "Speed-up minus one of the rollout time per generated token.",
-        STEP,
-    ),
+    ("compare/rollout_s_baseline", "s", STEP, "The baseline's sam/engine/rollout_s."),
+    ("compare/tail_time_baseline", "s", STEP, "The baseline's sam/tail/time_s."),
+    ("compare/step_s_baseline", "s", STEP, "The baseline's timing_s/step."),
+    ("compare/response_length_baseline", "tokens", STEP, "The baseline's response_length/mean."),
+    ("compare/reward_baseline", "1", STEP, "The baseline's critic/rewards/mean."),
+    ("compare/speedup_rollout", "1", STEP,
+     "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast."),
+    ("compare/speedup_tail", "1", STEP, "Baseline / this run, time in the long tail."),
+    ("compare/speedup_step", "1", STEP, "Baseline / this run, time of the training step."),
+    ("compare/speedup_rollout_so_far", "1", STEP,
+     "Baseline / this run, rollout time summed over the steps compared up to this one, those "
+     "before a resume included."),
+    ("compare/gain_at_equal_tokens", "1", STEP,
+     "Speed-up minus one of the rollout time per generated token."),
+]  # fmt: skip
+
+# Ratios of what the measuring gate counted: name, unit, numerator, denominator, factor.
+GATE_RATIOS = (
+    ("gate/measured_ms_per_token", "ms", "gate/measured_s", "gate/measured_tokens", 1e3),
+    ("gate/predicted_ms_per_token", "ms", "gate/predicted_s", "gate/measured_tokens", 1e3),
+    ("gate/trial_loss_share", "1", "gate/trial_loss_s", "gate/decoding_s", 1.0),
+    ("gate/regret_share", "1", "gate/regret_s", "gate/compared_s", 1.0),
 )
+
+
+def _declarations() -> list[Metric]:
+    rows = [row[:4] for row in _COMPUTED] + _COUNTED
+    for name, unit, above, below, _ in GATE_RATIOS:
+        of = " / ".join(part.removeprefix("gate/") for part in (above, below))
+        rows.append((name, unit, MEAN, f"{of}."))
+    metrics = [
+        Metric(name if name.startswith("compare/") else f"sam/{name}", unit, meaning, aggregation)
+        for name, unit, aggregation, meaning in rows
+    ]
+    order = list(GROUPS)
+    return sorted(metrics, key=lambda metric: order.index(metric.group))
+
+
+METRICS: tuple[Metric, ...] = tuple(_declarations())
+# Metric without `sam/` -> how it follows from a rollout's records.
+COMPUTED: Mapping[str, Compute] = {name: compute for name, _, _, _, compute in _COMPUTED}
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 

@@ -28,15 +28,11 @@ from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engi
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.session.ledger import RequestTotals
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress, total
-from sam_rollout.telemetry.records import (
-    RequestRecord,
-    TraceRecord,
-    requests_table,
-    traces_table,
-)
+from sam_rollout.telemetry.records import RequestRecord, TraceRecord, table_of
 
 WARM_UP_TOKENS = 16
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
@@ -69,6 +65,15 @@ class _FinishedRequest:
     end_s: float
     finish_reason: str
     control: bool
+
+    def who_and_when(self) -> dict[str, Any]:
+        """The columns that a request's record and its trace share."""
+        return {
+            "group": self.identity.group if self.identity else group_of(self.prompt_ids),
+            "sibling": self.identity.sibling if self.identity else 0,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+        }
 
 
 def worker_extension(device: str) -> str:
@@ -215,78 +220,71 @@ class SamHttpServer(vLLMHttpServer):
         split: str,
     ) -> ReplicaRecords:
         """Join what an engine's workers, its recorder and the server know."""
-        # One rank's drafts are used; the others have nothing to tell.
-        drained = [part for part in workers if part]
-        drafter = max(drained, key=lambda part: len(part["steps"]["time_s"]), default=None)
+        # One rank's drafts are used; the others have no session.
+        session = next((part for part in workers if part), None)
         engine_steps = recorder.drain(
             step=step,
             split=split,
             replica=replica,
-            drafter_steps=on_this_clock(drafter, asked_s) if drafter else None,
+            session_steps=on_this_clock(session, asked_s) if session else None,
         )
         traced = self._trace_table(finished, replica, step, split) if self._record_traces else None
         return ReplicaRecords(
             replica=replica,
-            engine_steps=engine_steps.to_table(),
-            requests=self._request_table(finished, drafter, replica, step, split),
+            engine_steps=engine_steps,
+            requests=self._request_table(finished, session, replica, step, split),
             request_ids=[request.request_id for request in finished],
             traces=traced,
-            drafter_counters=drafter["counters"] if drafter else {},
+            drafter_counters=session["counters"] if session else {},
         )
 
     def _request_table(
         self,
         finished: list[_FinishedRequest],
-        drafter: dict | None,
+        session: dict | None,
         replica: int,
         step: int,
         split: str,
     ) -> pa.Table:
         # vLLM appends "-" and eight random characters to the id it was given.
-        totals = drafter["requests"] if drafter else {}
-        given_id = {rid: rid.rpartition("-")[0] or rid for rid in totals}
-        counts_of = {given_id[rid]: counts for rid, counts in totals.items()}
-        open_of = {given_id[rid]: drafter["open"][rid] for rid in totals}
-        return requests_table(
-            RequestRecord(
-                step=step,
-                split=split,
-                replica=replica,
-                group=request.identity.group if request.identity else group_of(request.prompt_ids),
-                sibling=request.identity.sibling if request.identity else 0,
-                prompt_tokens=len(request.prompt_ids),
-                response_tokens=len(request.response_ids),
-                verify_steps=counts[0],
-                drafted_tokens=counts[1],
-                accepted_tokens=counts[2],
-                start_s=request.start_s,
-                end_s=request.end_s,
-                finish_reason=request.finish_reason,
-                open_steps=open_[0],
-                open_tokens=open_[1],
-                control=request.control,
-            )
-            for request in finished
-            for counts in [counts_of.get(request.request_id, (0, 0, 0))]
-            for open_ in [open_of.get(request.request_id, (0, 0))]
+        totals = {
+            request_id.rpartition("-")[0] or request_id: RequestTotals(*counts)
+            for request_id, counts in (session["requests"] if session else {}).items()
+        }
+        return table_of(
+            RequestRecord,
+            (
+                RequestRecord(
+                    step=step,
+                    split=split,
+                    replica=replica,
+                    prompt_tokens=len(request.prompt_ids),
+                    response_tokens=len(request.response_ids),
+                    finish_reason=request.finish_reason,
+                    control=request.control,
+                    **request.who_and_when(),
+                    **totals.get(request.request_id, RequestTotals())._asdict(),
+                )
+                for request in finished
+            ),
         )
 
     def _trace_table(
         self, finished: list[_FinishedRequest], replica: int, step: int, split: str
     ) -> pa.Table:
-        return traces_table(
-            TraceRecord(
-                group=request.identity.group if request.identity else group_of(request.prompt_ids),
-                sibling=request.identity.sibling if request.identity else 0,
-                step=step,
-                split=split,
-                replica=replica,
-                prompt_ids=request.prompt_ids,
-                response_ids=request.response_ids,
-                start_s=request.start_s,
-                end_s=request.end_s,
-            )
-            for request in finished
+        return table_of(
+            TraceRecord,
+            (
+                TraceRecord(
+                    step=step,
+                    split=split,
+                    replica=replica,
+                    prompt_ids=request.prompt_ids,
+                    response_ids=request.response_ids,
+                    **request.who_and_when(),
+                )
+                for request in finished
+            ),
         )
 
 

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting.corpus import check_corpus, check_fit
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
+from sam_rollout.sources.corpus import check_corpus, check_fit
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ class KnownTextProposer(SamProposer):
         *_args: Any,
         **_kwargs: Any,
     ) -> list[list[int]]:
-        if not self._drafts_are_used:
+        if self.session is None:
             return [[]] * len(sampled_token_ids)
         drafts: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.padding import NO_PADDING
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+from sam_rollout.session.padding import NO_PADDING
 
 
 class WrongDrafterError(RuntimeError):

@@ -10,23 +10,28 @@ GIL; a step only hands work over and takes results when they are there. Where th
 source is switched off and the others go on.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton import static_build
-from sam_rollout.automaton.pool import Int32Array
-from sam_rollout.automaton.recorder import TextRecorder
-from sam_rollout.automaton.static import StaticAutomaton, build, join
-from sam_rollout.automaton.static_match import StaticMatcher
-from sam_rollout.config import ConfigError, HistorySourceConfig
-from sam_rollout.drafting.history_store import HistoryStore
+from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.metric import MAX, Metric
+from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.support.static import StaticTexts
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.static import StaticAutomaton
+    from sam_rollout.sources.support.history_store import HistoryStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +41,49 @@ _BYTES_PER_TOKEN = 36
 _MAX_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class HistorySourceConfig(Section):
+    """Settings of the drafts from responses of earlier training steps."""
+
+    PATH: ClassVar[str] = "sam.sources.history"
+
+    enabled: bool = setting(
+        False,
+        meaning="Draft from responses to the same prompt in earlier training steps, and store "
+        "those of this one.",
+    )
+    path: str = setting(
+        "",
+        allowed="a folder",
+        meaning="Where responses are stored; empty: `sam/history` in the run folder.",
+    )
+    max_bytes: int = setting(
+        8_000_000_000,
+        minimum=64 << 20,
+        meaning="Size of that folder, about 4 bytes a token. The oldest responses are deleted "
+        "first. Each engine writes a segment of its own, a 256th of this; at most 255 "
+        "engines share a folder, and a response that is longer than a segment is not "
+        "stored.",
+    )
+    max_memory_bytes: int = setting(
+        1_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of one engine, about 36 bytes a token. Groups without running "
+        "requests lose their history first.",
+    )
+    max_responses_per_prompt: int = setting(
+        16,
+        minimum=1,
+        meaning="Responses drafted from, the newest ones.",
+    )
+
+
+def check_history(config: HistorySourceConfig) -> None:
+    """Raise ConfigError if no folder is named."""
+    if not config.path:
+        raise ConfigError(f"{config.PATH}.path", config.path, "must name a folder")
 
 
 @dataclasses.dataclass
@@ -59,16 +107,15 @@ class _Group:
 _GroupKey = tuple[str, int]  # group, step
 
 
-class HistorySource:
-    """Drafts from earlier responses to the same prompt; a `StaticSource`.
+class HistorySource(StaticTexts):
+    """Drafts from earlier responses to the same prompt.
 
     Requests without identity, outside training steps or of validation neither draft from history
     nor enter it.
 
     Args:
         config: with a path.
-        max_rows: most requests in one batch.
-        max_model_len: longest text in tokens.
+        limits: of the engine.
         executor: where slow work is done, one task after the other; by default a thread of its own.
 
     Raises:
@@ -76,26 +123,24 @@ class HistorySource:
     """
 
     name = "history"
-    bias = 0
+    needs_identity = True
 
     def __init__(
-        self,
-        config: HistorySourceConfig,
-        max_rows: int,
-        max_model_len: int,
-        executor: Executor | None = None,
+        self, config: HistorySourceConfig, limits: Limits, executor: Executor | None = None
     ) -> None:
-        if not config.path:
-            raise ConfigError("sam.sources.history.path", config.path, "must name a folder")
+        check_history(config)
+        from sam_rollout.automaton import static_build
+        from sam_rollout.automaton.recorder import TextRecorder
+
+        super().__init__(limits)
         self._config = config
         self._executor = executor or ThreadPoolExecutor(1, "sam-history")
         static_build.warm_up()  # now, or the first group would wait for the compiler
-        self._matcher = StaticMatcher(max_rows)
         # Of requests that are preempted, too; beyond that, responses are not recorded.
-        self._recorder = TextRecorder(2 * max_rows + 16, max_model_len)
+        self._recorder = TextRecorder(2 * limits.max_rows + 16, limits.max_model_len)
         self._live: dict[str, _Live] = {}
         self._bound: list[_Live] = []
-        self._slots = np.full(max_rows, _NO_SLOT, np.int32)
+        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest unused first
         self._loading: set[_GroupKey] = set()
         self._nbytes = 0
@@ -109,7 +154,7 @@ class HistorySource:
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """As `StaticSource.bind`. A group's first request has its past read."""
+        """As `Source.bind`. A group's first request has its past read."""
         rows = [
             self._live.get(request_id) or self._admit(request_id, identity)
             for request_id, identity in zip(request_ids, identities, strict=True)
@@ -127,29 +172,14 @@ class HistorySource:
         self._bound = rows
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """As `StaticSource.catch_up`; cursors are left to the first `match`."""
+        """As `Source.catch_up`; cursors are left to the first `match`."""
         if self._off:
             return
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
         self._take_results()
 
-    def match(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_lengths: Int32Array,
-    ) -> None:
-        """As `StaticSource.match`."""
-        self.catch_up(token_ids, num_tokens, eligible)
-        self._matcher.match(token_ids, num_tokens, eligible, out_lengths)
-
-    def draft(self, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array) -> None:
-        """As `StaticSource.draft`."""
-        self._matcher.draft(k, out_tokens, out_counts)
-
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As `StaticSource.finish`; responses go to the disk."""
+        """As `Source.finish`; responses go to the disk."""
         for request_id in request_ids:
             live = self._live.pop(request_id, None)
             if live is None:
@@ -168,12 +198,12 @@ class HistorySource:
             self._forget(key)
 
     def counters(self) -> Mapping[str, int]:
-        """As `StaticSource.counters`; bytes and groups as they stand, the rest since the start."""
-        return {
-            **{f"history_{name}": count for name, count in self._counts.items()},
-            "history_bytes": self._nbytes,
-            "history_disk_bytes": self._worker.disk_bytes,
-        }
+        """What happened to groups and responses."""
+        return {f"history_{name}": count for name, count in self._counts.items()}
+
+    def levels(self) -> Mapping[str, int]:
+        """Memory, and size of the folder."""
+        return {"history_bytes": self._nbytes, "history_disk_bytes": self._worker.disk_bytes}
 
     def wait(self) -> None:
         """Wait until all work handed over is done; for tests, replays and the end of a run."""
@@ -301,7 +331,11 @@ class _Worker:
             self.disk_bytes = store.disk_bytes()
         max_tokens = self._config.max_memory_bytes // _BYTES_PER_TOKEN
         responses = store.read(group, step, max_tokens)
-        return build(join(responses)) if responses else None
+        if not responses:
+            return None
+        from sam_rollout.automaton.static import build, join
+
+        return build(join(responses))
 
     def append(self, group: str, step: int, tokens: Int32Array) -> bool:
         """Write a response; False if it is too long."""
@@ -310,6 +344,8 @@ class _Worker:
     def _open(self) -> HistoryStore:
         """The store, opened by the first task: ranks whose drafts are unused never have one."""
         if self._store is None:
+            from sam_rollout.sources.support.history_store import HistoryStore
+
             self._store = HistoryStore(
                 Path(self._config.path).expanduser(),
                 self._config.max_bytes,
@@ -320,3 +356,47 @@ class _Worker:
 
 def _key_of(identity: RequestIdentity | None) -> _GroupKey:
     return ("", -1) if identity is None else (identity.group, identity.step)
+
+
+SOURCE = SourceEntry(
+    "history",
+    HistorySourceConfig,
+    HistorySource,
+    order=20,
+    metrics=(
+        Metric(
+            "history_groups_found",
+            "groups",
+            "Groups with responses of earlier steps to draft from.",
+        ),
+        Metric("history_groups_missing", "groups", "Groups without any."),
+        Metric(
+            "history_evictions",
+            "groups",
+            "Groups whose history was given up for max_memory_bytes.",
+        ),
+        Metric(
+            "history_dropped",
+            "responses",
+            "Responses not stored: the disk was too slow, or they were too long.",
+        ),
+        Metric(
+            "history_failures",
+            "failures",
+            "Disk errors survived by switching the history off; at most one an engine.",
+        ),
+        Metric(
+            "history_bytes",
+            "bytes",
+            "Memory of history that is drafted from when the step is drained.",
+        ),
+        Metric(
+            "history_disk_bytes",
+            "bytes",
+            "Size of the history's folder when the step began.",
+            MAX,
+        ),
+    ),
+    check=check_history,
+    benchmark=lambda folder: {"path": str(folder)},
+)

@@ -4,10 +4,35 @@ Automata know slots, engines know request ids that come and go and change rows. 
 the two together, and decides whose automaton is given up when there are too many or too large.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
 
-from sam_rollout.drafting.live import NO_SLOT, LiveTexts
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 from sam_rollout.identity import RequestIdentity
+from sam_rollout.settings import Section, setting
+from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
+
+
+@dataclass(frozen=True)
+class OwnSourceConfig(Section):
+    """Settings of the drafts from the request's own text."""
+
+    PATH: ClassVar[str] = "sam.sources.own"
+
+    enabled: bool = setting(
+        True,
+        meaning="Draft from the request's own prompt and response. With `sam.enabled`, at "
+        "least one source must be on.",
+    )
+    max_bytes: int = setting(
+        2_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of the automata of all requests of one engine. Beyond it requests "
+        "that are not running lose theirs first, then those with the shortest texts.",
+    )
 
 
 class OwnText(LiveTexts):
@@ -17,20 +42,18 @@ class OwnText(LiveTexts):
     returns, unless it was the longest absent of more than `2 * max_rows + 16` live ones.
 
     Args:
-        max_rows: most requests in one batch.
-        max_bytes: memory of all automata. It is checked after every step, so one step's growth
-            may exceed it for a moment. Absent requests give way first, longest absent first, then
-            the smallest present ones: long texts yield the longest drafts and make up the tail.
-        max_branches: as for `LiveTexts`.
+        config: `max_bytes` is checked after every step, so one step's growth may exceed it for a
+            moment. Absent requests give way first, longest absent first, then the smallest present
+            ones: long texts yield the longest drafts and make up the tail.
+        limits: of the engine.
     """
 
     name = "own"
-    bias = 0
 
-    def __init__(self, max_rows: int, max_bytes: int, max_branches: int = 0) -> None:
-        super().__init__(max_rows, max_branches)
-        self._max_live = 2 * max_rows + 16
-        self._max_bytes = max_bytes
+    def __init__(self, config: OwnSourceConfig, limits: Limits) -> None:
+        super().__init__(limits)
+        self._max_live = 2 * limits.max_rows + 16
+        self._max_bytes = config.max_bytes
         self._slot_of: dict[str, int] = {}  # longest absent first
         # Present requests whose automaton was given up, and the bytes it had.
         self._suspended: dict[str, int] = {}
@@ -62,13 +85,6 @@ class OwnText(LiveTexts):
                 self.pool.close(slot)
             else:
                 self._suspended.pop(request_id, None)
-
-    def end_step(self) -> None:
-        """Nothing here outlives its request."""
-
-    def counters(self) -> Mapping[str, int]:
-        """None of its own."""
-        return {}
 
     def _resume(self, ids: list[str]) -> None:
         """Take suspended requests back, in row order, while what they had fits again."""
@@ -113,3 +129,6 @@ class OwnText(LiveTexts):
         self.pool.close(slot)
         self.evictions += 1
         return nbytes
+
+
+SOURCE = SourceEntry("own", OwnSourceConfig, OwnText, order=0, benchmark=lambda folder: {})

@@ -7,18 +7,28 @@ vllm-ascend's users measured a third of the throughput then (its issue 16637). S
 the missing ones of a closed gate, are filled up with a token that is right only by chance.
 
 Filling up is no drafting. The target model verifies these tokens like drafts, so the samples keep
-their distribution; but they are kept out of all books of drafts (``ledger.py``).
+their distribution; but they are counted apart from drafts (``ledger.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
-# Names of vLLM's CUDAGraphMode, as the dispatcher returns them for a step.
-FULL_GRAPH, NO_GRAPH = "FULL", "NONE"
+from sam_rollout.drafting.in_flight import DraftBatch
+
+# (tokens of a step, whether every request has the same number) -> the graph it would run in.
+GraphOf = Callable[[int, bool], str]
+FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # everything else: graphs of pieces
+
+
+def no_graphs(_num_tokens: int, _uniform: bool) -> str:
+    """For engines that have captured none."""
+    return NO_GRAPH
+
+
 NO_PADDING = "no step"  # how that is described
 
 
@@ -31,9 +41,9 @@ class Padding(IntEnum):
 
 
 def padding_by_rows(
-    setting: str, dispatcher: Any, k: int, max_rows: int, max_batched_tokens: int
+    setting: str, graph_of: GraphOf, k: int, max_rows: int, max_batched_tokens: int
 ) -> np.ndarray:
-    """Decide which steps to fill up; vLLM's own dispatcher says which graph a step would run in.
+    """Decide which steps to fill up; the engine says which graph a step would run in.
 
     * Filled up it has no full graph either (too large, no such graphs): no step.
     * Without drafts it has none at all: every step.
@@ -42,7 +52,7 @@ def padding_by_rows(
 
     Args:
         setting: ``sam.pad_drafts``; ``always`` and ``never`` do not ask for graphs.
-        dispatcher: The runner's ``cudagraph_dispatcher`` after the graphs are captured, or None.
+        graph_of: Asks the engine, after its graphs are captured.
         k: Draft tokens of a request.
         max_rows: The engine's ``max_num_seqs``.
         max_batched_tokens: Tokens of a step; filling up must not push requests out of it.
@@ -51,38 +61,42 @@ def padding_by_rows(
         ``Padding`` as int8 [max_rows + 1], by the number of requests.
     """
     by_rows = np.full(max_rows + 1, Padding.NO_STEP, np.int8)
-    if setting == "never" or (setting == "auto" and dispatcher is None):
+    if setting == "never":
         return by_rows
     for rows in range(1, min(max_rows, max_batched_tokens // (1 + k)) + 1):
         if setting == "always":
             by_rows[rows] = Padding.EVERY_STEP
             continue
-        filled, _ = dispatcher.dispatch(num_tokens=rows * (1 + k), uniform_decode=True)
-        plain, _ = dispatcher.dispatch(num_tokens=rows, uniform_decode=False)
-        if filled.name != FULL_GRAPH or plain.name == FULL_GRAPH:
+        filled, plain = graph_of(rows * (1 + k), True), graph_of(rows, False)
+        if filled != FULL_GRAPH or plain == FULL_GRAPH:
             continue
-        without_graph = plain.name == NO_GRAPH
+        without_graph = plain == NO_GRAPH
         by_rows[rows] = Padding.EVERY_STEP if without_graph else Padding.DRAFTING_STEPS
     return by_rows
 
 
 class DraftPadding:
-    """Fills drafts up, in arrays made once.
+    """Fills drafts up.
 
     Args:
-        by_rows: What ``padding_by_rows`` returned.
-        k: Draft tokens of a request.
+        setting, graph_of, k, max_rows, max_batched_tokens: As for ``padding_by_rows``.
         max_model_len: Longest text of the engine, tokens.
     """
 
-    def __init__(self, by_rows: np.ndarray, k: int, max_model_len: int) -> None:
-        max_rows = len(by_rows) - 1
-        self._by_rows = by_rows
+    def __init__(
+        self,
+        setting: str,
+        graph_of: GraphOf,
+        k: int,
+        max_rows: int,
+        max_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self._by_rows = padding_by_rows(setting, graph_of, k, max_rows, max_batched_tokens)
         self._k = k
         self._max_model_len = max_model_len
         self._row = np.arange(max_rows)
         self._place = np.arange(k)
-        self._tokens = np.empty((max_rows, k), np.int32)
 
     @property
     def in_use(self) -> bool:
@@ -108,26 +122,20 @@ class DraftPadding:
 
     def fill_up(
         self,
-        drafts: np.ndarray,  # int32 [batch, k]
-        counts: np.ndarray,  # int32 [batch], draft tokens of each row
+        batch: DraftBatch,
         token_ids: np.ndarray,  # int32 [max_num_seqs, max_model_len]
         num_tokens: np.ndarray,  # int32 [batch], known tokens of each row
         decoding: np.ndarray,  # bool [batch]; the others are prompts still being computed
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Fill every decoding row up to k tokens, with its text's last token.
+    ) -> None:
+        """Fill every decoding row up to k tokens, with its text's last token, in place.
 
         Rows so close to the engine's longest text that it would not schedule k tokens get fewer.
-
-        Returns:
-            The draft tokens of each row, and how many of them are filling, int [batch].
         """
-        rows = len(counts)
-        filled = self._tokens[:rows]
-        filled[:] = token_ids[self._row[:rows], num_tokens - 1, np.newaxis]
-        np.copyto(filled, drafts, where=self._place < counts[:, np.newaxis])
+        rows = batch.rows
+        tokens, counts = batch.tokens[:rows], batch.counts[:rows]
+        last = token_ids[self._row[:rows], num_tokens - 1, np.newaxis]
+        np.copyto(tokens, last, where=self._place >= counts[:, np.newaxis])
         room = np.clip(self._max_model_len - 1 - num_tokens, 0, self._k)
-        lengths = np.maximum(counts, np.where(decoding, room, 0))
-        lists = filled.tolist()
-        if (lengths < self._k).any():
-            lists = [row[:length] for row, length in zip(lists, lengths.tolist(), strict=True)]
-        return lists, lengths - counts
+        np.maximum(np.where(decoding, room, 0) - counts, 0, out=batch.filling[:rows])
+        batch.length[:rows] = num_tokens
+        batch.pending = True

@@ -10,19 +10,79 @@ No request changes its automaton: reading a long text anew would hold up an engi
 them at once for seconds. One that loses its automaton does without until it ends.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.pool import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
-from sam_rollout.config import SiblingsSourceConfig
-from sam_rollout.drafting.live import NO_SLOT, LiveTexts
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.metric import Metric
+from sam_rollout.settings import Section, setting
+from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SiblingsSourceConfig(Section):
+    """Settings of the drafts from other responses to the same prompt."""
+
+    PATH: ClassVar[str] = "sam.sources.siblings"
+
+    enabled: bool = setting(
+        False,
+        meaning="Draft from the other responses to the same prompt in the same training step "
+        "that this engine samples or has sampled. Which of the two a request drafts from is "
+        "decided by how many tokens are expected to be accepted, from what this engine "
+        "verified so far; at first by the longer match. A draft from siblings goes on at "
+        "every token the way most of them went; [results.md](results.md) compares that with "
+        "what followed the latest occurrence (`own + siblings, latest`).",
+    )
+    scope: str = setting(
+        "prompt",
+        choices=("prompt", "run"),
+        meaning="`run`: draft from all responses this engine has sampled, to any prompt and "
+        "in any step of the run; after a step that leaves what they share half as large as "
+        "it may be, requests that come later share anew. Better where prompts are alike, as "
+        "in the recorded rollouts of [results.md](results.md); no better where they are "
+        "not.",
+    )
+    max_bytes: int = setting(
+        2_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of one engine, about 50 bytes a token of the step's responses, beside "
+        "that of own text. Beyond it whole groups are given up, those that are not running "
+        "first; their requests go on without siblings until they end. With scope `run`, "
+        "requests that come later share anew.",
+    )
+    routing: str = setting(
+        "spread",
+        choices=("spread", "grouped"),
+        meaning="Which engine a request goes to. `spread`: where the fewest run, verl's own "
+        "rule. `grouped`: siblings follow each other to one engine, within the next two "
+        "bounds. See [below](#routing-siblings).",
+    )
+    max_siblings_per_replica: int = setting(
+        0,
+        minimum=0,
+        meaning="Of `grouped`: most siblings of a prompt that an engine gets before every "
+        "other has got as many; 0: no limit.",
+    )
+    max_imbalance: int = setting(
+        16,
+        minimum=1,
+        meaning="Of `grouped`: an engine is not followed while it runs as many requests more "
+        "than the mean of all. Below the number of siblings, groups are split even where "
+        "nothing else runs.",
+    )
+
 
 _GroupKey = tuple[str, int, str]  # split, step, group; of a run: split, which automaton, ""
 
@@ -38,7 +98,6 @@ class SiblingTexts(LiveTexts):
     """One automaton per prompt, kept until its training step is over and its requests have ended.
 
     Args:
-        max_rows: most requests in one batch.
         config: `scope`, and `max_bytes`, the memory of all automata, checked after every step.
             Beyond it whole groups are given up, the one that has been absent from the batch
             longest first, and so is a group that comes near the largest automaton there can be.
@@ -46,17 +105,17 @@ class SiblingTexts(LiveTexts):
             training step. What all responses of a run share is replaced instead: requests that
             come later share another one. After a step that leaves it at half of either limit it
             is replaced as well, and freed when its live requests have ended.
-        max_branches: as for `LiveTexts`.
+        limits: of the engine.
 
     Attributes:
         restarts: how often what a run shares was replaced at the end of a step.
     """
 
     name = "siblings"
-    bias = 0
+    needs_identity = True
 
-    def __init__(self, max_rows: int, config: SiblingsSourceConfig, max_branches: int = 0) -> None:
-        super().__init__(max_rows, max_branches)
+    def __init__(self, config: SiblingsSourceConfig, limits: Limits) -> None:
+        super().__init__(limits)
         self._max_bytes = config.max_bytes
         self._of_run = config.scope == "run"
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest absent first
@@ -119,13 +178,12 @@ class SiblingTexts(LiveTexts):
                 self._free(key)
 
     def counters(self) -> Mapping[str, int]:
-        """Groups and bytes as they stand, evictions and restarts since the start."""
-        return {
-            "siblings_groups": len(self._groups),
-            "siblings_bytes": self.pool.nbytes,
-            "siblings_evictions": self.evictions,
-            "siblings_restarts": self.restarts,
-        }
+        """Automata given up, and replaced."""
+        return {"siblings_evictions": self.evictions, "siblings_restarts": self.restarts}
+
+    def levels(self) -> Mapping[str, int]:
+        """Automata and their memory."""
+        return {"siblings_groups": len(self._groups), "siblings_bytes": self.pool.nbytes}
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
         """The slot of a request that is in the batch."""
@@ -181,3 +239,34 @@ class SiblingTexts(LiveTexts):
         for slot in group.slots.values():
             self.pool.close(slot)
         self.pool.destroy(group.automaton)
+
+
+SOURCE = SourceEntry(
+    "siblings",
+    SiblingsSourceConfig,
+    SiblingTexts,
+    order=10,
+    metrics=(
+        Metric(
+            "siblings_groups",
+            "groups",
+            "Automata that responses share when the step is drained, one for each prompt: what is "
+            "left then waits for requests that are still running. With scope run one for each "
+            "split that stays, and those it replaced whose requests are still running.",
+        ),
+        Metric("siblings_bytes", "bytes", "Memory of these automata; part of bytes."),
+        Metric(
+            "siblings_evictions",
+            "groups",
+            "Automata given up before their requests ended: for max_bytes, or because they came "
+            "near 2^24 tokens; part of evictions.",
+        ),
+        Metric(
+            "siblings_restarts",
+            "automata",
+            "With scope run: automata replaced after a step because they were half as large as "
+            "they may be. No request loses its drafts by that.",
+        ),
+    ),
+    benchmark=lambda folder: {},
+)

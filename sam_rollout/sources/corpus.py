@@ -5,18 +5,57 @@ with what a request repeats of itself, so the corpus is drafted from only where 
 by more than `l_bias` (SAM-Decoding, arXiv 2411.10666).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.pool import Int32Array
-from sam_rollout.automaton.static_file import FileInfo, StaticFileError, open_mapped, read_info
-from sam_rollout.automaton.static_match import StaticMatcher
-from sam_rollout.config import ConfigError, CorpusSourceConfig
 from sam_rollout.identity import RequestIdentity
+from sam_rollout.metric import MAX, Metric
+from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.support.static import StaticTexts
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.static_file import FileInfo
 
 _BUILD = "build one with: sam-rollout corpus build"
+
+
+@dataclass(frozen=True)
+class CorpusSourceConfig(Section):
+    """Settings of the drafts from one text for all requests (SAM-Decoding, arXiv 2411.10666)."""
+
+    PATH: ClassVar[str] = "sam.sources.corpus"
+
+    enabled: bool = setting(
+        False,
+        meaning="Draft from one text for all requests.",
+    )
+    path: str = setting(
+        "",
+        allowed="a file made by `sam-rollout corpus build`",
+        meaning="The corpus.",
+    )
+    l_bias: int = setting(
+        5,
+        minimum=0,
+        meaning="The corpus is drafted from if its match is longer by more tokens than this.",
+    )
+    max_bytes: int = setting(
+        8_000_000_000,
+        minimum=1 << 20,
+        meaning="Larger files are refused; about 36 bytes a token.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enabled and not self.path:
+            raise ConfigError(f"{self.PATH}.path", self.path, "must name a corpus file")
 
 
 def check_corpus(config: CorpusSourceConfig) -> FileInfo:
@@ -25,6 +64,8 @@ def check_corpus(config: CorpusSourceConfig) -> FileInfo:
     Raises:
         ConfigError: it is missing, damaged, of another version, or larger than `max_bytes`.
     """
+    from sam_rollout.automaton.static_file import StaticFileError, read_info
+
     try:
         info = read_info(_file_of(config))
     except StaticFileError as error:
@@ -73,12 +114,12 @@ def check_fit(
         )
 
 
-class CorpusSource:
-    """Drafts from one static automaton for all rows; a `StaticSource`.
+class CorpusSource(StaticTexts):
+    """Drafts from one static automaton for all rows.
 
     Args:
         config: with a path.
-        max_rows: most requests in one batch.
+        limits: of the engine.
 
     Raises:
         ConfigError: as `check_corpus`.
@@ -86,17 +127,19 @@ class CorpusSource:
 
     name = "corpus"
 
-    def __init__(self, config: CorpusSourceConfig, max_rows: int) -> None:
+    def __init__(self, config: CorpusSourceConfig, limits: Limits) -> None:
+        from sam_rollout.automaton.static_file import open_mapped
+
         check_corpus(config)
+        super().__init__(limits)
         self.bias = config.l_bias
         self._automaton, _ = open_mapped(_file_of(config))
-        self._matcher = StaticMatcher(max_rows)
         self._row_of: dict[str, int] = {}
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """As `StaticSource.bind`."""
+        """As `Source.bind`."""
         previous = [self._row_of.get(request_id, -1) for request_id in request_ids]
         self._matcher.rearrange(np.array(previous, np.int64))
         for row, before in enumerate(previous):
@@ -104,31 +147,28 @@ class CorpusSource:
                 self._matcher.attach(row, self._automaton)
         self._row_of = {request_id: row for row, request_id in enumerate(request_ids)}
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """As `StaticSource.catch_up`: cursors are left to the next `match`."""
-
-    def match(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_lengths: Int32Array,
-    ) -> None:
-        """As `StaticSource.match`."""
-        self._matcher.match(token_ids, num_tokens, eligible, out_lengths)
-
-    def draft(self, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array) -> None:
-        """As `StaticSource.draft`."""
-        self._matcher.draft(k, out_tokens, out_counts)
-
-    def end_step(self) -> None:
-        """A corpus is for all steps."""
-
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As `StaticSource.finish`: a request that is gone leaves its cursor, so forget its row."""
+        """A request that is gone leaves its cursor, so forget its row."""
         for request_id in request_ids:
             self._row_of.pop(request_id, None)
 
-    def counters(self) -> Mapping[str, int]:
-        """As `StaticSource.counters`."""
+    def levels(self) -> Mapping[str, int]:
+        """Size of the corpus."""
         return {"corpus_bytes": self._automaton.nbytes}
+
+
+SOURCE = SourceEntry(
+    "corpus",
+    CorpusSourceConfig,
+    CorpusSource,
+    order=30,
+    metrics=(
+        Metric(
+            "corpus_bytes",
+            "bytes",
+            "Size of the corpus, mapped once for all engines of a machine.",
+            MAX,
+        ),
+    ),
+    check=check_corpus,
+)

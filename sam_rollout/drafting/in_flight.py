@@ -1,0 +1,141 @@
+"""Drafts on their way through the engine: what was handed over, and what the target model kept.
+
+How many draft tokens were accepted follows from the text alone: they are the longest prefix of the
+draft that the text now goes on with. It is worked out here and nowhere else.
+"""
+
+import numpy as np
+from numba import njit, types
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.verified import Verified
+
+NO_SOURCE = -1
+
+
+class DraftBatch:
+    """The drafts of one engine step, and the room for the next ones.
+
+    Row i holds `counts[i]` draft tokens, then `filling[i]` tokens that only keep the step's shape;
+    what lies beyond in `tokens[i]` means nothing.
+
+    Args:
+        max_rows: most requests in one batch.
+        max_draft_tokens: k.
+
+    Attributes:
+        tokens: int32[max_rows, k].
+        counts, filling: int32[max_rows].
+        source: int32[max_rows], number of the source that drafted, NO_SOURCE for none.
+        length: int32[max_rows], of the text when the draft was made.
+        rows: requests in the batch.
+        pending: whether anything has to be verified.
+    """
+
+    def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
+        warm_up()
+        self.tokens = np.zeros((max_rows, max_draft_tokens), np.int32)
+        self.counts = np.zeros(max_rows, np.int32)
+        self.filling = np.zeros(max_rows, np.int32)
+        self.source = np.full(max_rows, NO_SOURCE, np.int32)
+        self.length = np.zeros(max_rows, np.int32)
+        self.rows = 0
+        self.pending = False
+        self._verified = np.zeros((4, max_rows), np.int32)
+
+    def rearrange(self, rows: np.ndarray) -> None:
+        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
+        if self.pending:
+            known = rows >= 0
+            self.tokens[: len(rows)] = self.tokens[rows]
+            self.length[: len(rows)] = self.length[rows]
+            for column, empty in ((self.counts, 0), (self.filling, 0), (self.source, NO_SOURCE)):
+                column[: len(rows)] = np.where(known, column[rows], empty)
+
+    def verify(
+        self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
+    ) -> Verified:
+        """Work out what was kept; call it once per engine step, after `rearrange`.
+
+        Args:
+            token_ids: int32[R >= B, L], row i begins with the text of request i.
+            num_tokens: int32[B], known tokens of each row, those gained included.
+            sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
+        """
+        rows = len(num_tokens)
+        drafted, accepted, filling, source = (column[:rows] for column in self._verified)
+        if self.pending:
+            _verify(
+                token_ids, num_tokens, sampled, self.tokens, self.counts, self.filling,
+                self.source, self.length, drafted, accepted, filling, source,
+            )  # fmt: skip
+        else:
+            self._verified[:3].fill(0)
+            source.fill(NO_SOURCE)
+        return Verified(sampled, drafted, accepted, filling, source)
+
+    def clear(self, rows: int) -> None:
+        """Begin the drafts of a batch of so many requests: none so far."""
+        self.rows = rows
+        if self.pending:
+            self.counts.fill(0)
+            self.filling.fill(0)
+            self.source.fill(NO_SOURCE)
+            self.pending = False
+
+    def to_lists(self) -> list[list[int]]:
+        """What a step verifies, filling included, as vLLM takes it: an empty list for nothing."""
+        if not self.pending:
+            return [[]] * self.rows
+        lengths = self.counts[: self.rows] + self.filling[: self.rows]
+        lists = self.tokens[: self.rows].tolist()
+        if (lengths < self.tokens.shape[1]).any():
+            lists = [row[:count] for row, count in zip(lists, lengths.tolist(), strict=True)]
+        return lists
+
+
+@njit(nogil=True)
+def _verify(
+    token_ids, num_tokens, sampled, tokens, counts, filling, source, length, out_drafted,
+    out_accepted, out_filling, out_source,
+):  # fmt: skip
+    for i in range(num_tokens.size):
+        out_drafted[i] = out_accepted[i] = out_filling[i] = 0
+        out_source[i] = NO_SOURCE
+        gained, start, end = sampled[i], length[i], num_tokens[i]
+        # Otherwise the engine stepped on without asking for drafts, and verified something else.
+        if gained == 0 or counts[i] + filling[i] == 0 or end - start != gained:
+            continue
+        if i >= token_ids.shape[0] or end > token_ids.shape[1]:
+            continue
+        drafted = counts[i]
+        # The last new token is the engine's own, whether it equals a drafted one or not.
+        most = min(drafted, gained - 1)
+        same = 0
+        while same < most and token_ids[i, start + same] == tokens[i, same]:
+            same += 1
+        if same == most and same < drafted and token_ids[i, start + same] == tokens[i, same]:
+            drafted = same  # the engine verified no more of it
+        out_drafted[i] = drafted
+        out_accepted[i] = same
+        out_filling[i] = filling[i]
+        out_source[i] = source[i]
+
+
+_INT32 = types.Array(types.int32, 1, "C")
+_INPUT = types.Array(types.int32, 1, "A", readonly=True)
+_SIGNATURES = (
+    (
+        _verify,
+        (
+            types.Array(types.int32, 2, "A", readonly=True), _INPUT, _INPUT,
+            types.Array(types.int32, 2, "C"), *[_INT32] * 8,
+        ),
+    ),
+)  # fmt: skip
+
+
+def warm_up() -> WarmUp:
+    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
+    return compile_kernels(_SIGNATURES)

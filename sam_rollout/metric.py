@@ -1,0 +1,32 @@
+"""What the declaration of a metric holds; `telemetry.schema` collects all of them."""
+
+from dataclasses import dataclass
+
+# How values of many engine steps and replicas become one number per training step.
+SUM = "sum over replicas"
+SLOWEST = "of the replica that was busy longest"
+MEAN = "ratio of sums over replicas"
+SUM_RATIO = "over the requests or replicas of an arm"
+MAX = "maximum over replicas"
+STEP = "one value per training step"
+SO_FAR = "over the training steps up to this one, those before a resume included"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name, unit, meaning and how it is aggregated.
+
+    `name` is full (`sam/tail/time_s`, train split) in `telemetry.schema.METRICS`; a draft source
+    declares its own without the part that all of them share (`history_bytes`).
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    aggregation: str = SUM
+
+    @property
+    def group(self) -> str:
+        """The second part of a full name that begins with `sam`, else the first."""
+        first, second = self.name.split("/")[:2]
+        return second if first == "sam" else first

@@ -1,0 +1,1 @@
+"""One batch's drafting, for any engine."""

@@ -1,0 +1,196 @@
+"""What became of drafts: per request, per step, and by the length of the text.
+
+Users want acceptance per response, and against the length of the context; an engine's own
+statistics have neither. A step with drafts costs one compiled call, a step without drafts next to
+nothing; totals by request id are touched only when the batch changes.
+
+Tokens that only fill a step up (``padding.py``) are no drafts. What follows a draft is filling, so
+of a row's accepted tokens its drafts come first. A filling token that the model happened to sample
+is a token gained like any other, but not an accepted draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, types
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
+from sam_rollout.verified import Verified
+
+VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
+# A step's sums begin with these; accepted drafts by position and the two rows by source follow.
+REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
+
+
+class RequestTotals(NamedTuple):
+    """What became of a request's drafts."""
+
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    open_steps: int = 0  # that the gate let the drafter draft for, whether it found a draft or not
+    open_tokens: int = 0  # gained in them
+
+
+class RequestLedger:
+    """Totals per request, and over all requests by length of context, between two drains.
+
+    Args:
+        max_rows: The engine's ``max_num_seqs``.
+        max_draft_tokens: k.
+        sources: Number of draft sources.
+
+    Attributes:
+        step: int64 [5 + k + 2 * sources], sums over the requests of the step booked last: see
+            ``BY_PLACE``.
+    """
+
+    def __init__(self, max_rows: int, max_draft_tokens: int, sources: int) -> None:
+        warm_up()
+        self.step = np.zeros(BY_PLACE + max_draft_tokens + 2 * sources, np.int64)
+        self._k = max_draft_tokens
+        self._ids: list[str] = []
+        self._counts = np.zeros((len(RequestTotals._fields), max_rows), dtype=np.int64)
+        self._offered = np.zeros(max_rows, dtype=np.int32)
+        self._anything_offered = False
+        self._edges = np.array(CONTEXT_EDGES, np.int32)
+        self._by_context = np.zeros((len(CONTEXT_KINDS), len(CONTEXT_EDGES)), np.int64)
+        self._filling = np.zeros(2, np.int64)  # verified, kept
+        self._parked: dict[str, np.ndarray] = {}
+        self._finished: dict[str, RequestTotals] = {}
+
+    def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
+        """Re-align rows with a changed batch.
+
+        Args:
+            request_ids: The new batch, row by row.
+            live: Requests the engine still knows, whether in the batch or not.
+
+        Returns:
+            Requests that ended since the last call; their totals wait for ``drain``.
+        """
+        row_of = {request_id: row for row, request_id in enumerate(self._ids)}
+        count = len(request_ids)
+        rows = np.fromiter((row_of.pop(rid, -1) for rid in request_ids), np.int64, count)
+        for request_id, row in row_of.items():  # what is left has left the batch
+            self._parked[request_id] = self._counts[:, row].copy()
+        stayed = rows >= 0
+        self._counts[:, :count] = np.where(stayed, self._counts[:, rows], 0)
+        self._counts[:, count:] = 0
+        self._offered[:count] = np.where(stayed, self._offered[rows], 0)
+        for row in np.flatnonzero(~stayed):
+            self._counts[:, row] = self._parked.pop(request_ids[row], 0)
+        ended = [request_id for request_id in self._parked if request_id not in live]
+        for request_id in ended:
+            self._finished[request_id] = RequestTotals(*self._parked.pop(request_id).tolist())
+        self._ids = list(request_ids)
+        return ended
+
+    def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
+        """Add a step up, and leave its sums in ``step``.
+
+        Args:
+            verified: What became of the step's drafts.
+            num_tokens: int32 [batch], length of each text with what was sampled.
+            drafted: Whether anything was to be verified.
+        """
+        if not (drafted or self._anything_offered):
+            self.step.fill(0)
+            return
+        _book(
+            verified.sampled, verified.drafted, verified.accepted, verified.filling,
+            verified.source, num_tokens, self._offered, self._k, self._counts, self._edges,
+            self._by_context, self.step,
+        )  # fmt: skip
+        self._filling += self.step[FILLING:BY_PLACE]
+
+    def offer(self, rows: np.ndarray | None) -> None:
+        """Note which rows the gate lets the drafter draft for now, bool [batch]; None for none."""
+        if rows is not None:
+            self._offered[: len(rows)] = rows
+        elif self._anything_offered:
+            self._offered.fill(0)
+        self._anything_offered = rows is not None
+
+    def take_counters(self) -> dict[str, int]:
+        """Verified drafts by length of context, and filling, since the last call.
+
+        By metric without ``sam/``; lengths without any drafts are left out.
+        """
+        values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
+        seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
+        found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}
+        filling, kept = self._filling.tolist()
+        self._by_context.fill(0)
+        self._filling.fill(0)
+        return found | {"draft/padding_tokens": filling, "draft/accepted_padding_tokens": kept}
+
+    def drain(self) -> dict[str, RequestTotals]:
+        """Return the totals of requests that ended since the last call, and of live ones."""
+        report = self._finished
+        self._finished = {}
+        for request_id, counts in self._parked.items():
+            report[request_id] = RequestTotals(*counts.tolist())
+        for row, request_id in enumerate(self._ids):
+            report[request_id] = RequestTotals(*self._counts[:, row].tolist())
+        return report
+
+
+@njit(nogil=True)
+def _book(
+    sampled, drafted, accepted, filling, source, num_tokens, offered, k, counts, edges, by_context,
+    step,
+):  # fmt: skip
+    sources = (step.size - BY_PLACE - k) // 2
+    step[:] = 0
+    for row in range(sampled.size):
+        gained = sampled[row]
+        if gained == 0:
+            continue
+        if offered[row]:
+            counts[OPEN_STEPS, row] += 1
+            counts[OPEN_TOKENS, row] += gained
+        if drafted[row] > 0:
+            counts[VERIFY_STEPS, row] += 1
+            counts[DRAFTED, row] += drafted[row]
+            counts[ACCEPTED, row] += accepted[row]
+            context = num_tokens[row] - gained
+            bin_ = edges.size - 1
+            while bin_ > 0 and context < edges[bin_]:
+                bin_ -= 1
+            by_context[0, bin_] += 1
+            by_context[1, bin_] += drafted[row]
+            by_context[2, bin_] += accepted[row]
+            step[REQUESTS] += 1
+            step[TOKENS] += drafted[row]
+            step[KEPT] += accepted[row]
+            for place in range(accepted[row]):
+                step[BY_PLACE + place] += 1
+            step[BY_PLACE + k + source[row]] += drafted[row]
+            step[BY_PLACE + k + sources + source[row]] += accepted[row]
+        if filling[row] > 0:
+            step[FILLING] += filling[row]
+            step[KEPT_FILLING] += gained - 1 - accepted[row]
+
+
+_INT32 = types.Array(types.int32, 1, "C")
+_INPUT = types.Array(types.int32, 1, "A", readonly=True)
+_TABLE = types.Array(types.int64, 2, "C")
+_SIGNATURES = (
+    (
+        _book,
+        (
+            _INPUT, *[_INT32] * 4, _INPUT, _INT32, types.int64, _TABLE, _INT32, _TABLE,
+            types.Array(types.int64, 1, "C"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def warm_up() -> WarmUp:
+    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
+    return compile_kernels(_SIGNATURES)

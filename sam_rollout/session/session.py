@@ -1,0 +1,293 @@
+"""One batch's drafting, for any engine: what happens between two forward passes.
+
+An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
+drafts; it decides nothing. In `DraftSession.step`
+
+1. the batch is followed: who joined, who left, who ended;
+2. what became of the last drafts is worked out once (`Verified`); policy, gate and record read it;
+3. the gate sets the budget of draft tokens;
+4. the drafter reads every text's new tokens and, with a budget, drafts;
+5. drafts are filled up where the step has to keep the shape of a captured graph (`padding.py`);
+6. the step's record is noted.
+
+Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
+in the log and counted; notes on engine steps that fail end alone. While the gate is closed the
+drafter only catches up. And all state of a request ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.config import SamConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.gating import EngineStep, Exchange, GuardedGate, make_gate
+from sam_rollout.identity import RequestIdentity
+from sam_rollout.session.ledger import RequestLedger
+from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
+from sam_rollout.session.step_log import StepLog
+
+logger = logging.getLogger(__name__)
+
+
+class Requests(Protocol):
+    """What an engine knows of its requests, whether in the batch or not."""
+
+    @property
+    def live(self) -> Collection[str]:
+        """Ids of all requests that have not ended; preempted ones are among them."""
+        ...
+
+    def identity(self, request_id: str) -> RequestIdentity | None:
+        """Who a live request is; asked once, when it joins, if a source needs it."""
+        ...
+
+    def is_control(self, request_id: str) -> bool:
+        """Whether a live request asks to be sampled without drafts; asked once, when it joins."""
+        ...
+
+
+def _no_time_us() -> float:
+    return 0.0
+
+
+class DraftSession:
+    """Drafts for the requests of one engine.
+
+    Args:
+        config: validated; speculation is enabled in it.
+        requests: what the engine knows of its requests.
+        max_rows: most requests in one batch (the engine's max_num_seqs).
+        max_model_len: longest text the engine holds, in tokens.
+        max_batched_tokens: most tokens of an engine step, for padding.
+        exchange: with the engines that wait for every step of this one; None if it runs alone.
+        record: keep per-step and per-request records; someone must then call `drain`.
+        graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
+        sampler_us: host time in the samplers since the last call, for the record.
+
+    Attributes:
+        gate, drafter, ledger: its parts; `drafter` is None once it has failed.
+        failures: of the drafter.
+        record_failures: of notes on engine steps.
+
+    Raises:
+        ConfigError: a source cannot work with its settings.
+    """
+
+    def __init__(
+        self,
+        config: SamConfig,
+        requests: Requests,
+        *,
+        max_rows: int,
+        max_model_len: int,
+        max_batched_tokens: int | None = None,
+        exchange: Exchange | None = None,
+        record: bool = True,
+        graph_of: GraphOf = no_graphs,
+        sampler_us: Callable[[], float] = _no_time_us,
+    ) -> None:
+        k = config.max_draft_tokens
+        self._requests = requests
+        self._record = record
+        self._sampler_us = sampler_us
+        self.gate: GuardedGate = make_gate(
+            config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
+        )
+        self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len)
+        self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
+        names = [source.name for source in self.drafter.sources]
+        self.ledger = RequestLedger(max_rows, k, len(names))
+        self._log = StepLog(k, names)
+        most_tokens = max_rows * (1 + k) if max_batched_tokens is None else max_batched_tokens
+        self._padding = functools.partial(
+            DraftPadding, config.pad_drafts, graph_of, k, max_rows, most_tokens, max_model_len
+        )
+        self.failures = 0
+        self.record_failures = 0
+        self._request_ids: list[str] = []
+        self._control: set[str] = set()  # requests of the batch that get no drafts
+        # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
+        self._may_draft: int | np.ndarray = 1
+        self._telemetry_ns = 0  # spent on the ledger in the step under way
+        self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
+
+    @functools.cached_property
+    def padding(self) -> DraftPadding:
+        """How steps are filled up; settled when first asked for, after graphs were captured."""
+        return self._padding()
+
+    def step(
+        self,
+        request_ids: list[str],
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        sampled: Int32Array,
+    ) -> DraftBatch:
+        """See what the engine just did, and draft for its next step.
+
+        Args:
+            request_ids: B ids in row order; order and members may change from step to step. A new
+                list, or the same one unchanged.
+            token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
+            num_tokens: int32[B], known tokens of each row.
+            sampled: int32[B], tokens each row gained in this step, bonus token included; 0 for a
+                prompt that is still being computed. Kept until the next step.
+
+        Returns:
+            The drafts, with what fills them up. They hold until the next call.
+        """
+        if self.drafter is not None:
+            try:
+                return self._step(self.drafter, request_ids, token_ids, num_tokens, sampled)
+            except Exception:
+                self._switch_off()
+        self._batch.clear(len(request_ids))
+        if self.padding.applies(len(request_ids), gate_open=False):
+            self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
+        return self._batch
+
+    def _step(
+        self,
+        drafter: SamDrafter,
+        request_ids: list[str],
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        sampled: Int32Array,
+    ) -> DraftBatch:
+        started_ns = time.perf_counter_ns()
+        same_batch = request_ids == self._request_ids
+        if not same_batch:
+            self._follow(drafter, request_ids)
+        verified = drafter.observe(token_ids, num_tokens, sampled)
+        booking_ns = time.perf_counter_ns()
+        self.ledger.book(verified, num_tokens, drafted=self._batch.pending)
+        self._telemetry_ns += time.perf_counter_ns() - booking_ns
+        budget = self.gate.next_budget(
+            EngineStep(
+                started_ns,
+                verified,
+                num_tokens,
+                same_batch=same_batch,
+                may_draft=self._may_draft,
+            ),
+            whole=self.padding.in_use,
+        )
+        gate_open = budget > 0
+        decoding = sampled > 0
+        batch = drafter.draft(
+            token_ids, num_tokens, decoding, budget * self._may_draft, gate_open=gate_open
+        )
+        if self.padding.applies(len(request_ids), gate_open):
+            self.padding.fill_up(batch, token_ids, num_tokens, decoding)
+        telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
+        self.ledger.offer(decoding if gate_open else None)
+        if self._record and not self.record_failures:
+            self._note(started_ns, telemetry_ns, gate_open, budget)
+        self._telemetry_ns = 0
+        return batch
+
+    def _note(self, started_ns: int, telemetry_ns: int, gate_open: bool, budget: int) -> None:
+        try:
+            self._log.add(
+                started_ns, telemetry_ns, gate_open, budget, self.ledger.step, self._sampler_us()
+            )
+        except Exception:
+            # The ledger is kept: users' counts per request go on.
+            self.record_failures += 1
+            self._log.drain()  # no half of a note is handed over
+            logger.warning(
+                "Engine steps cannot be recorded any more and count as without drafts; drafting "
+                "goes on.",
+                exc_info=True,
+            )
+
+    def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
+        """Take over a changed batch and free what belonged to requests that ended."""
+        started_ns = time.perf_counter_ns()
+        ended = self.ledger.follow(request_ids, live=self._requests.live)
+        self._telemetry_ns += time.perf_counter_ns() - started_ns
+        drafter.finish(ended)
+        before = set(self._request_ids)
+        joined = [request_id for request_id in request_ids if request_id not in before]
+        if drafter.needs_identity:
+            for request_id in joined:
+                identity = self._requests.identity(request_id)
+                if identity is not None:
+                    drafter.admit(request_id, identity)
+        drafter.bind(request_ids)
+        self._control = {
+            *self._control.intersection(request_ids),
+            *filter(self._requests.is_control, joined),
+        }
+        self._may_draft = 1
+        if self._control:
+            may_draft = [request_id not in self._control for request_id in request_ids]
+            self._may_draft = np.array(may_draft, np.int32)
+        if not self._record:
+            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
+            if before.isdisjoint(request_ids):
+                drafter.end_step()  # nobody says when a step ends: its whole batch has gone
+        self._request_ids = list(request_ids)
+
+    def end_step(self) -> None:
+        """A training step has ended; requests that are live go on."""
+        if self.drafter is not None:
+            try:
+                self._end_step(self.drafter)
+            except Exception:
+                self._switch_off()
+
+    def _end_step(self, drafter: SamDrafter) -> None:
+        # Its last requests have ended, too: an empty batch asks for no drafts.
+        live = self._requests.live
+        self._follow(drafter, [one for one in self._request_ids if one in live])
+        self._telemetry_ns = 0  # part of no engine step
+        drafter.end_step()
+
+    def _switch_off(self) -> None:
+        """Go on without a drafter; called while its exception is handled."""
+        self.failures += 1
+        self.drafter = None  # whatever state it is in, nobody will trust it again
+        logger.warning(
+            "The drafter failed and is switched off; the rollout continues without drafts.",
+            exc_info=True,
+        )
+        # Nobody follows the batch from now on: its totals are told once.
+        with contextlib.suppress(Exception):  # the ledger may be what failed
+            self.ledger.follow([], live=())
+
+    def drain(self) -> dict[str, Any]:
+        """Hand over and reset what was recorded since the last call; a training step has ended.
+
+        Returns:
+            ``steps``: the columns of ``StepLog.drain``; ``clock_s`` and ``host``: the clock of
+            their times now, and whose it is; ``requests``: per request id the fields of
+            ``RequestTotals``; ``counters``: by metric without ``sam/``, of this stretch alone or,
+            where a metric says so, as they stand.
+        """
+        self.end_step()
+        totals = {"draft/failures": self.failures, "draft/record_failures": self.record_failures}
+        levels = self.ledger.take_counters()
+        if self.drafter is not None:
+            totals |= self.drafter.counters()
+            levels = self.drafter.levels()
+        since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
+        self._drained = totals
+        return {
+            "steps": self._log.drain(),
+            "clock_s": time.monotonic(),
+            "host": platform.node(),
+            "requests": {name: tuple(one) for name, one in self.ledger.drain().items()},
+            "counters": since | levels | self.gate.drain(),
+        }

@@ -1,0 +1,64 @@
+"""The registry of draft sources: every module of this folder that defines `SOURCE`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+from sam_rollout.sources.contract import Limits, Source, SourceEntry, Usage
+
+__all__ = [
+    "NAMES",
+    "SOURCES",
+    "Limits",
+    "Source",
+    "SourceEntry",
+    "Usage",
+    "check_sources",
+    "make_sources",
+]
+
+
+def _find() -> tuple[SourceEntry, ...]:
+    modules = [
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+        if not module.ispkg  # sources/support is what sources are made of
+    ]
+    entries = [module.SOURCE for module in modules if hasattr(module, "SOURCE")]
+    return tuple(sorted(entries, key=lambda entry: entry.order))
+
+
+# In order of precedence, which is also the order of the columns per source in records.
+SOURCES: tuple[SourceEntry, ...] = _find()
+NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
+
+
+def check_sources(sections: Any) -> None:
+    """Check what an enabled source needs beyond its fields, a file that has to be there, say.
+
+    Raises:
+        ConfigError: names field, value and what is allowed.
+    """
+    for entry in SOURCES:
+        section = getattr(sections, entry.name)
+        if section.enabled and entry.check is not None:
+            entry.check(section)
+
+
+def make_sources(sections: Any, limits: Limits) -> list[Source]:
+    """Make the enabled sources, in order of precedence.
+
+    Args:
+        sections: `SamConfig.sources`: a checked section for each entry, by name.
+        limits: of the engine.
+
+    Raises:
+        ConfigError: a source cannot work with its settings (a path is not set, say).
+    """
+    return [
+        entry.make(getattr(sections, entry.name), limits)
+        for entry in SOURCES
+        if getattr(sections, entry.name).enabled
+    ]

@@ -1,0 +1,163 @@
+"""What the drafter asks of a source of drafts, and how a source makes itself known.
+
+A module of this folder that defines `SOURCE`, a `SourceEntry`, is found by the registry
+(`sam_rollout.sources`). Its section of the configuration, its metrics, its curves on the dashboard
+and its side of the benchmark follow from the entry. Such a module is imported wherever a
+configuration is read: what is slow to import (compiled kernels) it imports when the source is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.identity import RequestIdentity
+from sam_rollout.metric import Metric
+from sam_rollout.settings import Section
+
+
+class Limits(NamedTuple):
+    """What a source is made for."""
+
+    max_rows: int  # most requests in one batch (the engine's max_num_seqs)
+    max_model_len: int  # longest text of the engine, tokens
+
+
+class Usage(NamedTuple):
+    """What a source has done since it was made (the first three), and what it holds now."""
+
+    catch_up_tokens: int = 0  # read into automata
+    rebuilds: int = 0  # texts read again because their row was no continuation
+    evictions: int = 0  # automata given up for a cap on their number or bytes
+    live_requests: int = 0
+    bytes: int = 0
+
+
+class Source:
+    """Text that requests match against, and draft from.
+
+    The drafter calls, in every engine step: `bind` if the batch has changed; then, gate open,
+    `match` and `draft` or, gate closed, `catch_up`; last `settle`. Rows keep their meaning from one
+    `bind` to the next. A source that cannot serve a row reports a match of length 0; it never
+    raises for the content of a row.
+
+    Attributes:
+        name: as under `sam.sources`.
+        bias: tokens by which a match has to be longer than the best match of the sources before
+            it, to be drafted from: strictly longer at 0. Without meaning for sources that compete.
+        competes: chosen against the others that compete by the tokens that are expected to be
+            accepted, whichever match is longer.
+        needs_identity: asks who a request is, not only which row it is in.
+        max_branches: up to how many the continuations of a match are to be counted; the drafter
+            sets it where they are asked for.
+    """
+
+    name: str
+    bias: int = 0
+    competes: bool = False
+    needs_identity: bool = False
+    max_branches: int = 0
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """Learn which request is in which row; called only when the batch has changed.
+
+        Args:
+            request_ids: B ids in row order, without repetition.
+            identities: who they are, in the same order; None where nobody said.
+        """
+        raise NotImplementedError
+
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Read what is new in each row, without drafting. A source may leave that to `match`.
+
+        Args:
+            token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
+            num_tokens: int32[B], known tokens of each row; they may grow by any number.
+            eligible: bool[B]; rows where it is False are left alone.
+        """
+
+    def match(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: np.ndarray,
+        out_matches: Int32Array,
+    ) -> None:
+        """Read what is new, then find each row's longest suffix that the source can continue.
+
+        Args:
+            token_ids, num_tokens, eligible: as for `catch_up`.
+            out_matches: int32[B, MATCH_WIDTH] (`automaton.interface`). Of every row at least the
+                column MATCH_LENGTH is written: 0 for no match, and where it is not eligible.
+        """
+        raise NotImplementedError
+
+    def draft(
+        self, matches: Int32Array, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array
+    ) -> None:
+        """Copy what followed the matches found last.
+
+        Args:
+            matches: int32[B, MATCH_WIDTH], as `match` wrote them.
+            k: int32[B], most tokens to draft; 0 for rows that draft from another source, whose
+                outputs have to be left as they are.
+            out_tokens: int32[B, K].
+            out_counts: int32[B], tokens drafted.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """The engine step's drafts are made: bring memory back below its limit."""
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Free the state of requests that ended; unknown ids are passed over."""
+
+    def end_step(self) -> None:
+        """A training step is over."""
+
+    def wait(self) -> None:
+        """Wait for work beside the engine, so that a replay finds what an engine would find."""
+
+    def usage(self) -> Usage:
+        """What all sources together are asked for."""
+        return Usage()
+
+    def counters(self) -> Mapping[str, int]:
+        """Own counts since the source was made, by the names of the entry's metrics."""
+        return {}
+
+    def levels(self) -> Mapping[str, int]:
+        """Own figures as they stand, by the names of the entry's metrics."""
+        return {}
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """How a source makes itself known.
+
+    Attributes:
+        name: under `sam.sources`.
+        section: of its settings; has a field `enabled`.
+        make: builds the source from its checked section.
+        order: of precedence; a tie between matches goes to the lower one.
+        metrics: what `counters` and `levels` report, names without `sam/draft/`.
+        check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
+            file that is missing), before a model is loaded.
+        benchmark: settings of the section for `sam-rollout bench drafter`, given an empty folder
+            that lasts as long as the source; None leaves it out (it needs data of the user's).
+    """
+
+    name: str
+    section: type[Section]
+    make: Callable[[Any, Limits], Source]
+    order: int
+    metrics: tuple[Metric, ...] = ()
+    check: Callable[[Any], object] | None = None
+    benchmark: Callable[[Path], Mapping[str, Any]] | None = None

@@ -1,0 +1,1 @@
+"""What sources are made of; no source of its own."""
