@@ -10,7 +10,6 @@ from matplotlib.ticker import MaxNLocator
 
 from sam_rollout.dashboard.layout import Panel
 from sam_rollout.telemetry.curve import RunningCurve, plot
-from sam_rollout.telemetry.schema import TOTAL, declared
 
 # Okabe and Ito: told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -61,22 +60,8 @@ class Side:
 
     def values(self, name: str) -> pd.DataFrame:
         """A metric, [training steps, runs], without steps that no run knows it of."""
-        table = pd.concat([_per_step(run[name]) for run in self.runs], axis=1, ignore_index=True)
+        table = pd.concat([run[name] for run in self.runs], axis=1, ignore_index=True)
         return (table if self.steps is None else table.reindex(self.steps)).dropna(how="all")
-
-
-def _per_step(metric: pd.Series) -> pd.Series:
-    """What a counter since the start rose by in each step; other metrics are per step as they are.
-
-    A resumed run counts from zero again.
-    """
-    try:
-        if declared(str(metric.name)).aggregation != TOTAL:
-            return metric
-    except KeyError:  # a metric of verl's
-        return metric
-    rise = metric.dropna().diff()
-    return rise.where(rise >= 0, metric)
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:

@@ -7,9 +7,9 @@ version 0.9.1.
 
 from dataclasses import dataclass, replace
 
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.control import SO_FAR
 from sam_rollout.telemetry.curve import CURVE_NAME
-from sam_rollout.telemetry.records import SOURCES
 
 # A pattern of names; the trainer puts the data set's name and the number of samples into these.
 HELD_OUT = r"val-core/.+/acc/mean@\d+"
@@ -143,7 +143,7 @@ SECTIONS = (
                 zero_based=True,
             ),
             Panel(
-                "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in SOURCES),
+                "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
                 "tokens", zero_based=True,
             ),
         ),

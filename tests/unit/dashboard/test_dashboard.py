@@ -17,9 +17,9 @@ from sam_rollout.dashboard.charts import Side, draw
 from sam_rollout.dashboard.layout import Panel
 from sam_rollout.dashboard.pictures import draw_sections
 from sam_rollout.dashboard.tensorboard import write_layouts
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 from sam_rollout.telemetry.records import (
-    SOURCES,
     EngineSteps,
     RunFolder,
     RunFolderError,
@@ -121,7 +121,7 @@ def run(tmp_path) -> Path:
 
 def test_sources_are_those_that_the_engine_steps_tell_apart():
     (panel,) = [panel for panel in PANELS if panel.title == "Accepted by source"]
-    assert panel.metrics == tuple(f"sam/draft/accepted_{name}" for name in SOURCES)
+    assert panel.metrics == tuple(f"sam/draft/accepted_{name}" for name in NAMES)
 
 
 @pytest.fixture
@@ -150,14 +150,6 @@ def test_parts_are_stacked_the_first_on_top_and_many_steps_share_bars(axis):
     heads, tails = axis.patches[:17], axis.patches[17:]  # means of three steps each
     assert len(tails) == 17 and {bar.get_height() for bar in heads} == {4.0}
     assert (tails[0].get_y(), tails[0].get_height()) == (4.0, 6.0)
-
-
-def test_a_counter_since_the_start_is_drawn_as_what_it_rose_by(axis):
-    """Older folders hold such counters; the run was resumed at step 3."""
-    name = "sam/draft/accepted_own"
-    run = pd.DataFrame({name: [10.0, 15.0, 4.0]}, index=[1, 2, 3])
-    (drawn,) = draw(axis, Panel("", (name,)), [Side("on", "red", [run], steps=[2, 3])]).values()
-    assert drawn.to_dict() == {2: 5.0, 3: 4.0}
 
 
 def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):

@@ -52,15 +52,19 @@ def test_probability_gaps_of_both_sides(synthetic):
     ]
 
 
-def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
-    """Totals since the start of the run; step 3 is the first of a resumed run."""
-    totals = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}
+TOTALS = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}  # step 3 is the first of a resumed run
+RISES = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
+
+
+@pytest.mark.parametrize("values", [RISES, TOTALS], ids=["per step", "since the start"])
+def test_counts_are_those_of_the_compared_steps(make_run, values):
+    """Older runs counted since their start."""
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
         | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
-        | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
+        | {"sam/draft/drafted_tokens": RISES[step], "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
-        for step, value in totals.items()
+        for step, value in values.items()
     }
     run = load_run(make_run("on", steps, sam=True))
     found = acceptance([run], [2, 3, 4])
@@ -72,17 +76,17 @@ def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
 
 
 def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
-    """Validated before training and after step 2; counters go on through both."""
+    """Validated before training and after step 2; totals go on through both."""
     trained, validated = {1: 150.0, 2: 190.0, 3: 1200.0}, {0: 50.0, 2: 1190.0}
     steps = {
-        step: {"timing_s/gen": 1.0}
+        step: {"timing_s/gen": 1.0, "sam/draft/drafted_tokens": rise}
         | {
             f"{prefix}/draft/{kind}": values[step]
             for prefix, values in (("sam", trained), ("sam_val", validated))
             for kind in ("drafted_own", "accepted_own", "verify_context_0", "accepted_context_0")
             if step in values
         }
-        for step in range(4)
+        for step, rise in enumerate((0.0, 100.0, 40.0, 10.0))
     }
     found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
@@ -90,14 +94,15 @@ def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
 
 
 def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run):
-    """Step 2's records were lost, and in step 3 the drafter took no notes: there counters count."""
+    """Step 2's records were lost, and in step 3 the drafter took no notes: there metrics count."""
     path = make_run(
         "on",
         {
             step: {
                 "timing_s/gen": 1.0,
-                "sam/draft/drafted_own": 110.0 * step,
-                "sam/draft/accepted_own": 55.0 * step,
+                "sam/draft/drafted_tokens": 120.0,
+                "sam/draft/drafted_own": 110.0,
+                "sam/draft/accepted_own": 55.0,
                 "sam/draft/drafted_siblings": 10.0,
             }
             for step in (1, 2, 3)
@@ -115,7 +120,7 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
     found = acceptance([load_run(path)], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
         ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),
-        ("siblings", 4.0, 2.0),
+        ("siblings", 4.0 + 10.0 + 10.0, 2.0),
     ]
 
 
