@@ -20,10 +20,11 @@ from sam_rollout.dashboard.tensorboard import write_layouts
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 from sam_rollout.telemetry.records import (
-    EngineSteps,
     RunFolder,
     RunFolderError,
     RunInfo,
+    StepRecord,
+    table_of,
 )
 from sam_rollout.telemetry.schema import declared
 
@@ -105,9 +106,11 @@ def run(tmp_path) -> Path:
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
-        steps = EngineSteps()
-        steps.append(step, "train", 0, 1.0, 1.0, 4, 4, 0)
-        folder.write_engine_steps(0, steps.to_table())
+        record = StepRecord(
+            step=step, split="train", replica=0, time_s=1.0, duration_s=1.0, scheduled=4,
+            running=4, waiting=0,
+        )  # fmt: skip
+        folder.write_engine_steps(0, table_of(StepRecord, [record]))
         folder.append_train_step(
             step,
             {

@@ -5,15 +5,19 @@ import pyarrow as pa
 import pytest
 
 from sam_rollout.telemetry.curve import MAX_POINTS, draw, running_curve
-from sam_rollout.telemetry.records import ENGINE_STEPS, EngineSteps
+from sam_rollout.telemetry.records import ENGINE_STEPS, StepRecord, table_of
 
 
 def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -> pa.Table:
     """Engine steps of (end, duration, running requests)."""
-    records = EngineSteps()
-    for time_s, duration_s, running in rows:
-        records.append(1, split, replica, time_s, duration_s, running, running, 0)
-    return records.to_table()
+    records = (
+        StepRecord(
+            step=1, split=split, replica=replica, time_s=time_s, duration_s=duration_s,
+            scheduled=running, running=running, waiting=0,
+        )
+        for time_s, duration_s, running in rows
+    )  # fmt: skip
+    return table_of(StepRecord, records)
 
 
 def at(curve, time_s: float) -> int:
