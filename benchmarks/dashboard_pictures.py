@@ -5,16 +5,16 @@
 `benchmarks/dapo_ab.py` records the runs below benchmarks/results/runs.
 """
 
-from benchmarks.recorded_runs import REPOSITORY
+from benchmarks.measuring import REPOSITORY, RESULTS
 from sam_rollout.dashboard.pictures import draw_sections
-from sam_rollout.report.recorded import RESULTS, RUNS
+from sam_rollout.report.recorded import RUNS
 
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
 
 
 def main() -> None:
     """Draw every section of the dashboard."""
-    runs = REPOSITORY / RESULTS / RUNS
+    runs = RESULTS / RUNS
     for path in draw_sections([runs / "off-1", runs / "on-1"], PICTURES):
         print(path)
 

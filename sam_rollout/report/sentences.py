@@ -6,7 +6,7 @@ from sam_rollout.report import fairness
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.figures import number
 from sam_rollout.report.lossless import TOKEN_IDS
-from sam_rollout.report.statistics import Estimate
+from sam_rollout.statistics import Estimate
 
 # What is told of the first time that both sides have.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
