@@ -12,7 +12,6 @@ from sam_rollout.dashboard.charts import COLOURS, STYLE, Side, draw
 from sam_rollout.dashboard.layout import SECTIONS, Section
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.curve import RunningCurve, running_curve
-from sam_rollout.telemetry.older_runs import per_step
 from sam_rollout.telemetry.records import RunFolder
 
 COLUMNS, DPI = 3, 100
@@ -44,7 +43,7 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
 def _steps(run: RunFolder) -> pd.DataFrame:
     """Metrics of each training step, NaN where nothing is known."""
-    return per_step(pd.DataFrame.from_dict(run.read_train_steps(), orient="index", dtype=float))
+    return pd.DataFrame.from_dict(run.read_train_steps(), orient="index", dtype=float)
 
 
 def _beside(steps: pd.DataFrame, baseline: RunFolder) -> pd.DataFrame:

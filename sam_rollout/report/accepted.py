@@ -112,7 +112,7 @@ def _source(runs: list[Run], steps: list[int], name: str) -> Source:
 
 
 def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:
-    """Tokens of a source in each of `steps`: by the engine steps, else by the run's metric."""
+    """Tokens of a source in each of `steps`: by the engine steps, else by the run's counter."""
     counted = _counted(run, steps, f"sam/draft/{kind}_{name}")
     if name not in NAMES:
         return counted
@@ -146,5 +146,5 @@ def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
 
 
 def _counted(run: Run, steps: list[int], name: str) -> pd.Series:
-    """A count of each of `steps`, 0 where it is unknown."""
+    """A counter of each of `steps`; 0 where it is unknown."""
     return run.steps.get(name, pd.Series(dtype=float)).reindex(steps).fillna(0.0)

@@ -5,12 +5,10 @@
 much a format tells.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from sam_rollout.report.runs import Run
 from sam_rollout.report.sources import file_logger, run_folder, tensorboard, wandb_offline
-from sam_rollout.telemetry.older_runs import per_step
 from sam_rollout.telemetry.records import RunFolderError
 
 READERS = (run_folder, wandb_offline, file_logger, tensorboard)
@@ -34,7 +32,7 @@ def load_run(path: str | Path) -> Run:
             refused.append(str(error))
             continue
         run.problems[:0] = refused
-        return replace(run, steps=per_step(run.steps))
+        return run
     raise RunFolderError("; ".join(refused) or f"{path}: no run in it: {_expected()}")
 
 

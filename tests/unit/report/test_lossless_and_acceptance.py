@@ -5,7 +5,13 @@ import pytest
 from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import RunFolder, StepRecord, TraceRecord, table_of
+from sam_rollout.telemetry.records import (
+    SCHEMA_VERSION,
+    RunFolder,
+    StepRecord,
+    TraceRecord,
+    table_of,
+)
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
@@ -66,8 +72,8 @@ TOTALS = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}  # step 3 is the first of a resu
 RISES = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
 
 
-@pytest.mark.parametrize("values", [RISES, TOTALS], ids=["per step", "since the start"])
-def test_counts_are_those_of_the_compared_steps(make_run, values):
+@pytest.mark.parametrize(("version", "values"), [(SCHEMA_VERSION, RISES), (3, TOTALS)])
+def test_counts_are_those_of_the_compared_steps(make_run, version, values):
     """Older runs counted since their start."""
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
@@ -76,7 +82,7 @@ def test_counts_are_those_of_the_compared_steps(make_run, values):
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
         for step, value in values.items()
     }
-    run = load_run(make_run("on", steps, sam=True))
+    run = load_run(make_run("on", steps, sam=True, schema_version=version))
     found = acceptance([run], [2, 3, 4])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 90.0, 45.0)]
     assert found.sources[0].rate == 0.5
@@ -98,7 +104,7 @@ def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
         }
         for step, rise in enumerate((0.0, 100.0, 40.0, 10.0))
     }
-    found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
+    found = acceptance([load_run(make_run("on", steps, sam=True, schema_version=3))], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
     assert [context.verified for context in found.contexts] == [150.0]
 

@@ -98,6 +98,7 @@ def test_the_same_comparison_makes_the_same_page(comparison):
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
 )
