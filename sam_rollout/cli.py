@@ -373,7 +373,7 @@ def corpus_build(
     ] = False,
 ) -> None:
     """Build a corpus (sam.sources.corpus) from texts or token ids."""
-    from sam_rollout.drafting.corpus_build import CorpusInputError, build_corpus
+    from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
 
     with _one_line_errors(CorpusInputError):
         files = _corpus_inputs(inputs)

@@ -14,7 +14,7 @@ from sam_rollout.config import (
     SamConfig,
     SourcesConfig,
 )
-from sam_rollout.drafting.corpus_build import build_corpus
+from sam_rollout.sources.support.corpus_build import build_corpus
 from sam_rollout.identity import identify
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
 from sam_rollout.integrations.vllm.settings import sam_config_of

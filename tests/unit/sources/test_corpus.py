@@ -11,8 +11,8 @@ import pytest
 from sam_rollout.automaton.static import SEPARATOR
 from sam_rollout.automaton.static_file import open_mapped
 from sam_rollout.config import ConfigError, CorpusSourceConfig
-from sam_rollout.drafting.corpus import CorpusSource, check_corpus, check_fit
-from sam_rollout.drafting.corpus_build import CorpusInputError, build_corpus
+from sam_rollout.sources.corpus import CorpusSource, check_corpus, check_fit
+from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
 
 
 class Words:
