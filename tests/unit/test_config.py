@@ -9,12 +9,12 @@ import pytest
 from sam_rollout.config import (
     ConfigError,
     GateConfig,
-    OwnSourceConfig,
     RolloutTelemetryConfig,
     SamConfig,
     SourcesConfig,
     check_engine_limits,
 )
+from sam_rollout.sources.own import OwnSourceConfig
 
 FULL = {
     "enabled": True,

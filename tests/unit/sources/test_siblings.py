@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.automaton import AutomatonPool
-from sam_rollout.automaton.pool import AutomatonFullError
-from sam_rollout.config import OwnSourceConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
-from sam_rollout.drafting import SamDrafter
-from sam_rollout.identity import RequestIdentity
-
-WIDTH = 400
+from sam_rollout.automaton.interface import AutomatonFullError
+from sam_rollout.automaton.pool import AutomatonPool
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.own import OwnSourceConfig
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from tests.unit.drafting.texts import identity, step
 
 
 def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30, scope="prompt"):
@@ -22,31 +22,13 @@ def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30, scope="prompt"):
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
 
 
-def identity(group, sibling=0, step=1, split="train"):
-    return RequestIdentity(group=group, sibling=sibling, step=step, split=split, key=sibling)
-
-
-def step(drafter, texts, *, gate_open=True, width=WIDTH):
-    token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
-    for row, text in enumerate(texts.values()):
-        token_ids[row, : len(text)] = text
-    batch = drafter.step(
-        list(texts),
-        token_ids,
-        np.array([len(text) for text in texts.values()], np.int32),
-        np.ones(len(texts), bool),
-        gate_open=gate_open,
-    )
-    return dict(zip(texts, batch.to_lists(), strict=True))
-
-
 def admitted(drafter, group, *names, **who):
     for sibling, name in enumerate(names):
         drafter.admit(name, identity(group, sibling, **who))
 
 
 def counter(drafter, name):
-    return drafter.snapshot().to_mapping()[name]
+    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
 def test_a_response_drafts_what_its_sibling_wrote():
@@ -83,7 +65,7 @@ def test_finished_responses_stay_until_the_step_ends():
     assert counter(drafter, "siblings_groups") == 1, "b is still running"
     drafter.finish(["b"])
     assert counter(drafter, "siblings_groups") == 0
-    assert drafter.snapshot().bytes == 0
+    assert drafter.usage().bytes == 0
 
 
 def test_groups_without_live_requests_end_with_the_step():
@@ -150,12 +132,12 @@ def test_requests_of_a_run_keep_what_they_share_when_later_ones_begin_anew():
     text = list(range(17_000))
     step(drafter, {"a": text, "b": [8, 8]}, width=len(text))
     drafter.finish(["a"])
-    read = drafter.snapshot().catch_up_tokens
+    read = drafter.usage().catch_up_tokens
     drafter.end_step()
     drafter.admit("late", identity("h", step=2))
     drafts = step(drafter, {"b": [8, 8, 400, 401], "late": [9, 7, 400, 401]}, width=len(text))
     assert drafts == {"b": [402, 403, 404], "late": []}
-    assert drafter.snapshot().catch_up_tokens == read + 2 + 4, "b was not read again"
+    assert drafter.usage().catch_up_tokens == read + 2 + 4, "b was not read again"
     assert counter(drafter, "siblings_groups") == 2
     drafter.finish(["b"])
     assert counter(drafter, "siblings_groups") == 1, "the old automaton went with its last request"
@@ -172,11 +154,11 @@ def test_a_run_that_outgrows_its_memory_begins_anew_though_no_step_ever_ends():
         step(drafter, {names[0]: text, names[1]: text[:5]}, width=len(text))
         assert counter(drafter, "siblings_evictions") == life
         assert counter(drafter, "siblings_bytes") == 0
-        read = drafter.snapshot().catch_up_tokens
+        read = drafter.usage().catch_up_tokens
         for _ in range(2):  # the live ones do without, and are not read again
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
             assert drafts[names[0]] == []
-        assert drafter.snapshot().catch_up_tokens == read + 3
+        assert drafter.usage().catch_up_tokens == read + 3
         assert step(drafter, {names[1]: text[:6], f"{life}d": [4, 2]})[f"{life}d"] == [3]
         drafter.finish([f"{life}{name}" for name in "abcd"])
     assert counter(drafter, "siblings_restarts") == 0
@@ -242,7 +224,7 @@ def test_an_id_used_again_is_another_sibling():
     drafter.finish(["a"])
     drafter.admit("a", identity("g", 2))
     assert step(drafter, {"b": [9, 6], "a": [9, 7, 2, 3]})["a"] == [4, 5]
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_an_id_used_again_without_notice_keeps_its_group():
@@ -259,7 +241,7 @@ def test_an_absent_request_catches_up_and_is_found_meanwhile():
     assert step(drafter, {"b": [9, 6, 2, 3]})["b"] == [4, 5]
     texts = {"a": [9, 1, 2, 3, 4, 5, 7], "b": [9, 6, 2, 3, 4, 5, 7, 8]}
     assert step(drafter, texts)["a"] == [8]
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
@@ -288,12 +270,12 @@ def test_requests_of_a_group_that_was_given_up_are_never_read_again():
     text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
     step(drafter, {"a": text}, width=len(text))
     step(drafter, {"a": text, "late": [1]}, width=len(text))
-    read = drafter.snapshot().catch_up_tokens
+    read = drafter.usage().catch_up_tokens
     drafter.end_step()
     admitted(drafter, "g", "next")
     texts = {"next": [1, 2, 3], "a": text, "late": [1, 2]}
     assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
-    assert drafter.snapshot().catch_up_tokens == read + 3
+    assert drafter.usage().catch_up_tokens == read + 3
     drafter.finish(list(texts))
     assert counter(drafter, "siblings_groups") == 1, "its step is not over"
 
@@ -308,7 +290,7 @@ def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
     assert counter(drafter, "siblings_evictions") == 1
     assert all(step(drafter, texts, width=20_001).values())
     drafter.finish(["a", "b"])
-    assert drafter.snapshot().live_requests == 0
+    assert drafter.usage().live_requests == 0
 
 
 def longest_that_goes_on(texts, suffix_of):
