@@ -6,11 +6,37 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.integrations.vllm.ledger import RequestLedger, VerifiedPadding
+from sam_rollout.session.ledger import BY_PLACE, RequestLedger
 from sam_rollout.telemetry.schema import CONTEXT_EDGES
+from sam_rollout.verified import Verified
+from tests.unit.drafting.texts import int32
 
-MAX_ROWS = 4
-MAX_DRAFT = 3
+MAX_ROWS, K, SOURCES = 4, 3, 2
+PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
+
+
+def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
+    """Of (sampled, drafted, accepted, filling, source) row by row."""
+    return Verified(*(int32(*column) for column in zip(*rows, strict=True)))
+
+
+def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
+    """A step's sums over its requests, as `RequestLedger.step` has them."""
+    drafted = [row for row in rows if row[1]]
+    by_source = [
+        [sum(row[column] for row in drafted if row[4] == source) for source in range(SOURCES)]
+        for column in (1, 2)
+    ]
+    return [
+        len(drafted),
+        sum(row[1] for row in drafted),
+        sum(row[2] for row in drafted),
+        sum(row[3] for row in rows),
+        sum(row[0] - 1 - row[2] for row in rows if row[3]),
+        *(sum(row[2] > place for row in drafted) for place in range(K)),
+        *by_source[0],
+        *by_source[1],
+    ]
 
 
 class Reference:
@@ -18,50 +44,46 @@ class Reference:
 
     def __init__(self) -> None:
         self.totals: dict[str, tuple[int, ...]] = {}
-        self.in_flight: dict[str, tuple[int, bool]] = {}
-        self.by_context: Counter[tuple[str, int]] = Counter()
+        self.offered: dict[str, bool] = {}
+        self.counters = Counter(PADDING)
 
-    def step(
-        self,
-        batch: list[str],
-        sampled: list[int],
-        lengths: list[int],
-        drafts: list[int],
-        offered: list[bool],
-    ) -> None:
-        for request_id, count, length in zip(batch, sampled, lengths, strict=True):
-            totals = self.totals.get(request_id, (0,) * 5)
-            draft, was_offered = self.in_flight.get(request_id, (0, False))
-            if draft and count:
-                totals = (totals[0] + 1, totals[1] + draft, totals[2] + count - 1, *totals[3:])
-                edge = max(edge for edge in CONTEXT_EDGES if edge <= length - count)
-                self.by_context[f"verify_context_{edge}"] += 1
-                self.by_context[f"drafted_context_{edge}"] += draft
-                self.by_context[f"accepted_context_{edge}"] += count - 1
-            if was_offered and count:
-                totals = (*totals[:3], totals[3] + 1, totals[4] + count)
-            self.totals[request_id] = totals
+    def step(self, batch, rows, lengths, offered) -> None:
+        for request_id, row, length in zip(batch, rows, lengths, strict=True):
+            sampled, drafted, accepted, filling, _ = row
+            steps, all_drafted, all_accepted, *of_open = self.totals.get(request_id, (0,) * 5)
+            if drafted:
+                steps, all_drafted = steps + 1, all_drafted + drafted
+                all_accepted += accepted
+                edge = max(edge for edge in CONTEXT_EDGES if edge <= length - sampled)
+                self.counters[f"draft/verify_context_{edge}"] += 1
+                self.counters[f"draft/drafted_context_{edge}"] += drafted
+                self.counters[f"draft/accepted_context_{edge}"] += accepted
+            if self.offered.get(request_id) and sampled:
+                of_open = [of_open[0] + 1, of_open[1] + sampled]
+            if filling:
+                self.counters["draft/padding_tokens"] += filling
+                self.counters["draft/accepted_padding_tokens"] += sampled - 1 - accepted
+            self.totals[request_id] = (steps, all_drafted, all_accepted, *of_open)
         # The engine forgets the draft of a request that is taken out of the batch.
-        self.in_flight = dict(zip(batch, zip(drafts, offered, strict=True), strict=True))
+        self.offered = dict(zip(batch, offered, strict=True))
 
 
-def counts_of(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def play(ledger: RequestLedger, batch: list[str], sampled: list[int], drafts: list[int]) -> None:
-    ledger.observe(counts_of(*sampled), counts_of(*(9 for _ in sampled)))
-    ledger.expect(counts_of(*drafts))
-
-
-def totals_of(ledger: RequestLedger) -> dict[str, tuple[int, int, int]]:
-    return {request_id: tuple(totals[:3]) for request_id, totals in ledger.drain().items()}
+def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
+    """A row of `Verified` as there can be."""
+    sampled = data.draw(st.integers(0, 1 + K), "sampled")
+    if sampled == 0 or data.draw(st.booleans(), "no draft"):
+        return min(sampled, 1), 0, 0, 0, -1
+    drafted = data.draw(st.integers(0, K), "drafted")
+    accepted = min(drafted, sampled - 1)
+    filling = data.draw(st.integers(0, K - drafted), "filling") if accepted == drafted else 0
+    source = data.draw(st.integers(0, SOURCES - 1), "source") if drafted else -1
+    return 1 + min(sampled - 1, accepted + filling), drafted, accepted, filling, source
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_books_what_a_dictionary_would(data):
-    ledger, reference = RequestLedger(MAX_ROWS), Reference()
+def test_counts_what_a_dictionary_would(data):
+    ledger, reference = RequestLedger(MAX_ROWS, K, SOURCES), Reference()
     live: list[str] = []
     batch: list[str] = []
     ended_since_drain: set[str] = set()
@@ -78,93 +100,73 @@ def test_books_what_a_dictionary_would(data):
             known = set(reference.totals)
             assert set(ledger.follow(batch, live)) == known - set(live) - ended_since_drain
             ended_since_drain |= known - set(live)
-        sampled = [
-            data.draw(st.integers(0, 1 + reference.in_flight.get(rid, (0, False))[0]), "sampled")
-            for rid in batch
-        ]
-        lengths = [data.draw(st.integers(MAX_DRAFT + 1, 80_000), "length") for _ in batch]
-        gate_open = data.draw(st.booleans(), "gate")
-        drafts = [data.draw(st.integers(0, MAX_DRAFT), "draft") * gate_open for _ in batch]
-        offered = [bool(count) and gate_open for count in sampled]
-        ledger.observe(counts_of(*sampled), counts_of(*lengths))
-        if gate_open:
-            ledger.expect(counts_of(*drafts), 0, np.array(offered, bool))
+        found = [verified_row(data) for _ in batch]
+        lengths = [data.draw(st.integers(K + 2, 80_000), "length") for _ in batch]
+        verified = verified_of(*found) if batch else Verified(*[int32()] * 5)
+        drafted = any(row[1] or row[3] for row in found)
+        ledger.book(verified, int32(*lengths), drafted=drafted)
+        if drafted:
+            assert ledger.step.tolist() == sums_of(found)
         else:
-            ledger.expect_nothing()
-        reference.step(batch, sampled, lengths, drafts, offered)
+            assert not ledger.step.any()
+        gate_open = data.draw(st.booleans(), "gate")
+        offered = [gate_open and row[0] > 0 for row in found]
+        ledger.offer(np.array(offered, bool) if gate_open else None)
+        reference.step(batch, found, lengths, offered)
         if data.draw(st.integers(0, 3), "drain") == 0:
             assert ledger.drain() == reference.totals
+            assert ledger.take_counters() == reference.counters
+            reference.counters = Counter(PADDING)
             for request_id in ended_since_drain:
                 reference.totals.pop(request_id)
             ended_since_drain = set()
     assert ledger.drain() == reference.totals
-    assert ledger.counters() == reference.by_context
+    assert ledger.take_counters() == reference.counters
 
 
-def test_drafts_follow_their_request_to_another_row():
-    ledger = RequestLedger(MAX_ROWS)
-    ledger.follow(["a", "b"], live={"a", "b"})
-    play(ledger, ["a", "b"], [1, 1], [3, 0])
-    ledger.follow(["b", "a"], live={"a", "b"})
-    play(ledger, ["b", "a"], [1, 3], [0, 0])
-    assert totals_of(ledger) == {"a": (1, 3, 2), "b": (0, 0, 0)}
+ONE_KEPT = (2, 3, 1, 0, 0)  # of three draft tokens
 
 
-def test_a_request_keeps_its_totals_while_it_is_preempted():
-    ledger = RequestLedger(MAX_ROWS)
-    ledger.follow(["a", "b"], live={"a", "b"})
-    play(ledger, ["a", "b"], [1, 1], [2, 2])
-    play(ledger, ["a", "b"], [3, 1], [2, 2])
-    ledger.follow(["b"], live={"a", "b"})
-    play(ledger, ["b"], [1], [0])
-    assert totals_of(ledger)["a"] == (1, 2, 2)
-    ledger.follow(["b", "a"], live={"a", "b"})
-    # The draft it left with was never verified.
-    play(ledger, ["b", "a"], [1, 1], [0, 3])
-    play(ledger, ["b", "a"], [1, 4], [0, 0])
-    assert totals_of(ledger) == {"a": (2, 5, 5), "b": (2, 4, 0)}
+def test_a_request_keeps_its_totals_wherever_it_goes():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a", "b"], live="ab")
+    ledger.book(verified_of(ONE_KEPT, (1, 0, 0, 0, -1)), int32(9, 9), drafted=True)
+    ledger.follow(["b"], live="ab")  # a is preempted
+    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5}
+    ledger.follow(["b", "a"], live="ab")
+    ledger.book(verified_of(ONE_KEPT, ONE_KEPT), int32(9, 9), drafted=True)
+    assert ledger.drain() == {"a": (2, 6, 2, 0, 0), "b": (1, 3, 1, 0, 0)}
 
 
 def test_totals_of_ended_requests_are_handed_over_once():
-    ledger = RequestLedger(MAX_ROWS)
-    ledger.follow(["a"], live={"a"})
-    play(ledger, ["a"], [1], [1])
-    play(ledger, ["a"], [2], [0])
-    assert ledger.follow(["b"], live={"b"}) == ["a"]
-    assert ledger.follow(["c"], live={"b", "c"}) == []
-    assert totals_of(ledger) == {"a": (1, 1, 1), "b": (0, 0, 0), "c": (0, 0, 0)}
-    assert totals_of(ledger) == {"b": (0, 0, 0), "c": (0, 0, 0)}
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a"], live="a")
+    ledger.book(verified_of(ONE_KEPT), int32(9), drafted=True)
+    assert ledger.follow(["b"], live="b") == ["a"]
+    assert ledger.follow(["c"], live="bc") == []
+    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5, "c": (0,) * 5}
+    assert ledger.drain() == {"b": (0,) * 5, "c": (0,) * 5}
 
 
-def test_a_row_without_a_token_has_verified_nothing():
-    ledger = RequestLedger(MAX_ROWS)
-    ledger.follow(["a"], live={"a"})
-    play(ledger, ["a"], [1], [3])
-    play(ledger, ["a"], [0], [0])
-    assert totals_of(ledger) == {"a": (0, 0, 0)}
+def test_a_request_that_left_was_offered_nothing_when_it_returns():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a", "b"], live="ab")
+    ledger.offer(np.array([True, True]))
+    ledger.follow(["b"], live="ab")
+    ledger.follow(["a", "b"], live="ab")
+    nothing = (1, 0, 0, 0, -1)
+    ledger.book(verified_of(nothing, nothing), int32(9, 9), drafted=False)
+    assert ledger.drain() == {"a": (0,) * 5, "b": (0, 0, 0, 1, 1)}
 
 
 def test_filling_is_in_no_total():
-    ledger = RequestLedger(MAX_ROWS)
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
     ledger.follow(["a", "b", "c", "d"], live="abcd")
-    ledger.expect(counts_of(2, 0, 1, 0), counts_of(1, 3, 2, 3))
     # a: all kept, the third was filling; b: one of its filling kept; c: nothing kept; d: no step.
-    padding = ledger.observe(counts_of(4, 2, 1, 0), counts_of(9, 9, 9, 9))
-    totals = {"a": (1, 2, 2), "b": (0, 0, 0), "c": (1, 1, 0), "d": (0, 0, 0)}
-    assert totals_of(ledger) == totals
-    assert padding == VerifiedPadding(requests=1, tokens=6, accepted=(1, 0, 1))
-    assert (ledger.padding_tokens, ledger.accepted_padding_tokens) == (6, 2)
-
-
-def test_filling_in_flight_follows_its_request():
-    ledger = RequestLedger(MAX_ROWS)
-    ledger.follow(["a", "b"], live="ab")
-    ledger.expect(counts_of(0, 1), counts_of(3, 2))
-    ledger.follow(["b", "c", "a"], live="abc")
-    assert ledger.observe(counts_of(1, 1, 3), counts_of(9, 9, 9)) == VerifiedPadding(
-        1, 5, (1, 1, 0)
-    )
-    ledger.expect(counts_of(0, 0, 0))
-    assert ledger.observe(counts_of(1, 1, 1), counts_of(9, 9, 9)) == VerifiedPadding(), (
-        "every step starts anew"
-    )
+    rows = [(4, 2, 2, 1, 0), (2, 0, 0, 3, -1), (1, 1, 0, 2, 1), (0, 0, 0, 0, -1)]
+    ledger.book(verified_of(*rows), int32(9, 9, 9, 9), drafted=True)
+    totals = {"a": (1, 2, 2, 0, 0), "b": (0,) * 5, "c": (1, 1, 0, 0, 0), "d": (0,) * 5}
+    assert ledger.drain() == totals
+    assert ledger.step[:BY_PLACE].tolist() == [2, 3, 2, 6, 2]
+    counters = ledger.take_counters()
+    assert (counters["draft/padding_tokens"], counters["draft/accepted_padding_tokens"]) == (6, 2)

@@ -1,74 +1,84 @@
-"""Which steps are filled up, and with what; against a dispatcher that knows a few graphs."""
-
-from types import SimpleNamespace
+"""Which steps are filled up, and with what; against an engine that has captured a few graphs."""
 
 import numpy as np
 import pytest
 
-from sam_rollout.integrations.vllm.padding import DraftPadding, Padding, padding_by_rows
+from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.session.padding import (
+    DraftPadding,
+    GraphOf,
+    Padding,
+    no_graphs,
+    padding_by_rows,
+)
+from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
 BUDGET = 1024
 NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STEP
 
 
-class Dispatcher:
+def graphs(full_up_to: int, otherwise: str) -> GraphOf:
     """Full graphs for uniform steps of at most so many tokens, and what serves all other steps."""
-
-    def __init__(self, full_up_to: int, otherwise: str) -> None:
-        self.full_up_to, self.otherwise = full_up_to, otherwise
-
-    def dispatch(self, num_tokens: int, uniform_decode: bool):
-        in_full = uniform_decode and num_tokens <= self.full_up_to
-        return SimpleNamespace(name="FULL" if in_full else self.otherwise), None
+    return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
-def decide(setting="auto", dispatcher=None, budget=BUDGET) -> list[Padding]:
-    return padding_by_rows(setting, dispatcher, K, MAX_ROWS, budget)[1:].tolist()
+def decide(setting="auto", graph_of=no_graphs, budget=BUDGET) -> list[Padding]:
+    return padding_by_rows(setting, graph_of, K, MAX_ROWS, budget)[1:].tolist()
 
 
 @pytest.mark.parametrize(
     ("otherwise", "expected"), [("NONE", EVERY), ("PIECEWISE", DRAFTING), ("FULL", NO)]
 )
 def test_what_is_filled_up_depends_on_the_graphs_of_other_steps(otherwise, expected):
-    assert decide(dispatcher=Dispatcher(BUDGET, otherwise)) == [expected] * MAX_ROWS
+    assert decide(graph_of=graphs(BUDGET, otherwise)) == [expected] * MAX_ROWS
 
 
 def test_more_requests_than_full_graphs_were_captured_for_are_left_alone():
-    assert decide(dispatcher=Dispatcher(16, "NONE")) == [EVERY] * 4 + [NO] * 2
+    assert decide(graph_of=graphs(16, "NONE")) == [EVERY] * 4 + [NO] * 2
 
 
 def test_an_engine_without_full_graphs_is_left_alone():
-    assert decide(dispatcher=Dispatcher(0, "NONE")) == [NO] * MAX_ROWS
-    assert decide(dispatcher=None) == [NO] * MAX_ROWS
+    assert decide(graph_of=graphs(0, "NONE")) == [NO] * MAX_ROWS
+    assert decide() == [NO] * MAX_ROWS
 
 
 def test_the_setting_decides_before_the_graphs():
-    assert decide("never", Dispatcher(BUDGET, "NONE")) == [NO] * MAX_ROWS
-    assert decide("always", None) == [EVERY] * MAX_ROWS
+    assert decide("never", graphs(BUDGET, "NONE")) == [NO] * MAX_ROWS
+    assert decide("always") == [EVERY] * MAX_ROWS
 
 
 @pytest.mark.parametrize("setting", ["auto", "always"])
 def test_filling_never_pushes_requests_out_of_a_step(setting):
     budget = 2 * (1 + K) + 3
     expected = [EVERY] * 2 + [NO] * 4
-    assert decide(setting, Dispatcher(BUDGET, "NONE"), budget=budget) == expected
+    assert decide(setting, graphs(BUDGET, "NONE"), budget=budget) == expected
 
 
-def padding(*by_rows: Padding) -> DraftPadding:
-    return DraftPadding(np.array(by_rows, np.int8), K, MAX_LEN)
+def padding(full_up_to: int, otherwise: str, budget: int = BUDGET) -> DraftPadding:
+    return DraftPadding(
+        "auto", graphs(full_up_to, otherwise), K, MAX_ROWS, budget, max_model_len=MAX_LEN
+    )
 
 
 def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
-    some = padding(NO, EVERY, DRAFTING, NO)
-    assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
-    assert [some.applies(rows, gate_open=False) for rows in (1, 2, 3)] == [True, False, False]
+    for otherwise, closed in (("NONE", True), ("PIECEWISE", False)):
+        some = padding(2 * (1 + K), otherwise)
+        assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
+        assert [some.applies(rows, gate_open=False) for rows in (1, 2, 3)] == [closed, closed, False]
 
 
 def test_the_report_names_steps_and_sizes():
-    assert padding(NO, NO).describe() == "no step"
-    assert not padding(NO, NO).in_use
-    both = padding(NO, EVERY, EVERY, DRAFTING, NO)
+    assert padding(0, "NONE").describe() == "no step"
+    assert not padding(0, "NONE").in_use
+
+    def mixed(tokens: int, uniform: bool) -> str:
+        """Small steps without drafts are in no graph, larger ones in graphs of pieces."""
+        if uniform and tokens <= 3 * (1 + K):
+            return "FULL"
+        return "NONE" if tokens <= 2 else "PIECEWISE"
+
+    both = DraftPadding("auto", mixed, K, MAX_ROWS, BUDGET, MAX_LEN)
     assert both.describe() == (
         "every step of up to 2 requests, steps that draft of up to 3 requests"
     )
@@ -78,14 +88,17 @@ def test_the_report_names_steps_and_sizes():
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
     """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
     token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
-    tokens = np.full((len(drafts), K), 999, np.int32)
-    counts = np.array([len(draft) for draft in drafts], np.int32)
+    batch = DraftBatch(MAX_ROWS, K)
+    batch.tokens[:] = 999
+    batch.clear(len(drafts))
     for row, draft in enumerate(drafts):
-        tokens[row, : len(draft)] = draft
-    filled, filling = padding(*[EVERY] * (MAX_ROWS + 1)).fill_up(
-        tokens, counts, token_ids.astype(np.int32), np.array(lengths, np.int32), np.array(decoding)
+        batch.tokens[row, : len(draft)] = draft
+        batch.counts[row] = len(draft)
+    padding(BUDGET, "NONE").fill_up(
+        batch, token_ids.astype(np.int32), int32(*lengths), np.array(decoding)
     )
-    return filled, filling.tolist()
+    assert batch.pending and batch.length[: len(drafts)].tolist() == lengths
+    return batch.to_lists(), batch.filling[: len(drafts)].tolist()
 
 
 def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
