@@ -33,31 +33,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap, norm
 
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+from sam_rollout.statistics import Estimate, mean, share
 
 if TYPE_CHECKING:
     from vllm import LLM
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
-CONFIDENCE = 0.95
-RESAMPLES = 5000
 SIDES = ("off", "on")
 OUTSIDE_TRAINING = -1
 # How far a random number may lie from the boundary between two tokens, in probability, for the
 # difference of the sides to count as rounding; with --greedy in log-probability. By dtype.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # of a position's 64 decide its token
-# Looking at a parting brings a whole vocabulary of Python objects, some 50 MB for 150,000 tokens:
-# so many at a time, and each is reduced to one number before the next ones come.
+RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token
+# Examining a divergence returns Python objects for the whole vocabulary, some 50 MB for 150,000
+# tokens. So many are examined at a time, and each is reduced to one number before the next ones.
 LOOKED_AT_TOGETHER = 8
-# In bfloat16 most long responses part somewhere, and each look is a prefill of the text up to that
-# place; the first by position are the cheapest. What explains one parting in fifty wrongly still
-# shows about five times in 256.
+# In bfloat16 most long responses diverge somewhere, and examining a divergence costs the prefill of
+# the text up to it; those at early positions are the cheapest. A fault behind one divergence in
+# fifty still shows up about five times in 256.
 MOST_LOOKED_AT = 256
 
 
@@ -73,18 +71,6 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A share between 0 and 1 (or a difference of two) and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-@dataclass(frozen=True)
 class Side:
     """Result of one side; shares between 0 and 1, lengths in tokens.
 
@@ -97,7 +83,7 @@ class Side:
 
     problems: int
     samples_per_problem: float
-    pass_at_1: Interval
+    pass_at_1: Estimate
     clipped_share: float
     mean_response_length: float
     generation_s: float
@@ -107,13 +93,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two responses to one request part.
+    """Where two responses to one request diverge.
 
     ``problem`` and ``sample`` are the request's (``Request``). ``position`` counts tokens of the
     response from 0; the tokens are None where a response has ended. ``tie`` says whether rounding
-    explains the difference, None if that was not looked at, and ``distance`` how far off the
-    explanation is (see ``TIE``; None also if no distance explains it, as where one response has
-    ended and the other has not).
+    explains the difference, None if that was not examined. ``distance`` is how far the place is
+    from a tie (see ``TIE``); it is None also if no distance explains the difference, as where one
+    response has ended and the other has not.
     """
 
     problem: int
@@ -131,13 +117,13 @@ class Comparison:
 
     ``difference`` is pass@1 on - off, paired by problem. ``drafted``: the side meant to draft did.
     ``must_be_identical`` says whether the sampler promises identical responses; ``kept`` whether it
-    kept that promise up to ties, None without a promise. Of very many partings only the first
-    ``looked_at`` are explained (``MOST_LOOKED_AT``). The others count neither for the promise nor
-    against it: ``kept`` is the verdict on what was looked at, and False where something parted and
-    nothing was. Without drafts it is False: nothing was put to the test.
+    kept that promise up to ties, None without a promise. Of very many divergences only the first
+    ``looked_at`` are examined (``MOST_LOOKED_AT``), and ``kept`` is the verdict on these. It is
+    False if responses diverged and nothing was examined. It is also False without drafts, because
+    nothing was tested.
     """
 
-    difference: Interval
+    difference: Estimate
     equal_within_interval: bool
     responses: int
     identical: int
@@ -161,36 +147,6 @@ def read_problems(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     return table.head(limit if limit is not None else len(table)).to_dict("records")
 
 
-def wilson(right: int, total: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the share ``right / total`` with Wilson's score interval."""
-    z = float(norm.ppf(0.5 + confidence / 2))
-    share = right / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def over_problems(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the mean of a value per problem with its bootstrap interval over problems.
-
-    Samples of one problem resemble each other, so problems are resampled, not samples. A single
-    problem, or values that are all the same, give an interval of one point.
-    """
-    data = np.asarray(values, float)
-    mean = float(data.mean())
-    if len(data) < 2 or np.all(data == data[0]):
-        return Interval(mean, mean, mean)
-    interval = bootstrap(
-        (data,),
-        np.mean,
-        confidence_level=confidence,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Interval(mean, float(interval.low), float(interval.high))
-
-
 def _shares(groups: Sequence[Sequence[Response]]) -> list[float]:
     return [sum(response.accuracy for response in group) / len(group) for group in groups]
 
@@ -206,7 +162,7 @@ def summarise(groups: Sequence[Sequence[Response]], seconds: float) -> Side:
     return Side(
         problems=len(groups),
         samples_per_problem=len(responses) / len(groups),
-        pass_at_1=wilson(round(sum(shares)), len(shares)) if single else over_problems(shares),
+        pass_at_1=share(round(sum(shares)), len(shares)) if single else mean(shares),
         clipped_share=sum(response.clipped for response in responses) / len(responses),
         mean_response_length=sum(len(r.token_ids) for r in responses) / len(responses),
         generation_s=seconds,
@@ -224,7 +180,7 @@ def first_difference(off: Sequence[int], on: Sequence[int]) -> int | None:
 def divergences(
     off: Sequence[Sequence[Response]], on: Sequence[Sequence[Response]]
 ) -> list[Divergence]:
-    """List the requests whose two responses differ, with the place where they part."""
+    """List the requests whose two responses differ, with the place where they diverge."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, (one, other) in enumerate(zip(left, right, strict=True)):
@@ -254,9 +210,7 @@ def compare(
         must_be_identical: Whether the sampler promises identical responses.
         drafted_tokens: By the side meant to draft.
     """
-    difference = over_problems(
-        [right - left for left, right in zip(_shares(off), _shares(on), strict=True)]
-    )
+    difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
     identical = total - len(parted)
     looked_at = [one for one in parted if one.tie is not None]
@@ -278,12 +232,12 @@ def compare(
 def distance_of_draw(
     probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
 ) -> float:
-    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest way.
+    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest.
 
     Args:
         probabilities: [vocabulary], in the order of token ids.
         uniform: The position's random number, in [0, 1).
-        tokens: Token ids; None (a response that has ended) cannot be drawn: infinitely far.
+        tokens: Token ids; None (a response that has ended) cannot be drawn: infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0
@@ -441,9 +395,9 @@ def look_at_ties(
     groups: Sequence[Sequence[Response]],
     options: argparse.Namespace,
 ) -> list[Divergence]:
-    """Find out where responses parted through rounding.
+    """Find out which divergences rounding explains.
 
-    Asks the engine for the whole distribution at a place of parting. Sampled responses: would the
+    Asks the engine for the whole distribution at each divergence. Sampled responses: would the
     position's random number, moved a little, have drawn either token? Greedy ones: are both tokens
     as likely as the likeliest one? Only the first ``MOST_LOOKED_AT`` places by position are looked
     at; the rest is returned as it was.
@@ -523,7 +477,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     arguments = {
         "dtype": options.dtype,
         "tensor_parallel_size": options.tensor_parallel_size,
-        # Twice the drafts: vLLM stops drafting that close to the limit.
+        # Room for twice the drafts, because vLLM stops drafting close to the limit.
         "max_model_len": options.max_model_len or longest + 2 * k,
         "max_num_seqs": options.max_num_seqs,
         "seed": options.seed,
@@ -607,7 +561,7 @@ def show(result: dict[str, Any]) -> None:
     for name, side in result["sides"].items():
         table.add_row(
             name,
-            str(Interval(**side["pass_at_1"])),
+            _shown(side["pass_at_1"]),
             f"{side['mean_response_length']:.1f}",
             f"{side['clipped_share']:.1%}",
             f"{side['accepted_tokens']} of {side['drafted_tokens']}",
@@ -618,11 +572,16 @@ def show(result: dict[str, Any]) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _shown(of: dict[str, float]) -> str:
+    """An ``Estimate``'s fields in a line."""
+    return f"{of['value']:.4f} [{of['low']:.4f}, {of['high']:.4f}]"
+
+
 def verdict(comparison: dict[str, Any]) -> list[str]:
     """Say in words what a comparison (fields of ``Comparison``) found."""
     words = "equal within the interval" if comparison["equal_within_interval"] else "NOT EQUAL"
     lines = [
-        f"pass@1 on - off, paired: {Interval(**comparison['difference'])}: {words}",
+        f"pass@1 on - off, paired: {_shown(comparison['difference'])}: {words}",
         f"identical responses: {comparison['identical']} of {comparison['responses']} "
         f"({comparison['identical_share']:.1%})",
     ]
@@ -741,7 +700,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(options)
     result = evaluate(_rows(options), options)
     responses = result.pop("responses")
-    # First what was found: it took long, and a file may fail to be written.
+    # Print the result first: it took long, and writing a file may fail.
     if options.json:
         print(json.dumps(result, indent=1))
     else:
