@@ -13,13 +13,13 @@ from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.gating import GuardedGate
 from sam_rollout.session.ledger import RequestLedger
 from tests.unit.session.engine import (
-    K,
     MAX_LENGTH,
     MAX_ROWS,
     PERIOD,
     THRESHOLD,
     Engine,
     GateOnRecord,
+    K,
     next_of_period,
 )
 

@@ -11,8 +11,8 @@ import pytest
 from sam_rollout.automaton.static import SEPARATOR
 from sam_rollout.automaton.static_file import open_mapped
 from sam_rollout.config import ConfigError
-from sam_rollout.sources.corpus import CorpusSource, CorpusSourceConfig, check_corpus, check_fit
 from sam_rollout.sources import Limits
+from sam_rollout.sources.corpus import CorpusSource, CorpusSourceConfig, check_corpus, check_fit
 from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
 from tests.unit.drafting.texts import match_and_draft, rows_of
 

@@ -12,7 +12,7 @@ from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
-from tests.unit.session.engine import K, MAX_LENGTH, MAX_ROWS, START, next_of_period
+from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 
 
 def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespace:
