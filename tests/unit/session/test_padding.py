@@ -65,7 +65,8 @@ def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
     for otherwise, closed in (("NONE", True), ("PIECEWISE", False)):
         some = padding(2 * (1 + K), otherwise)
         assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
-        assert [some.applies(rows, gate_open=False) for rows in (1, 2, 3)] == [closed, closed, False]
+        found = [some.applies(rows, gate_open=False) for rows in (1, 2, 3)]
+        assert found == [closed, closed, False]
 
 
 def test_the_report_names_steps_and_sizes():

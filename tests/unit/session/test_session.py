@@ -76,18 +76,17 @@ def test_the_gate_sees_what_became_of_its_drafts():
 def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
     """And per-step sums by source, on which the record rests, are the sums over the requests."""
     engine, read = Engine(siblings=True, gate=GateConfig(threshold=MAX_ROWS)), []
-    for owner, method, place in (
-        (RequestLedger, "book", 0),
-        (DraftPolicy, "learn", 0),
-        (GuardedGate, "next_budget", 0),
-    ):
 
-        def spy(self, *arguments, _call=getattr(owner, method), _place=place, **options):
-            found = arguments[_place]
-            read.append(getattr(found, "verified", found))
-            return _call(self, *arguments, **options)
+    def spied(call):
+        def spy(self, seen, *arguments, **options):
+            read.append(getattr(seen, "verified", seen))
+            return call(self, seen, *arguments, **options)
 
-        monkeypatch.setattr(owner, method, spy)
+        return spy
+
+    monkeypatch.setattr(RequestLedger, "book", spied(RequestLedger.book))
+    monkeypatch.setattr(DraftPolicy, "learn", spied(DraftPolicy.learn))
+    monkeypatch.setattr(GuardedGate, "next_budget", spied(GuardedGate.next_budget))
     rng = np.random.default_rng(0)
     engine.add_siblings(rng.integers(0, 2, 9).tolist(), "a", "b", "c")
     engine.step("a", "b", "c")
@@ -263,11 +262,11 @@ def holders_of(root: object, word: str) -> list[object]:
 
 
 @pytest.mark.parametrize("record", [True, False])
-def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
+def test_nothing_keeps_the_ids_of_requests_that_ended(record):
     engine = Engine(siblings=True, record=record, pad_drafts="always")
     for number in range(3):
         names = [f"request-{number}{letter}" for letter in "abc"]
-        engine.add_siblings(START_OF[number], *names)
+        engine.add_siblings([number, *PERIOD, *PERIOD], *names)
         engine.control.add(names[2])
         engine.step(*names)
         engine.step(*names[:2], sampled=2)  # the third is preempted
@@ -278,9 +277,6 @@ def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
     engine.step("last")
     engine.drain()
     assert holders_of(engine.session, "request-") == []
-
-
-START_OF = [[number, *PERIOD, *PERIOD] for number in range(3)]
 
 
 def test_a_returning_request_is_not_read_again():

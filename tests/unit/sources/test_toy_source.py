@@ -65,7 +65,7 @@ SOURCE = SourceEntry(
 )
 '''
 
-PROBE = '''
+PROBE = """
 import json
 
 import numpy as np
@@ -115,7 +115,7 @@ found["drafted"] = drained["steps"]["drafted_per_source"]
 found["accepted"] = drained["steps"]["accepted_per_source"]
 found["asked"] = drained["counters"]["draft/toy_asked"]
 print(json.dumps(found))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,8 @@ def test_it_is_found_in_its_place(found):
 
 def test_it_has_a_section_of_the_configuration(found):
     assert found["section"] == 9
-    assert found["refusal"].startswith("sam.sources.toy.tokn = 9: unknown key; did you mean 'token'")
+    expected = "sam.sources.toy.tokn = 9: unknown key; did you mean 'token'?"
+    assert found["refusal"].startswith(expected)
 
 
 def test_it_has_metrics_and_rows_on_their_page(found):

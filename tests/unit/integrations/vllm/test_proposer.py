@@ -1,4 +1,4 @@
-"""The proposer with a runner that holds nothing but a batch; what it decides not: `DraftSession`."""
+"""The proposer between a runner that holds nothing but a batch, and the session that decides."""
 
 from types import SimpleNamespace
 
