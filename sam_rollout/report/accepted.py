@@ -8,7 +8,6 @@ import pandas as pd
 
 from sam_rollout.report.runs import Run
 from sam_rollout.sources import NAMES
-from sam_rollout.telemetry.schema import PREFIXES
 
 
 @dataclass(frozen=True)
@@ -147,20 +146,5 @@ def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
 
 
 def _counted(run: Run, steps: list[int], name: str) -> pd.Series:
-    """How far a counter that runs since the start of the run rose in the rollouts of `steps`.
-
-    It counts validation, too, whose rise does not belong to the next step's rollout: a step's
-    validation comes after its rollout. A resumed run counts from zero again.
-    """
-    of_validation = re.sub(f"^{PREFIXES['train']}/", f"{PREFIXES['val']}/", name)
-    told = {
-        order: run.steps[known].dropna()
-        for order, known in enumerate((name, of_validation))
-        if known in run.steps
-    }
-    if 0 not in told:
-        return pd.Series(0.0, index=steps)
-    counter = pd.concat(told).swaplevel().sort_index()  # by step, then rollout before validation
-    rise = counter.diff()
-    rise = rise.where(rise >= 0, counter)  # the first value, and the first after a restart
-    return rise.xs(0, level=1).reindex(steps).fillna(0.0)
+    """A counter of each of `steps`; 0 where it is unknown."""
+    return run.steps.get(name, pd.Series(dtype=float)).reindex(steps).fillna(0.0)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.results_page import (
     PAGE,
     _raw_and_equal,
@@ -13,6 +15,8 @@ from benchmarks.telemetry_overhead import in_run, in_trainer
 from sam_rollout.report.compare import Spread, TimeRow
 from sam_rollout.statistics import Estimate, Gain
 from sam_rollout.telemetry.records import RunFolder, RunInfo, StepRecord, table_of
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_page_follows_from_the_records():
