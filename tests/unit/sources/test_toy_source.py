@@ -12,6 +12,8 @@ import pytest
 
 import sam_rollout
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # compiles the drafter's kernels
+
 TOY = '''
 """Drafts the same token over and over."""
 
@@ -73,6 +75,7 @@ import numpy as np
 import sam_rollout
 from sam_rollout.bench.sides import all_sides
 from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import docs
@@ -90,6 +93,12 @@ except ConfigError as error:
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
 found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
 found["sides"] = [side.name for side in all_sides() if "toy" in side.name]
+found["panels"] = [
+    panel.title
+    for section in SECTIONS
+    for panel in section.panels
+    if "sam/draft/accepted_toy" in panel.metrics
+]
 found["column"] = ENGINE_STEPS.field("drafted_per_source").metadata[b"sources"].decode()
 
 
@@ -140,7 +149,6 @@ def found(tmp_path_factory) -> dict:
     return told
 
 
-@pytest.mark.timeout(180)
 def test_it_is_found_in_its_place(found):
     assert found["names"] == ["own", "siblings", "history", "toy", "corpus"]
 
@@ -162,6 +170,10 @@ def test_it_has_metrics_and_rows_on_their_page(found):
 def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
     assert found["column"] == "own,siblings,history,toy,corpus"
     assert found["sides"] == ["own + toy"]
+
+
+def test_it_has_a_curve_on_the_dashboard(found):
+    assert found["panels"] == ["Accepted by source"]
 
 
 def test_its_drafts_come_out_of_a_session_and_are_counted(found):
