@@ -16,8 +16,7 @@ from benchmarks import rollout, routing
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from recipes.dapo_qwen3 import published_setups
 from sam_rollout.report.compare import TimeRow
-from sam_rollout.report.recorded import FAIR, SIDES_PICTURE, UNFAIR, load_recorded
-from sam_rollout.report.recorded import tables as tables_of
+from sam_rollout.report.recorded import FAIR, SIDES_PICTURE, UNFAIR, load_recorded, published
 
 PAGE = REPOSITORY / "docs" / "results.md"
 
@@ -117,7 +116,7 @@ def dapo_section() -> str:
     """Whole DAPO runs, off and on, and a pair that is not fair."""
     recorded = load_recorded(RESULTS)
     record, comparison = recorded.content, recorded.comparisons[FAIR]
-    setting, tables = record["setting"], tables_of(recorded.comparisons)
+    setting, tables = record["setting"], published(recorded.comparisons)
     rollout_row = recorded.comparisons[UNFAIR].time("rollout")
     text = (
         f"{setting['repeats']} run(s) of each side, alternating, {setting['steps']} training steps "

@@ -203,7 +203,7 @@ def dashboard(
         typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
     with _one_line_errors(workspace.DashboardError):
         if picture is not None:
-            from sam_rollout.dashboard.picture import draw_sections
+            from sam_rollout.dashboard.pictures import draw_sections
 
             typer.echo("\n".join(map(str, draw_sections(runs or [], picture))))
         if tensorboard:

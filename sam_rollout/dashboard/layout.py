@@ -1,11 +1,13 @@
-"""Which curves stand where, and what each section answers: the one home of the dashboard's layout.
+"""Which curves stand where, and what each section answers: the one declaration of panels.
 
-Names of ours are those that sam_rollout.telemetry declares; the others are verl's, of its version
-0.9.1.
+The workspace of wandb, the layout of TensorBoard, the pictures and the page of a comparison all
+read it. Names of ours are those that sam_rollout.telemetry declares; the others are verl's, of its
+version 0.9.1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.control import SO_FAR
 from sam_rollout.telemetry.curve import CURVE_NAME
 
@@ -16,7 +18,11 @@ POSITIONS = r"sam/draft/accepted_position_\d+"
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: `metrics` as lines, or every metric that matches `pattern`, or a `picture`."""
+    """One chart: `metrics` as lines, or every metric that matches `pattern`, or a `picture`.
+
+    `reading` says how to read it. `row` names the row of a comparison whose figures head the chart;
+    the panels that have one make the picture of a comparison.
+    """
 
     title: str
     metrics: tuple[str, ...] = ()
@@ -24,11 +30,19 @@ class Panel:
     pattern: str = ""
     picture: str = ""
     zero_based: bool = False  # times and counts, so that ratios can be seen
+    stacked: bool = False  # the metrics are parts of a whole, the first one is the point
+    reading: str = ""
+    row: str = ""
 
     @property
     def shows(self) -> str:
         """Its metrics in words."""
         return self.picture or self.pattern or ", ".join(self.metrics)
+
+    def of_both_sides(self) -> "Panel":
+        """The panel for charts that have the baseline in them: without its figures beside a run."""
+        own = (name for name in self.metrics if not name.startswith("compare/"))
+        return replace(self, metrics=tuple(own))
 
 
 @dataclass(frozen=True)
@@ -55,14 +69,15 @@ SECTIONS = (
             Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
             Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
-                zero_based=True,
+                zero_based=True, reading="Busy time of the engine; lower is faster.",
             ),
             Panel(
                 "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
                 zero_based=True,
             ),
             Panel(
-                "Training step", ("timing_s/step", "compare/step_s_baseline"), "s", zero_based=True
+                "Training step", ("timing_s/step", "compare/step_s_baseline"), "s",
+                zero_based=True, reading="Rollout, training and the rest.", row="step",
             ),
             Panel(
                 "Gain over the control within the run, so far",
@@ -78,16 +93,23 @@ SECTIONS = (
         "Long tail",
         "How much of the rollout waits for a few long responses?",
         (
-            Panel("Running requests over time", picture=CURVE_NAME),
-            Panel("Share of the rollout", ("sam/tail/share",), zero_based=True),
+            Panel(
+                "Running requests over time", picture=CURVE_NAME,
+                reading="Shaded: the long tail. The side whose line ends first is the faster.",
+            ),
+            Panel("Share of the rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
-                zero_based=True,
+                zero_based=True, stacked=True, row="rollout",
+                reading="Dark: the long tail, where drafts help; light: the rest.",
             ),
             Panel(
-                "Time per token inside and outside",
-                ("sam/tail/time_per_token_ms", "sam/head/time_per_token_ms"), "ms",
-                zero_based=True,
+                "Time per token inside the tail", ("sam/tail/time_per_token_ms",), "ms",
+                zero_based=True, row="tail",
+            ),
+            Panel(
+                "Time per token outside the tail", ("sam/head/time_per_token_ms",), "ms",
+                zero_based=True, reading="Drafts hardly touch it: a control.",
             ),
             Panel("Slowest request / mean request", ("sam/tail/index",)),
             Panel(
@@ -100,7 +122,11 @@ SECTIONS = (
         "Speculation",
         "Are drafts accepted, when is the gate open, and what do drafts cost?",
         (
-            Panel("Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens"),
+            Panel(
+                "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
+                row="acceptance_length",
+                reading="Tokens that a request gains per step that verifies drafts.",
+            ),
             Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
             Panel(
                 "Draft tokens verified and accepted",
@@ -117,12 +143,8 @@ SECTIONS = (
                 zero_based=True,
             ),
             Panel(
-                "Accepted by source, since the start",
-                (
-                    "sam/draft/accepted_own", "sam/draft/accepted_siblings",
-                    "sam/draft/accepted_history", "sam/draft/accepted_corpus",
-                ), "tokens",
-                zero_based=True,
+                "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
+                "tokens", zero_based=True,
             ),
         ),
     ),
@@ -130,10 +152,19 @@ SECTIONS = (
         "Learning",
         "Does the policy learn, whatever the speed?",
         (
-            Panel("Accuracy before filtering", ("sam/rounds/accuracy_unfiltered",), "share"),
+            Panel(
+                "Accuracy before filtering", ("sam/rounds/accuracy_unfiltered",), "share",
+                reading="Share of right responses in training.",
+            ),
             Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
-            Panel("Reward of the training batch", ("critic/rewards/mean",)),
-            Panel("Response length", ("response_length/mean",), "tokens"),
+            Panel(
+                "Reward of the training batch", ("critic/rewards/mean",), row="reward",
+                reading="Lines that part mean that the sides learnt differently.",
+            ),
+            Panel(
+                "Response length", ("response_length/mean",), "tokens", row="response_length",
+                reading="Lines that lie on each other: both sides did the same work.",
+            ),
             Panel("Entropy", ("actor/entropy",), "nats"),
             Panel("Gradient norm", ("actor/grad_norm",)),
         ),
@@ -183,6 +214,10 @@ SECTIONS = (
         ),
     ),
 )  # fmt: skip
+
+
+# The panels that sum up a comparison.
+SUMMARY = tuple(panel for section in SECTIONS for panel in section.panels if panel.row)
 
 
 def names() -> list[str]:

@@ -21,7 +21,7 @@ from sam_rollout.report.accepted import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
-from sam_rollout.report.sides import load_sides
+from sam_rollout.report.selection import load_sides
 from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -94,11 +94,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class TimeRow:
-    """One time on both sides, s. A gain is None where a side spent no time or made no token.
-
-    `steps` is how many steps all runs know it of; `tokens` the metric that equal tokens go by.
-    """
+class Row:
+    """One figure on both sides; `steps` is how many steps all runs know it of."""
 
     key: str
     title: str
@@ -106,21 +103,24 @@ class TimeRow:
     steps: int
     base: Spread
     sam: Spread
+
+
+@dataclass(frozen=True)
+class TimeRow(Row):
+    """One time, s. A gain is None where a side spent no time or made no token.
+
+    `tokens` is the metric that equal tokens go by.
+    """
+
     raw: Gain | None
     tokens: str | None
     equal_tokens: Gain | None
 
 
 @dataclass(frozen=True)
-class QuantityRow:
-    """One quantity on both sides; `difference` is the mean of SAM - BASE over steps."""
+class QuantityRow(Row):
+    """One quantity; `difference` is the mean of SAM - BASE over steps."""
 
-    key: str
-    title: str
-    metric: str
-    steps: int
-    base: Spread
-    sam: Spread
     difference: Estimate
 
 
@@ -312,34 +312,22 @@ def _held_out(both: _Both) -> list[Quantity]:
     return [Quantity(name, "held-out " + "/".join(name.split("/")[1:]), (name,)) for name in names]
 
 
+def _row(kind: Time | Quantity, name: str, values: Sides) -> tuple[Any, ...]:
+    """The fields of a `Row`."""
+    spreads = _spread(values.base), _spread(values.sam)
+    return kind.key, kind.title, name, values.shape[2], *spreads
+
+
 def _time_row(kind: Time, name: str, both: _Both) -> TimeRow:
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
-    return TimeRow(
-        kind.key,
-        kind.title,
-        name,
-        values.shape[2],
-        _spread(values.base),
-        _spread(values.sam),
-        gain(values),
-        tokens if equal else None,
-        equal,
-    )
+    return TimeRow(*_row(kind, name, values), gain(values), tokens if equal else None, equal)
 
 
 def _quantity_row(kind: Quantity, name: str, both: _Both) -> QuantityRow:
     (values,) = both.sides(name)
-    return QuantityRow(
-        kind.key,
-        kind.title,
-        name,
-        values.shape[2],
-        _spread(values.base),
-        _spread(values.sam),
-        difference(values),
-    )
+    return QuantityRow(*_row(kind, name, values), difference(values))
 
 
 def _spread(values: np.ndarray) -> Spread:

@@ -181,7 +181,7 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
     if shares and (share := float(np.mean(shares))) > 0:
         text = f"SAM sampled {share:.0%} of its responses without drafts: gains are smaller for it"
         yield Finding("control", WARNING, text, {"share": share})
-    counted = [run.steps[_FAILURES].max() for run in sam if _FAILURES in run.steps]
+    counted = [run.steps[_FAILURES].sum() for run in sam if _FAILURES in run.steps]
     if failures := max(counted, default=0):
         text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
         yield Finding("drafter_failures", WARNING, text, {"failures": float(failures)})

@@ -14,8 +14,7 @@ from typing import Any
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import Comparison, compare_folders
-from sam_rollout.report.tables import number
-from sam_rollout.statistics import Estimate, Gain
+from sam_rollout.report.tables import Table, markdown, tables
 from sam_rollout.telemetry.records import RunFolderError
 
 RESULTS = Path("benchmarks/results")
@@ -64,7 +63,7 @@ def check_recorded(root: Path) -> list[str]:
     recorded = load_recorded(root / RESULTS)
     wrong = []
     page = (root / PAGE).read_text(encoding="utf-8")
-    for name, table in tables(recorded.comparisons).items():
+    for name, table in published(recorded.comparisons).items():
         if table not in page:
             wrong.append(
                 f"{PAGE}: the table of {name} does not follow from the runs in {RESULTS / RUNS}: "
@@ -110,84 +109,24 @@ def _differences(where: str, stored: Any, made: Any) -> Iterator[tuple[str, Any,
         yield where, stored, made
 
 
-def tables(comparisons: dict[str, Comparison]) -> dict[str, str]:
+def published(comparisons: dict[str, Comparison]) -> dict[str, str]:
     """Markdown tables of the published page, by what they show."""
-    fair, unfair = comparisons[FAIR], comparisons[UNFAIR]
+    fair, unfair = (tables(comparisons[name]) for name in (FAIR, UNFAIR))
     return {
-        "times and gains": _gains(fair),
-        "samples": _samples(fair),
-        "figures beside the times": _quantities(fair),
-        "findings": _findings(fair),
-        "times and gains of the unfair pair": _gains(unfair),
-        "findings of the unfair pair": _findings(unfair),
+        "times and gains": markdown(fair["gains"]),
+        "samples": markdown(fair["samples"]),
+        "figures beside the times": markdown(fair["quantities"]),
+        "findings": _findings(comparisons[FAIR]),
+        "times and gains of the unfair pair": markdown(unfair["gains"]),
+        "findings of the unfair pair": _findings(comparisons[UNFAIR]),
     }
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _gains(comparison: Comparison) -> str:
-    head = ["per step", "BASE, s", "SAM, s", "gain, raw", "gain, equal tokens", "time saved, raw"]
-    rows = [
-        [
-            row.title,
-            number(row.base.per_step),
-            number(row.sam.per_step),
-            _gain(row.raw),
-            _gain(row.equal_tokens),
-            f"{row.raw.time_saved.value:+.1%}" if row.raw else "-",
-        ]
-        for row in comparison.times
-    ]
-    return _table(head, rows)
-
-
-def _gain(gain: Gain | None) -> str:
-    if gain is None:
-        return "-"
-    estimate = gain.speed_up_minus_one
-    return f"{estimate.value:+.1%}{_interval(estimate, 100, '+.1f')}"
-
-
-def _interval(estimate: Estimate, factor: float, form: str) -> str:
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f" [{factor * estimate.low:{form}}, {factor * estimate.high:{form}}]"
-
-
-def _samples(comparison: Comparison) -> str:
-    lossless = comparison.lossless
-    rows = [
-        [
-            " / ".join(pair.runs),
-            pair.by,
-            f"{pair.identical:,} of {pair.matched:,}",
-            str(pair.unmatched),
-        ]
-        for pair in (*lossless.pairs, *lossless.controls)
-    ]
-    return _table(["runs", "compared by", "the same responses", "without partner"], rows)
-
-
-def _quantities(comparison: Comparison) -> str:
-    rows = [
-        [
-            row.title,
-            number(row.base.median),
-            number(row.sam.median),
-            f"{number(row.difference.value, '+')}{_interval(row.difference, 1, '+.3g')}",
-        ]
-        for row in comparison.quantities
-    ]
-    return _table(["per step", "BASE, median", "SAM, median", "mean SAM - BASE [95 %]"], rows)
 
 
 def _findings(comparison: Comparison) -> str:
     rows = [
-        [found.severity, found.name.replace("_", " "), found.text.replace("|", "\\|")]
+        (found.severity, found.name.replace("_", " "), found.text)
         for found in comparison.findings
         if found.severity in _SHOWN_FINDINGS
     ]
-    return _table(["severity", "finding", "what"], rows or [["none", "", ""]])
+    head = ("severity", "finding", "what")
+    return markdown(Table("Findings", head, rows or [("none", "", "")]))

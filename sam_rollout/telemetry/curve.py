@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CURVE_NAME = "sam/engine/running_over_time"  # of the picture; a line of the same curve: below it
 LINE_NAME = "sam/engine/running_over_time_line"
 MAX_POINTS = 500
+IDLE_S = 0.02  # a shorter pause between two steps is none; copies of runs round times of day
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels
 _STYLE = {
     "font.size": 8,
@@ -31,7 +32,7 @@ _STYLE = {
 # Fixed, as fractions of the picture: fitting them to the texts takes longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
 _TITLE_AT = 1.02  # of the axis' height; else it is searched for, too
-_MEAN, _BAND, _TAIL, _THRESHOLD = "#0072B2", "#B3D3E8", "#FBE6D8", "#D55E00"
+_MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class RunningCurve:
     tail: np.ndarray
     tail_threshold: int
     engines: int
+
+    @property
+    def top(self) -> float:
+        """The highest of what is drawn."""
+        return max(float(self.high.max()), self.tail_threshold, 1)
 
 
 def running_curve(
@@ -92,7 +98,8 @@ def running_curve(
         step = first + np.searchsorted(column["time_s"][first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
-        under_way &= started[step] <= instants
+        ended = np.append(begin, column["time_s"][first : last - 1])[step - first]
+        under_way &= (started[step] <= instants) | (started[step] - ended < IDLE_S)
         running[row] = np.where(under_way, column["running"][step], 0)
         waiting[row] = np.where(under_way, column["waiting"][step], 0)
         if row == busy_s.argmax():
@@ -109,28 +116,31 @@ def running_curve(
     )
 
 
-def plot(curve: RunningCurve, axis: "Axes") -> None:
-    """Draw the curve, the tail threshold and the long tail into an axis of matplotlib's."""
-    top = max(float(curve.high.max()), curve.tail_threshold, 1) * 1.05
+def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
+    """Draw the curve, the tail threshold and the long tail into an axis of matplotlib's.
+
+    A name tells several curves in one axis apart; what goes without saying is then not labelled.
+    """
+    tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
-        curve.time_s, 0, top, where=curve.tail, step="mid", color=_TAIL, linewidth=0,
-        label=f"long tail: {curve.tail.mean():.0%} of the time",
+        curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,
+        color=colour if name else _TAIL, alpha=0.15 if name else 1,
+        transform=axis.get_xaxis_transform(),
     )  # fmt: skip
     if curve.engines > 1:
         axis.fill_between(
-            curve.time_s, curve.low, curve.high, step="mid", color=_BAND, linewidth=0,
-            label=f"lowest to highest of {curve.engines} engines",
+            curve.time_s, curve.low, curve.high, step="mid", color=colour, alpha=0.3, linewidth=0,
+            label="" if name else f"lowest to highest of {curve.engines} engines",
         )  # fmt: skip
-    axis.plot(curve.time_s, curve.mean, drawstyle="steps-mid", color=_MEAN, linewidth=1.4)
+    axis.plot(
+        curve.time_s, curve.mean, drawstyle="steps-mid", color=colour, linewidth=1.4,
+        label=f"{name}: {tail}" if name else "",
+    )  # fmt: skip
     axis.axhline(
         curve.tail_threshold, color=_THRESHOLD, linestyle="--", linewidth=1,
-        label=f"tail threshold: {curve.tail_threshold}",
+        label="" if name else f"tail threshold {curve.tail_threshold}",
     )  # fmt: skip
-    axis.set(
-        xlabel="time since the rollout began, s", ylabel="running requests of an engine",
-        xlim=(0, curve.time_s[-1]), ylim=(0, top),
-    )  # fmt: skip
-    axis.legend(loc="upper right")
+    axis.set(xlabel="time since the rollout began, s", ylabel="running requests")
 
 
 def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
@@ -145,6 +155,8 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
         canvas = FigureCanvasAgg(figure)
         axis = figure.subplots()
         plot(curve, axis)
+        axis.set(xlim=(0, curve.time_s[-1]), ylim=(0, 1.05 * curve.top))
+        axis.legend(loc="upper right")
         axis.set_title(title, loc="left", y=_TITLE_AT)
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -33,8 +33,8 @@ MAY_IMPORT = {
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },
-    "report": {"sources", "statistics", "telemetry"},
-    "dashboard": {"telemetry"},
+    "report": {"dashboard", "sources", "statistics", "telemetry"},
+    "dashboard": {"sources", "telemetry"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
     "bench": {

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sam_rollout import __version__
 from sam_rollout.cli import app
 from sam_rollout.telemetry.docs import render
-from sam_rollout.telemetry.records import RunFolder, RunInfo, TraceRecord, traces_table
+from sam_rollout.telemetry.records import RunFolder, RunInfo, TraceRecord, table_of
 
 
 def run_cli(*arguments: object):
@@ -48,7 +48,7 @@ def test_compare_prints_and_writes(pair, tmp_path):
         "compare", base, "--with", sam, "--picture", picture, "--json", figures, "--skip-first", 2
     )
     assert result.exit_code == 0, result.output
-    assert "+9.64%" in result.output and "+8.79%" in result.output
+    assert "+9.6%" in result.output and "+8.8%" in result.output
     assert "skipped at the start: 1, 2" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(figures.read_text())["steps"] == [3, 4, 5, 6]
@@ -76,8 +76,11 @@ def test_compare_without_both_sides_is_wrong_usage(pair, arguments):
 
 
 def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
-    trace = TraceRecord("g", 0, 1, "train", 0, [1, 2], [3, 4, 5], 0.0, 1.0)
-    RunFolder(tmp_path / "run").write_traces(0, traces_table([trace]))
+    trace = TraceRecord(
+        group="g", sibling=0, step=1, split="train", replica=0, prompt_ids=[1, 2],
+        response_ids=[3, 4, 5], start_s=0.0, end_s=1.0,
+    )  # fmt: skip
+    RunFolder(tmp_path / "run").write_traces(0, table_of(TraceRecord, [trace]))
     (tmp_path / "more.jsonl").write_text("[1, 2, 3, 9]\n")
     corpus = tmp_path / "corpora" / "a.sam"
     built = run_cli(

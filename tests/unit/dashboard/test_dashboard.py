@@ -4,16 +4,28 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import wandb_workspaces.workspaces as ws
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
-from sam_rollout.dashboard import layout, picture, workspace
-from sam_rollout.dashboard.picture import draw_sections
+from sam_rollout.dashboard import layout, pictures, workspace
+from sam_rollout.dashboard.charts import Side, draw
+from sam_rollout.dashboard.layout import Panel
+from sam_rollout.dashboard.pictures import draw_sections
 from sam_rollout.dashboard.tensorboard import write_layouts
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
-from sam_rollout.telemetry.records import EngineSteps, RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.records import (
+    RunFolder,
+    RunFolderError,
+    RunInfo,
+    StepRecord,
+    table_of,
+)
 from sam_rollout.telemetry.schema import declared
 
 ROOT = Path(__file__).parents[3]
@@ -25,10 +37,9 @@ CONFIG = {"rollout_telemetry": {"tail_threshold": 8}}
 @pytest.fixture(scope="module")
 def recorded() -> set[str]:
     """Every metric of a real pair of runs, and of one that validated."""
-    steps = json.loads((RESULTS / "dashboard_tiny_cpu.json").read_text())["steps"]
-    names = {name for run in steps.values() for metrics in run.values() for name in metrics}
+    pair = [RunFolder(RESULTS / "runs" / name).read_train_steps() for name in ("off-1", "on-1")]
     validated = json.loads((RESULTS / "learning_tiny_cpu.json").read_text())["steps"]
-    return names | {name for metrics in validated.values() for name in metrics}
+    return {name for steps in (*pair, validated) for metrics in steps.values() for name in metrics}
 
 
 @pytest.mark.parametrize("name", layout.names())
@@ -74,6 +85,7 @@ def test_wandbs_own_model_reads_the_workspace(group):
                 assert panel.metric_regex == wanted.pattern
             else:
                 assert [getattr(name, "name", name) for name in panel.y] == list(wanted.metrics)
+                assert panel.plot_type == ("stacked-area" if wanted.stacked else None)
     if group:
         assert "Group" in again.runset_settings.filters and group in again.runset_settings.filters
         assert [key.name for key in again.runset_settings.groupby] == ["JobType"]
@@ -94,9 +106,11 @@ def run(tmp_path) -> Path:
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
-        steps = EngineSteps()
-        steps.append(step, "train", 0, 1.0, 1.0, 4, 4, 0)
-        folder.write_engine_steps(0, steps.to_table())
+        record = StepRecord(
+            step=step, split="train", replica=0, time_s=1.0, duration_s=1.0, scheduled=4,
+            running=4, waiting=0,
+        )  # fmt: skip
+        folder.write_engine_steps(0, table_of(StepRecord, [record]))
         folder.append_train_step(
             step,
             {
@@ -106,6 +120,39 @@ def run(tmp_path) -> Path:
             },
         )
     return folder.path
+
+
+def test_sources_are_those_that_the_engine_steps_tell_apart():
+    (panel,) = [panel for panel in PANELS if panel.title == "Accepted by source"]
+    assert panel.metrics == tuple(f"sam/draft/accepted_{name}" for name in NAMES)
+
+
+@pytest.fixture
+def axis() -> Axes:
+    return Figure().subplots()
+
+
+def test_a_side_is_drawn_as_the_mean_of_its_runs(axis):
+    runs = [pd.DataFrame({"a/x": [1.0, 3.0], "a/y": [5.0, 5.0]}, index=[1, 2]) for _ in range(2)]
+    runs[1]["a/x"] += 2.0
+    sides = [Side("off", "red", runs[:1]), Side("on", "blue", runs, steps=[2])]
+    drawn = draw(axis, Panel("", ("a/x", "a/y", "a/z"), "s", zero_based=True), sides)
+    assert {label: values.to_dict() for label, values in drawn.items()} == {
+        "off: x": {1: 1.0, 2: 3.0}, "off: y": {1: 5.0, 2: 5.0},
+        "on: x": {2: 4.0}, "on: y": {2: 5.0},
+    }  # fmt: skip
+    assert axis.get_ylim()[0] == 0 and axis.get_ylabel() == "s"
+    thick = [line for line in axis.lines if line.get_linewidth() > 1]
+    assert [line.get_linestyle() for line in thick] == ["-", "--", "-", "--"]
+
+
+def test_parts_are_stacked_the_first_on_top_and_many_steps_share_bars(axis):
+    steps = range(1, 51)
+    run = pd.DataFrame({"tail": [4.0 + step for step in steps], "head": 4.0}, index=steps)
+    draw(axis, Panel("", ("tail", "head"), stacked=True), [Side("off", "red", [run])])
+    heads, tails = axis.patches[:17], axis.patches[17:]  # means of three steps each
+    assert len(tails) == 17 and {bar.get_height() for bar in heads} == {4.0}
+    assert (tails[0].get_y(), tails[0].get_height()) == (4.0, 6.0)
 
 
 def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
@@ -118,8 +165,8 @@ def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
 
 
 def test_runs_whose_folders_have_the_same_name_are_told_apart():
-    assert picture._names([Path("a/off"), Path("a/on")]) == ["off", "on"]
-    assert picture._names([Path("a/on"), Path("b/on")]) == ["a/on", "b/on"]
+    assert pictures._names([Path("a/off"), Path("a/on")]) == ["off", "on"]
+    assert pictures._names([Path("a/on"), Path("b/on")]) == ["a/on", "b/on"]
 
 
 def test_tensorboard_gets_the_same_layout(run):

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import (
-    EngineSteps,
     RequestRecord,
     RunFolder,
     RunInfo,
+    StepRecord,
     TraceRecord,
-    requests_table,
-    traces_table,
+    table_of,
 )
 
 MakeRun = Callable[..., Path]
@@ -92,17 +92,16 @@ class Synthetic:
         folder = RunFolder(path)
         folder.write_start(run_info(path.name, self.sam, **self.fields))
         noise = np.random.default_rng([self.noise_seed, self.sam])
-        counters = {"drafted_own": 0.0, "accepted_own": 0.0}
         for step in range(1, self.steps + 1):
-            self._write_step(folder, step, noise, counters)
+            self._write_step(folder, step, noise)
         return path
 
-    def _write_step(self, folder: RunFolder, step: int, noise: Any, counters: dict) -> None:
+    def _write_step(self, folder: RunFolder, step: int, noise: Any) -> None:
         texts = np.random.default_rng([self.seed, step])
         requests = self.groups * self.siblings
         lengths = np.sort(texts.gamma(2.0, self.mean_tokens / 2, requests).astype(int) + 4)
         order, reward = texts.permutation(requests), float(texts.normal())
-        rows = EngineSteps()
+        rows, others = [], [0] * (len(NAMES) - 1)  # own text is the first source
         now = start = START_S + 1000.0 * step
         accepted, generated = np.zeros(requests, int), np.zeros(requests, int)
         ended = np.full(requests, start)
@@ -118,36 +117,35 @@ class Synthetic:
             kept = np.maximum(gained - 1, 0)
             accepted += kept
             ended[running] = now
-            rows.append(
-                step, "train", 0, now, duration, count, count, 0,
-                generation_tokens=int(gained.sum()),
+            rows.append(StepRecord(
+                step=step, split="train", replica=0, time_s=now, duration_s=duration,
+                scheduled=count, running=count, waiting=0, generation_tokens=int(gained.sum()),
                 draft_requests=count if drafting else 0,
                 draft_tokens=K * count if drafting else 0,
                 accepted_tokens=int(kept.sum()),
                 accepted_per_position=[int((kept[running] > at).sum()) for at in range(K)]
                 if drafting else [],
+                drafted_per_source=[K * count, *others] if drafting else [],
+                accepted_per_source=[int(kept.sum()), *others] if drafting else [],
                 gate_open=drafting if self.sam else None,
-            )  # fmt: skip
-            counters["drafted_own"] += K * count * drafting
-            counters["accepted_own"] += float(kept.sum())
-        engine_steps = rows.to_table()
+            ))  # fmt: skip
+        engine_steps = table_of(StepRecord, rows)
         names = [(f"prompt-{self.seed}-{step}-{g}", s)
                  for g in range(self.groups) for s in range(self.siblings)]  # fmt: skip
-        finished = requests_table(
+        finished = table_of(RequestRecord, (
             RequestRecord(
-                step, "train", 0, *names[place], 20, int(lengths[row]), 0, 0, int(accepted[row]),
-                start, float(ended[row]), "stop",
+                step=step, split="train", replica=0, group=names[place][0],
+                sibling=names[place][1], prompt_tokens=20, response_tokens=int(lengths[row]),
+                verify_steps=0, drafted_tokens=0, accepted_tokens=int(accepted[row]),
+                start_s=start, end_s=float(ended[row]), finish_reason="stop",
             )
             for row, place in enumerate(order)
-        )  # fmt: skip
+        ))  # fmt: skip
         folder.write_engine_steps(0, engine_steps)
         folder.write_requests(0, finished)
         if self.traces:
             folder.write_traces(0, self._traces(step, names, lengths[np.argsort(order)], start))
-        metrics = aggregate(
-            [engine_steps], [finished], tail_threshold=TAIL_THRESHOLD,
-            drafter_counters={0: dict(counters)} if self.sam else None,
-        )  # fmt: skip
+        metrics = aggregate([engine_steps], [finished], tail_threshold=TAIL_THRESHOLD)
         update_s = self.update_s * (1 + self.noise * noise.standard_normal())
         gen_s = metrics["sam/engine/rollout_s"] + 0.1
         folder.append_train_step(
@@ -168,13 +166,14 @@ class Synthetic:
 
     def _traces(self, step: int, names: list, lengths: np.ndarray, start: float) -> Any:
         texts = np.random.default_rng([self.seed, step, 2])
-        return traces_table(
+        return table_of(TraceRecord, (
             TraceRecord(
-                *name, step, "train", 0, [1, 2, 3], texts.integers(0, 50, length).tolist(), start,
-                start + 1,
+                group=group, sibling=sibling, step=step, split="train", replica=0,
+                prompt_ids=[1, 2, 3], response_ids=texts.integers(0, 50, length).tolist(),
+                start_s=start, end_s=start + 1,
             )
-            for name, length in zip(names, lengths, strict=True)
-        )  # fmt: skip
+            for (group, sibling), length in zip(names, lengths, strict=True)
+        ))  # fmt: skip
 
 
 @pytest.fixture

@@ -362,7 +362,7 @@ def test_a_run_that_ended_early_is_told_with_the_verdict(synthetic):
     assert comparison.caveat == "SAM ended at step 3 of 6"
     console = Console(width=120, record=True, file=io.StringIO())
     print_comparison(comparison, console)
-    (line,) = [line for line in console.export_text().splitlines() if line.startswith("Fair")]
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("Fair:")]
     assert line.endswith("; but SAM ended at step 3 of 6")
     page = render_page(comparison)
     assert re.search(r">Fair comparison</span> <b>but SAM ended at step 3 of 6\.</b>", page)

@@ -5,16 +5,32 @@ import pytest
 from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import EngineSteps, RunFolder, TraceRecord, traces_table
+from sam_rollout.telemetry.records import (
+    SCHEMA_VERSION,
+    RunFolder,
+    StepRecord,
+    TraceRecord,
+    table_of,
+)
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
     path = make_run(name, {1: {"timing_s/gen": 1.0}}, **fields)
     records = [
-        TraceRecord("prompt", sibling, 1, "train", 0, [1], ids, 0.0, 1.0)
+        TraceRecord(
+            group="prompt",
+            sibling=sibling,
+            step=1,
+            split="train",
+            replica=0,
+            prompt_ids=[1],
+            response_ids=ids,
+            start_s=0.0,
+            end_s=1.0,
+        )
         for sibling, ids in texts.items()
     ]
-    RunFolder(path).write_traces(0, traces_table(records))
+    RunFolder(path).write_traces(0, table_of(TraceRecord, records))
     return path
 
 
@@ -52,17 +68,21 @@ def test_probability_gaps_of_both_sides(synthetic):
     ]
 
 
-def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
-    """Totals since the start of the run; step 3 is the first of a resumed run."""
-    totals = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}
+TOTALS = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}  # step 3 is the first of a resumed run
+RISES = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
+
+
+@pytest.mark.parametrize(("version", "values"), [(SCHEMA_VERSION, RISES), (3, TOTALS)])
+def test_counts_are_those_of_the_compared_steps(make_run, version, values):
+    """Older runs counted since their start."""
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
         | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
-        | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
+        | {"sam/draft/drafted_tokens": RISES[step], "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
-        for step, value in totals.items()
+        for step, value in values.items()
     }
-    run = load_run(make_run("on", steps, sam=True))
+    run = load_run(make_run("on", steps, sam=True, schema_version=version))
     found = acceptance([run], [2, 3, 4])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 90.0, 45.0)]
     assert found.sources[0].rate == 0.5
@@ -72,50 +92,53 @@ def test_counters_are_what_they_rose_by_in_the_compared_steps(make_run):
 
 
 def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
-    """Validated before training and after step 2; counters go on through both."""
+    """Validated before training and after step 2; totals go on through both."""
     trained, validated = {1: 150.0, 2: 190.0, 3: 1200.0}, {0: 50.0, 2: 1190.0}
     steps = {
-        step: {"timing_s/gen": 1.0}
+        step: {"timing_s/gen": 1.0, "sam/draft/drafted_tokens": rise}
         | {
             f"{prefix}/draft/{kind}": values[step]
             for prefix, values in (("sam", trained), ("sam_val", validated))
             for kind in ("drafted_own", "accepted_own", "verify_context_0", "accepted_context_0")
             if step in values
         }
-        for step in range(4)
+        for step, rise in enumerate((0.0, 100.0, 40.0, 10.0))
     }
-    found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
+    found = acceptance([load_run(make_run("on", steps, sam=True, schema_version=3))], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
     assert [context.verified for context in found.contexts] == [150.0]
 
 
 def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run):
-    """Step 2's records were lost, and in step 3 the drafter took no notes: there counters count."""
+    """Step 2's records were lost, and in step 3 the drafter took no notes: there metrics count."""
     path = make_run(
         "on",
         {
             step: {
                 "timing_s/gen": 1.0,
-                "sam/draft/drafted_own": 110.0 * step,
-                "sam/draft/accepted_own": 55.0 * step,
+                "sam/draft/drafted_tokens": 120.0,
+                "sam/draft/drafted_own": 110.0,
+                "sam/draft/accepted_own": 55.0,
                 "sam/draft/drafted_siblings": 10.0,
             }
             for step in (1, 2, 3)
         },
         sam=True,
     )
-    rows = EngineSteps()
+    step = {"replica": 0, "time_s": 1.0, "duration_s": 1.0, "scheduled": 4, "running": 4,
+            "waiting": 0}  # fmt: skip
+    rows = []
     for split, of_sources in (("train", [6, 4, 0, 0]), ("train", []), ("val", [90, 0, 0, 0])):
-        rows.append(
-            1, split, 0, 1.0, 1.0, 4, 4, 0, draft_tokens=sum(of_sources),
-            drafted_per_source=of_sources, accepted_per_source=[count // 2 for count in of_sources],
-        )  # fmt: skip
-    rows.append(3, "train", 0, 1.0, 1.0, 4, 4, 0, draft_tokens=7)
-    RunFolder(path).write_engine_steps(0, rows.to_table())
+        rows.append(StepRecord(
+            step=1, split=split, draft_tokens=sum(of_sources), drafted_per_source=of_sources,
+            accepted_per_source=[count // 2 for count in of_sources], **step,
+        ))  # fmt: skip
+    rows.append(StepRecord(step=3, split="train", draft_tokens=7, **step))
+    RunFolder(path).write_engine_steps(0, table_of(StepRecord, rows))
     found = acceptance([load_run(path)], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
         ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),
-        ("siblings", 4.0, 2.0),
+        ("siblings", 4.0 + 10.0 + 10.0, 2.0),
     ]
 
 

@@ -12,7 +12,7 @@ from benchmarks.recorded_runs import MACHINE_PATH, REPOSITORY, scrub, store
 from sam_rollout.cli import app
 from sam_rollout.report import recorded
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.recorded import RECORD, RUNS, check_recorded, tables
+from sam_rollout.report.recorded import RECORD, RUNS, check_recorded, published
 from sam_rollout.telemetry.records import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def root(synthetic, tmp_path, monkeypatch):
         store(path, results / RUNS / name, traces=True)
     setting = {"repeats": 1, "steps": 6, "unfair_steps": 3}
     dapo_ab.write_record({"cpu": "made up", "date": "2026-01-01"}, setting, repeats=1)
-    page = "\n\n".join(tables(recorded.load_recorded(results).comparisons).values())
+    page = "\n\n".join(published(recorded.load_recorded(results).comparisons).values())
     (root / recorded.PAGE).write_text(page)
     return root
 

@@ -5,15 +5,19 @@ import pyarrow as pa
 import pytest
 
 from sam_rollout.telemetry.curve import MAX_POINTS, draw, running_curve
-from sam_rollout.telemetry.records import ENGINE_STEPS, EngineSteps
+from sam_rollout.telemetry.records import ENGINE_STEPS, StepRecord, table_of
 
 
 def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -> pa.Table:
     """Engine steps of (end, duration, running requests)."""
-    records = EngineSteps()
-    for time_s, duration_s, running in rows:
-        records.append(1, split, replica, time_s, duration_s, running, running, 0)
-    return records.to_table()
+    records = (
+        StepRecord(
+            step=1, split=split, replica=replica, time_s=time_s, duration_s=duration_s,
+            scheduled=running, running=running, waiting=0,
+        )
+        for time_s, duration_s, running in rows
+    )  # fmt: skip
+    return table_of(StepRecord, records)
 
 
 def at(curve, time_s: float) -> int:
@@ -47,6 +51,11 @@ def test_an_idle_stretch_has_no_requests():
     curve = running_curve([steps(0, *rows)], tail_threshold=8)
     assert curve.mean[at(curve, 3.0)] == 3
     assert curve.mean[at(curve, 5.0)] == 0 and not curve.tail[at(curve, 5.0)]
+
+
+def test_rounded_times_of_day_leave_no_pauses():
+    rows = [(round(n * 0.0137, 2), 0.0137, 3) for n in range(1, 401)]
+    assert set(running_curve([steps(0, *rows)], tail_threshold=8).mean) == {3}
 
 
 def test_a_long_rollout_costs_no_more_points():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.control import control_lines
+from sam_rollout.report.control_gains import control_lines
 from sam_rollout.report.sources import load_run
 from sam_rollout.report.tables import print_comparison
 

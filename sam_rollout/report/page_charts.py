@@ -1,0 +1,155 @@
+"""The charts of a comparison's page: the dashboard's panels and two of its own, as inline SVG.
+
+matplotlib draws them; colours become those of the page's style sheet, which knows light and dark.
+Elements with `data-tip` show that text when pointed at.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sam_rollout.dashboard.charts import INK, MUTED, RULE, STYLE, draw, nothing
+from sam_rollout.dashboard.layout import SECTIONS
+from sam_rollout.report import fairness
+from sam_rollout.report.compare import Comparison
+from sam_rollout.report.coverage import common_steps
+from sam_rollout.report.figures import interval, number
+from sam_rollout.report.plots import BASE, SAM, heading, sides
+
+SIZE = (4.0, 2.4)  # inches; the page scales it
+_VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
+_STYLE = STYLE | {
+    "font.size": 9,
+    "svg.fonttype": "none",  # texts stay texts
+    "svg.hashsalt": "sam_rollout",  # the same chart has the same ids
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+_SHOWN_GAINS = ("round", "rollout", "step", "tail", "head")
+_MOST = 300  # %; what is beyond is drawn there
+_QUANTILES = 120  # of a distribution; more cannot be seen
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its title and the sentence on how to read it."""
+
+    title: str
+    reading: str
+    picture: Markup
+
+
+def charts(comparison: Comparison) -> dict[str, list[Chart]]:
+    """Title of each section of the dashboard -> those of its panels that both sides can fill.
+
+    A panel that shows what an earlier one did is left out.
+    """
+    both = sides(comparison)
+    found, seen = {}, set()
+    for section in SECTIONS:
+        found[section.title] = []
+        for panel in (panel.of_both_sides() for panel in section.panels):
+            shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
+            if panel.shows in seen or not any(shown):
+                continue
+            seen.add(panel.shows)
+            picture = as_svg(lambda axis, panel=panel: draw(axis, panel, both), panel.unit)
+            told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
+            found[section.title].append(
+                Chart(panel.title, " ".join([*told, panel.reading]), picture)
+            )
+    return found
+
+
+def gains(comparison: Comparison) -> Chart:
+    """Every gain with its interval."""
+    reading = (
+        "Right of zero SAM is faster. Hollow: raw; full: at equal tokens. A bar that crosses zero "
+        f"is no clear gain. Cut off at {_MOST} %."
+    )
+    return Chart("Gain, BASE/SAM - 1", reading, as_svg(lambda axis: _gains(axis, comparison)))
+
+
+def _gains(axis: Axes, comparison: Comparison) -> None:
+    rows = [row for key in reversed(_SHOWN_GAINS) if (row := comparison.time(key)) and row.raw]
+    if not rows:
+        return nothing(axis)
+    for place, row in enumerate(rows):
+        for gain, shift, face in ((row.raw, 0.15, "none"), (row.equal_tokens, -0.15, INK)):
+            if gain is None:
+                continue
+            faster = gain.speed_up_minus_one
+            tip = f"tip:{row.title}: {faster.value:+.1%}{interval(faster, 100)}"
+            at, low, high = (
+                min(100 * (faster.value if end is None else end), _MOST)
+                for end in (faster.value, faster.low, faster.high)
+            )
+            axis.plot([low, high], [place + shift] * 2, color=MUTED, linewidth=2)
+            axis.plot(at, place + shift, "o", color=INK, markerfacecolor=face, gid=tip)
+    axis.axvline(0, color=MUTED, linewidth=1)
+    axis.set_yticks(range(len(rows)), [row.title for row in rows])
+    axis.grid(axis="x")
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("gain, %")
+    return None
+
+
+def lengths(comparison: Comparison) -> list[Chart]:
+    """The distribution of response lengths, where the requests of a step are known of every run."""
+    steps = common_steps([*comparison.base, *comparison.sam], comparison.steps)
+    if not steps:
+        return []
+
+    def distributions(axis: Axes) -> None:
+        shares = np.linspace(0, 1, _QUANTILES)
+        for runs, colour, width in ((comparison.base, BASE, 3.5), (comparison.sam, SAM, 1.3)):
+            tokens = np.quantile(fairness.response_lengths(runs, steps), shares)
+            axis.plot(tokens, 100 * shares, color=colour, linewidth=width)
+        axis.set(xlabel="response length, tokens", ylabel="% of responses", ylim=(0, 101))
+
+    reading = (
+        "Share of responses that are at most so long. Curves apart: raw times compare unlike work."
+    )
+    return [Chart("Response lengths", reading, as_svg(distributions))]
+
+
+def as_svg(drawn: Callable[[Axes], Mapping[str, pd.Series] | None], unit: str = "") -> Markup:
+    """The chart that `drawn` makes; what it returns over training steps can be pointed at."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        axis = figure.subplots()
+        values = drawn(axis)
+        if values:
+            _columns(axis, values, unit)
+        handles, labels = axis.get_legend_handles_labels()
+        if not set(labels) <= {"BASE", "SAM"}:  # these are told by their colours
+            figure.legend(handles, labels, loc="outside lower left", ncols=2)
+        file = io.StringIO()
+        figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r' id="tip:([^"]*)"', r' data-tip="\1"', text)
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # would not be unique on the page
+    for colour, name in _VARIABLES.items():
+        text = text.replace(colour.lower(), f"var(--{name})")
+    return Markup(text)  # matplotlib escapes what it writes
+
+
+def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:
+    """Invisible columns, each as wide as its step has room, with the values there."""
+    table = pd.DataFrame(values)
+    for step, row in table.iterrows():
+        known = ", ".join(f"{name} {number(value)}" for name, value in row.dropna().items())
+        tip = f"tip:step {step}: {known} {unit}".rstrip()
+        axis.axvspan(step - 0.5, step + 0.5, facecolor="none", edgecolor="none", gid=tip)

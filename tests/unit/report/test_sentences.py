@@ -1,0 +1,124 @@
+"""Two sentences to quote: figures with their interval, and every doubt in them said."""
+
+import io
+import itertools
+
+import pytest
+from rich.console import Console
+
+from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.sentences import sentences
+from sam_rollout.report.tables import print_comparison
+
+
+def tails(*times_s: float) -> dict[int, dict[str, float]]:
+    """Steps of 100 tokens in the tail, which takes these times."""
+    return {
+        step: {"sam/tail/time_s": time_s, "sam/tail/time_sum_s": time_s, "sam/tail/tokens": 100.0}
+        for step, time_s in enumerate(times_s, start=1)
+    }
+
+
+@pytest.fixture
+def told(make_run):
+    """told(steps of BASE, steps of SAM, **fields of SAM's RunInfo) -> the two sentences."""
+
+    number = itertools.count()
+
+    def tell(base, sam, **fields):
+        pair = f"pair-{next(number)}"
+        off = make_run(f"{pair}/off", base)
+        return sentences(compare_folders(off, make_run(f"{pair}/on", sam, sam=True, **fields)))
+
+    return tell
+
+
+def test_the_table_begins_with_them(synthetic):
+    base = [synthetic(f"off-{n}", noise_seed=n) for n in (1, 2)]
+    sam = [synthetic(f"on-{n}", sam=True, noise_seed=n) for n in (1, 2)]
+    comparison = compare_folders(base, sam)
+    gain = comparison.time("tail").equal_tokens.speed_up_minus_one
+    buffer = io.StringIO()
+    print_comparison(comparison, Console(file=buffer, width=120))
+    time, samples, *_ = buffer.getvalue().splitlines()
+    assert (time, samples) == sentences(comparison)
+    assert time.startswith("With drafts a token of the long tail took ")
+    assert time.endswith(
+        f": {1 + gain.value:.2f} times as fast (95 % interval {1 + gain.low:.2f} to "
+        f"{1 + gain.high:.2f})."
+    )
+    assert samples == "All 192 responses are identical."
+
+
+def test_times_are_those_whose_ratio_is_told(told):
+    """Sums over the steps, not means of the steps' ratios."""
+    time, _ = told(tails(4.0, 1.0, 1.0), tails(1.0, 1.0, 1.0))
+    assert "took 10 ms instead of 20 ms: 2.00 times as fast" in time
+
+
+def test_an_interval_that_does_not_exclude_chance_is_said(told):
+    time, _ = told(tails(1.0, 4.0, 1.0), tails(2.0, 1.0, 2.0))
+    assert ": 1.20 times as fast, but the 95 % interval, 0." in time
+    assert time.endswith(", of the noise within runs only, does not exclude chance.")
+
+
+def test_what_took_longer_is_said_the_other_way_round(told):
+    time, _ = told(tails(1.0, 1.0, 1.1), tails(2.0, 2.1, 2.0))
+    assert ": 1.97 times as long (95 % interval 1.82 to 2.10, of the noise within" in time
+
+
+def test_a_single_step_has_no_interval(told):
+    time, _ = told(tails(2.0), tails(1.0))
+    assert "a single step without an interval that could exclude chance" in time
+
+
+def test_without_a_tail_the_rollout_is_told_and_without_that_the_step(told):
+    for name, what in (("timing_s/gen", "a rollout"), ("timing_s/step", "a training step")):
+        steps = [{n: {name: time_s + 0.1 * n} for n in (1, 2, 3)} for time_s in (300.0, 20.0)]
+        assert f"drafts {what} took 20.2 s instead of 300 s" in told(*steps)[0]
+    assert told({1: {"x": 1.0}}, {1: {"x": 1.0}})[0] == "No time is recorded on both sides."
+
+
+def test_an_unfair_comparison_is_said_first_and_what_is_not_known(told, synthetic):
+    time, _ = told(tails(2.0, 2.0, 2.0), tails(1.0, 1.0, 1.0), seeds={"rollout": 9})
+    assert time.startswith("Not a fair comparison (seeds): with drafts a token")
+    time, samples = told(tails(2.0, 2.0, 2.0), tails(1.0, 1.0, 1.0))
+    assert time.startswith("Whether this comparison is fair cannot be told: with drafts a token")
+    assert samples == "Whether the responses are identical is not recorded."
+    other = synthetic("other", sam=True, seed=2, mean_tokens=30.0, fields={"host": {"cpus": 4}})
+    time, _ = sentences(compare_folders(synthetic("base"), other))
+    assert time.startswith("Not a fair comparison (host, prompts, response lengths and others): ")
+
+
+def test_a_run_that_ended_early_is_said(synthetic):
+    planned = {"more_config": {"trainer": {"total_training_steps": 6}}}
+    base, sam = (
+        synthetic(name, sam=name == "on", steps=steps, fields=planned)
+        for name, steps in (("off", 6), ("on", 3))
+    )
+    time, _ = sentences(compare_folders(base, sam))
+    assert time.startswith("Fair, but SAM ended at step 3 of 6: with drafts a token of the long")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("coupled", "the coupled sampler should have made all of them so"),
+        ("stock", "this sampler keeps the distribution, not the texts"),
+        (None, "which sampler was used is not recorded"),
+    ],
+)
+def test_texts_that_differ_are_said(synthetic, kind, why):
+    fields = {"more_config": {"rollout_sampler": {"kind": kind}}}
+    base, sam = (
+        synthetic(name, sam=name == "on", seed=seed, fields=fields)
+        for seed, name in ((1, "off"), (2, "on"))
+    )
+    _, samples = sentences(compare_folders(base, sam))
+    assert samples == f"The texts differ: 0 of 192 responses are identical; {why}."
+
+
+def test_equal_lengths_do_not_pass_for_equal_texts(synthetic):
+    base, sam = synthetic("off", traces=False), synthetic("on", sam=True)
+    _, samples = sentences(compare_folders(base, sam))
+    assert samples == "All 96 response lengths are identical; not all texts are recorded."
