@@ -9,6 +9,7 @@ from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.gating import EngineStep
 from sam_rollout.identity import RequestIdentity, identify
 from sam_rollout.session.session import DraftSession
+from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
 from tests.unit.drafting.texts import int32, rows_of
 
@@ -29,6 +30,7 @@ class Engine:
         self,
         *,
         siblings: bool = False,
+        history: str = "",  # folder; without one there is no history
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         **options: Any,
@@ -37,7 +39,10 @@ class Engine:
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
             gate=gate or GateConfig(threshold=THRESHOLD),
-            sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
+            sources=SourcesConfig(
+                siblings=SiblingsSourceConfig(enabled=siblings),
+                history=HistorySourceConfig(enabled=bool(history), path=history),
+            ),
         )
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
