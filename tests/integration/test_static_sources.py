@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from sam_rollout.config import (
-    ConfigError,
-    CorpusSourceConfig,
-    GateConfig,
-    HistorySourceConfig,
-    SamConfig,
-    SourcesConfig,
-)
-from sam_rollout.drafting.corpus_build import build_corpus
+from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
 from sam_rollout.integrations.vllm.settings import sam_config_of
+from sam_rollout.sources.corpus import CorpusSourceConfig
+from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.support.corpus_build import build_corpus
 from tests.integration.conftest import MODEL
 
 REQUESTS = 4
