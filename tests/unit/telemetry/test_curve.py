@@ -5,15 +5,18 @@ import pyarrow as pa
 import pytest
 
 from sam_rollout.telemetry.curve import MAX_POINTS, draw, running_curve
-from sam_rollout.telemetry.records import ENGINE_STEPS, EngineSteps
+from sam_rollout.telemetry.records import ENGINE_STEPS
+from tests.records import engine_step, engine_steps
 
 
 def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -> pa.Table:
     """Engine steps of (end, duration, running requests)."""
-    records = EngineSteps()
-    for time_s, duration_s, running in rows:
-        records.append(1, split, replica, time_s, duration_s, running, running, 0)
-    return records.to_table()
+    return engine_steps(
+        *(
+            engine_step(split=split, replica=replica, time_s=end, duration_s=took, running=running)
+            for end, took, running in rows
+        )
+    )
 
 
 def at(curve, time_s: float) -> int:
