@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from sam_rollout.sources import NAMES
 
-# Folders of every version from 1 on are read; see ADDED. Up to version 3 the counters of drafter and
-# gate in train_steps.jsonl ran since the start of the run; from 4 on they are of their step.
+# Folders of every version from 1 on are read; see ADDED. Up to version 3 the counters of drafter
+# and gate in train_steps.jsonl ran since the start of the run; from 4 on they are of their step.
 SCHEMA_VERSION = 4
 
 
