@@ -228,23 +228,29 @@ def dashboard(
 
 
 @app.command()
-def metrics_docs(
+def reference(
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 if the page is out of date.")
+        bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")
     ] = False,
-    path: Annotated[Path, typer.Option(help="The page.")] = Path("docs/metrics.md"),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
-    """Render the page of metrics from their declarations."""
-    from sam_rollout.telemetry.docs import render
+    """Write what the pages of metrics and settings take from declarations."""
+    from sam_rollout.telemetry.docs import render, with_source_settings
 
-    with _one_line_errors():
-        if not check:
-            path.write_text(render(), encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != render():
-            typer.echo(
-                f"sam-rollout: {path} is out of date: run sam-rollout metrics-docs", err=True
-            )
-            raise typer.Exit(1)
+    with _one_line_errors(ValueError):
+        settings = docs / "configuration.md"
+        pages = {
+            docs / "metrics.md": render(),
+            settings: with_source_settings(settings.read_text(encoding="utf-8")),
+        }
+        for path, text in pages.items():
+            if not check:
+                path.write_text(text, encoding="utf-8")
+            elif path.read_text(encoding="utf-8") != text:
+                typer.echo(
+                    f"sam-rollout: {path} is out of date: run sam-rollout reference", err=True
+                )
+                raise typer.Exit(1)
 
 
 @bench.command()
@@ -373,7 +379,7 @@ def corpus_build(
     ] = False,
 ) -> None:
     """Build a corpus (sam.sources.corpus) from texts or token ids."""
-    from sam_rollout.drafting.corpus_build import CorpusInputError, build_corpus
+    from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
 
     with _one_line_errors(CorpusInputError):
         files = _corpus_inputs(inputs)

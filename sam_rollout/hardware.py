@@ -1,4 +1,4 @@
-"""What the machine's processor is called."""
+"""The name of the machine's processor."""
 
 import platform
 from pathlib import Path

@@ -5,11 +5,11 @@ opposite: the responses to a prompt see each other only within a replica. `Group
 the two, with two knobs: how many siblings may follow each other to a replica, and how far a replica
 may be above the mean for it.
 
-What grouping costs: siblings are alike in length, so the long responses of a hard prompt meet on
+Grouping has a cost: siblings have similar lengths, so the long responses of a hard prompt meet on
 one replica. Its tail is longer, and while more of them run than the gate allows, it drafts nothing.
-`max_siblings_per_replica` is the remedy: with half a group per replica, half as many meet.
+`max_siblings_per_replica` limits this: with half a group per replica, half as many meet.
 
-Plain Python: a look at every replica for a request, one small object for a group that runs.
+Plain Python: per request a look at every replica, per running group one small object.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LeastLoaded:
         return replica
 
     def resume(self, group: Hashable, replica: Hashable) -> None:
-        """A request that ended runs again where it ran, as later turns of a conversation do."""
+        """A request that ended runs again on its replica, as later turns of a conversation do."""
         self.running[replica] += 1
 
     def finished(self, group: Hashable, replica: Hashable) -> None:
@@ -71,7 +71,7 @@ class LeastLoaded:
 
 @dataclasses.dataclass
 class _Group:
-    """A group of which requests run."""
+    """A group with running requests."""
 
     home: Hashable | None = None  # the replica of its next siblings; None: to be chosen
     left: int = 0  # how many more may go there, where that is limited
@@ -145,14 +145,14 @@ class GroupRouter(LeastLoaded):
             del self._groups[group]
 
     def add(self, replica: Hashable) -> None:
-        """As `LeastLoaded.add`; one that is known has begun anew."""
+        """As `LeastLoaded.add`; a known replica counts as restarted."""
         if replica in self.running:
             self.remove(replica)
         super().add(replica)
         self._reserved[replica] = 0
 
     def remove(self, replica: Hashable) -> None:
-        """As `LeastLoaded.remove`; groups at home there find another one."""
+        """As `LeastLoaded.remove`; groups whose home it was will choose another one."""
         super().remove(replica)
         for state in self._groups.values():
             if state.home == replica:

@@ -31,9 +31,17 @@ class ConfigError(ValueError):
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
-def setting(default: Any, **limits: Any) -> Any:
-    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings)."""
-    return dataclasses.field(default=default, metadata=limits)
+def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
+    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings).
+
+    Args:
+        default: its one home.
+        meaning: for the reference page; sections whose rows are written by hand have none.
+        allowed: for the reference page, where limits do not say it.
+        limits: what is checked.
+    """
+    metadata = {"meaning": meaning, "allowed": allowed, **limits}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +130,27 @@ _KIND_NAMES = {
     float: "a number",
     str: "a string",
 }
+
+
+def reference_rows(section: type[Section]) -> list[str]:
+    """The section's rows of the reference page: key, type, default, what is allowed, meaning."""
+    rows = []
+    for field in dataclasses.fields(section):
+        kind, limits = _kinds(section)[field.name], field.metadata
+        default = str(field.default).lower() if kind is bool else field.default
+        rows.append(
+            f"| `{section.PATH}.{field.name}` | {kind.__name__} | `{default}` | "
+            f"{_allowed(kind, limits)} | {limits['meaning']} |"
+        )
+    return rows
+
+
+def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
+    """What a field may be, in words."""
+    if kind is bool:
+        return "true, false"
+    if "choices" in limits:
+        return ", ".join(f"`{choice}`" for choice in limits["choices"])
+    if "maximum" in limits:
+        return f"{limits['minimum']} to {limits['maximum']}"
+    return f"at least {limits['minimum']}" if "minimum" in limits else limits["allowed"]

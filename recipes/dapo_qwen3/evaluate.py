@@ -51,13 +51,13 @@ OUTSIDE_TRAINING = -1
 # How far a random number may lie from the boundary between two tokens, in probability, for the
 # difference of the sides to count as rounding; with --greedy in log-probability. By dtype.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # of a position's 64 decide its token
-# Looking at a parting brings a whole vocabulary of Python objects, some 50 MB for 150,000 tokens:
-# so many at a time, and each is reduced to one number before the next ones come.
+RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token
+# Examining a divergence returns Python objects for the whole vocabulary, some 50 MB for 150,000
+# tokens. So many are examined at a time, and each is reduced to one number before the next ones.
 LOOKED_AT_TOGETHER = 8
-# In bfloat16 most long responses part somewhere, and each look is a prefill of the text up to that
-# place; the first by position are the cheapest. What explains one parting in fifty wrongly still
-# shows about five times in 256.
+# In bfloat16 most long responses diverge somewhere, and examining a divergence costs the prefill of
+# the text up to it; those at early positions are the cheapest. A fault behind one divergence in
+# fifty still shows up about five times in 256.
 MOST_LOOKED_AT = 256
 
 
@@ -107,13 +107,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two responses to one request part.
+    """Where two responses to one request diverge.
 
     ``problem`` and ``sample`` are the request's (``Request``). ``position`` counts tokens of the
     response from 0; the tokens are None where a response has ended. ``tie`` says whether rounding
-    explains the difference, None if that was not looked at, and ``distance`` how far off the
-    explanation is (see ``TIE``; None also if no distance explains it, as where one response has
-    ended and the other has not).
+    explains the difference, None if that was not examined. ``distance`` is how far the place is
+    from a tie (see ``TIE``); it is None also if no distance explains the difference, as where one
+    response has ended and the other has not.
     """
 
     problem: int
@@ -131,10 +131,10 @@ class Comparison:
 
     ``difference`` is pass@1 on - off, paired by problem. ``drafted``: the side meant to draft did.
     ``must_be_identical`` says whether the sampler promises identical responses; ``kept`` whether it
-    kept that promise up to ties, None without a promise. Of very many partings only the first
-    ``looked_at`` are explained (``MOST_LOOKED_AT``). The others count neither for the promise nor
-    against it: ``kept`` is the verdict on what was looked at, and False where something parted and
-    nothing was. Without drafts it is False: nothing was put to the test.
+    kept that promise up to ties, None without a promise. Of very many divergences only the first
+    ``looked_at`` are examined (``MOST_LOOKED_AT``), and ``kept`` is the verdict on these. It is
+    False if responses diverged and nothing was examined. It is also False without drafts, because
+    nothing was tested.
     """
 
     difference: Interval
@@ -224,7 +224,7 @@ def first_difference(off: Sequence[int], on: Sequence[int]) -> int | None:
 def divergences(
     off: Sequence[Sequence[Response]], on: Sequence[Sequence[Response]]
 ) -> list[Divergence]:
-    """List the requests whose two responses differ, with the place where they part."""
+    """List the requests whose two responses differ, with the place where they diverge."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, (one, other) in enumerate(zip(left, right, strict=True)):
@@ -278,12 +278,12 @@ def compare(
 def distance_of_draw(
     probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
 ) -> float:
-    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest way.
+    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest.
 
     Args:
         probabilities: [vocabulary], in the order of token ids.
         uniform: The position's random number, in [0, 1).
-        tokens: Token ids; None (a response that has ended) cannot be drawn: infinitely far.
+        tokens: Token ids; None (a response that has ended) cannot be drawn: infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0
@@ -441,9 +441,9 @@ def look_at_ties(
     groups: Sequence[Sequence[Response]],
     options: argparse.Namespace,
 ) -> list[Divergence]:
-    """Find out where responses parted through rounding.
+    """Find out which divergences rounding explains.
 
-    Asks the engine for the whole distribution at a place of parting. Sampled responses: would the
+    Asks the engine for the whole distribution at each divergence. Sampled responses: would the
     position's random number, moved a little, have drawn either token? Greedy ones: are both tokens
     as likely as the likeliest one? Only the first ``MOST_LOOKED_AT`` places by position are looked
     at; the rest is returned as it was.
@@ -523,7 +523,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     arguments = {
         "dtype": options.dtype,
         "tensor_parallel_size": options.tensor_parallel_size,
-        # Twice the drafts: vLLM stops drafting that close to the limit.
+        # Room for twice the drafts, because vLLM stops drafting close to the limit.
         "max_model_len": options.max_model_len or longest + 2 * k,
         "max_num_seqs": options.max_num_seqs,
         "seed": options.seed,
@@ -741,7 +741,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(options)
     result = evaluate(_rows(options), options)
     responses = result.pop("responses")
-    # First what was found: it took long, and a file may fail to be written.
+    # Print the result first: it took long, and writing a file may fail.
     if options.json:
         print(json.dumps(result, indent=1))
     else:

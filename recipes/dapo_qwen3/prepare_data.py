@@ -112,7 +112,7 @@ def _hub_help(name: str, reason: str) -> str:
 
 
 def _local_files(source: Path, public: PublicSet, split: str) -> list[Path]:
-    """Return the files of one split below ``source`` (a file stands for every split)."""
+    """Return the files of one split below ``source`` (a single file serves as every split)."""
     if source.is_file():
         return [source]
     found = sorted(p for p in source.rglob("*") if p.suffix in READERS and p.is_file())

@@ -1,8 +1,8 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
-Why it exists: everything the recipe does - serving, speculation, weight hand-over, policy updates -
-must be seen to work before anybody rents an accelerator, and a randomly initialised model will not
-do: its text never repeats, never ends and is never right. This module trains a byte-level BPE
+Why it exists: everything the recipe does - serving, speculation, weight transfer, policy updates -
+must be tried before anybody rents an accelerator. A randomly initialised model cannot serve for
+that: its text never repeats, never ends and is never right. This module trains a byte-level BPE
 tokenizer and a Qwen3 of under a million parameters on the synthetic task of ``synthetic_math``
 (see there for what the demonstrations teach and why half of them are careless), and measures the
 result. The checkpoint in ``tiny_qwen3/`` beside this file was made by
@@ -285,10 +285,10 @@ def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
 
     Every layer is followed by new ones whose output projections are zero, so that they add nothing
-    until training moves them (as in LLaMA Pro's block expansion, arXiv 2401.02415). What they are
-    for is cost: a decode step of a large model takes about as long for four tokens of a request as
-    for one, because reading the weights dominates. On a CPU it is the number of layers that makes a
-    step dear whatever its tokens; with few layers verification would look dearer than it is.
+    until training moves them (as in LLaMA Pro's block expansion, arXiv 2401.02415). They give the
+    model realistic costs. A decode step of a large model takes about as long for four tokens of a
+    request as for one, because reading the weights dominates. On a CPU the number of layers makes a
+    step expensive whatever its tokens. With few layers, verification would look too expensive.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH
@@ -363,7 +363,7 @@ def sample_responses(
             break
         going_on = (ids[:, 0] != tokenizer.eos_token_id).nonzero()[:, 0]
         if len(going_on) < len(rows):
-            # Finished rows leave at once, for a few long responses outlast all others by far.
+            # Finished rows leave at once, because a few long responses last far longer.
             cache.batch_select_indices(going_on)
             ids, mask, positions = ids[going_on], mask[going_on], positions[going_on]
             rows = rows[going_on]

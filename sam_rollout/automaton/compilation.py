@@ -1,13 +1,13 @@
-"""Getting kernels ready in any process, whatever numba's disk cache says to it.
+"""Compiles the kernels, or loads them from numba's disk cache, in any process.
 
-A cache saves seconds, and must never cost a rollout. numba raises where it can write nowhere (a
-read-only installation and no home directory), where a disk is full, and where an entry is damaged;
-each of these ends here in kernels that are compiled in memory, and one warning.
+The cache saves seconds and must never cost a rollout. numba raises if it can write nowhere (a
+read-only installation without a home directory), if the disk is full, or if an entry is damaged.
+In each case the kernels are compiled in memory, with one warning.
 
-numba writes the index of an entry before the entry, and knows a source by its time stamp. Workers
-that start together on a new version, or on different processors with one shared home, could so
-load machine code of the other. Hence entries are named after what they were compiled from and for:
-two processes that write one name write the same code.
+numba writes the index of an entry before the entry, and identifies a source by its time stamp.
+Workers that start together on a new version, or on different processors with one shared home, could
+therefore load each other's machine code. Cache files are named after source, numba and processor
+instead, so that two processes that write one name write the same code.
 """
 
 import dataclasses

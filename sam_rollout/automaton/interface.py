@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 
-COUNT_SHIFT = 24  # bits of a position; what lies above counts
+COUNT_SHIFT = 24  # bits of a position; the bits above hold a count
 LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most tokens of an automaton's texts
 
 
@@ -23,7 +23,7 @@ MATCH_END = 1  # the prefix whose continuation to draft
 MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
 MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
 MATCH_STATE = 4
-# 1 if there is more than one witness: in a text's own automaton, what followed there followed the
-# match twice running; in a shared one, texts were noted to go on from the match more than once.
+# 1 if the continuation was seen more than once: in a text's own automaton, it followed the match
+# twice in a row; in a shared one, texts were noted to continue from the match more than once.
 MATCH_CONFIRMED = 5
 MATCH_WIDTH = 6

@@ -1,29 +1,30 @@
-"""The compiled half of the automaton: what has to run once per token, for all rows in one call.
+"""The compiled half of the automaton: all work per token, for all rows of a batch in one call.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
 that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout is made
 for texts that are read once and left to right:
 
-* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks,
-  so that the edge from s to its successor needs the token alone, and its length and its first end
-  position follow from where it lies. Only branching edges are stored.
-* A clone has a negative number and takes two places, which hold its first two branching edges as
-  well: most clones have no more, and what reading a token asks of a state is one cache line.
-* All other branching edges live in one open-addressing table keyed by (state, token). Those of one
+* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
+  The edge from s to its successor therefore needs only the token; the length of s and its first end
+  position follow from its place. Only branching edges are stored.
+* A clone has a negative number and takes two places, which also hold its first two branching edges.
+  Most clones have no more, so reading a token touches one cache line per state.
+* All other branching edges are in one open-addressing table keyed by (state, token). Those of one
   state are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. The link of a
-  text's newest prefix is its longest suffix that occurred before: the match to draft from needs no
-  cursor of its own.
-* A text that follows another one shares its states until the two part. From there on it has a run
+  text's newest prefix is its longest suffix that occurred before. So the match to draft from needs
+  no cursor of its own.
+* A text that follows another one shares its states until the two differ. From there on it has a run
   of its own, whose first place is no state: it holds the token with which the new run begins.
 
-What a text with an automaton to itself is drafted from: the longest suffix that occurred before
-goes on at the place kept for it, which is its latest occurrence, except that a continuation seen
-twice running is kept until it has failed twice running. Beside it the text follows a copy: the
-place kept for the longest match when it was taken up, one token further with every token read. A
-token that is the copy's adds one to how far they agree, any other one divides it by three, and the
-copy is given up for a match that is at least as long as they agree. Drafted is what follows the
-copy if they agree over more tokens than the match has, else what follows the match.
+A text with an automaton to itself is drafted from a match or from a copy. The match is the longest
+suffix that occurred before. One place is kept for it, its latest occurrence, except that a
+continuation seen twice in a row is kept until it has failed twice in a row. The copy is a place
+that the text has followed for a while. It begins where the longest match is kept, and moves one
+token further with every token read. A count says how far text and copy agree: a token that both
+share adds one, any other token divides it by three. A match at least as long as the count replaces
+the copy. The draft is what follows the copy if the count exceeds the length of the match, else what
+follows the match.
 
 A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
 From a match it goes on the way most texts did.
@@ -80,7 +81,7 @@ AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
 PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
-COPIED = 5  # prefix that the text's copy of itself has come to; means nothing where AGREED is 0
+COPIED = 5  # prefix that the text's copy of itself has come to; no meaning while AGREED is 0
 AGREED = 6  # how far the text agrees with it, see `_follow_copy`; 0 if there is no copy
 GUARD = 7  # the last GUARD_TOKENS tokens, by position modulo their number
 GUARD_TOKENS = 8
@@ -96,9 +97,9 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# A prefix that ends in the state's strings and goes on (which one: `_note_end`), and above it, in
-# shared automata, how often their going on was noted, up to LARGEST_COUNT; in others 1 if the token
-# there was confirmed.
+# A prefix that ends in the state's strings and is continued (which one: `_note_end`). The bits
+# above it hold, in a shared automaton, how often a continuation was noted, up to LARGEST_COUNT; in
+# others, 1 if the token there was confirmed.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
 # Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
@@ -126,8 +127,8 @@ BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# Slots at a table's end that no edge is hashed to: room for the last ones to give way to. At the
-# highest load an edge needs more with a probability of about exp(-0.35 * 96).
+# Slots at a table's end that no edge is hashed to: room for edges displaced from the last ones. At
+# the highest load an edge needs more with a probability of about exp(-0.35 * 96).
 OVERFLOW_SLOTS = 96
 # Slots moved per token read while an edge table grows: done after a thirtieth of the text.
 MOVED_SLOTS = 32
@@ -135,11 +136,11 @@ MOVED_SLOTS = 32
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
-# Tokens of a step that rows read in turns, and suffix links that are fetched ahead for each.
+# Tokens per step that rows read in turns, and suffix links that are prefetched for each.
 TOKENS_IN_TURNS = 3
 FETCHED_LINKS = 12
 SCRATCH_ROWS = 3  # arrays of rows that reading in turns writes to
-# By what a token that differs from the copied text divides how far the two agree.
+# Divisor of AGREED when a token differs from the copied text.
 DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
 BLOCKS_PER_TOKEN = 8
@@ -162,7 +163,7 @@ PROGRESS_WIDTH = 3
 
 
 def _pointer_to(element):
-    """An intrinsic that makes an integer address a pointer: those take negative indices."""
+    """An intrinsic that makes an integer address a pointer; pointers take negative indices."""
 
     @intrinsic
     def pointer(typing_context, address):
@@ -434,8 +435,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least so many slots of the old table, up to the next free one, into the new one.
 
-    No edge before a free slot belongs behind it, nor the other way round, so the frontier divides
-    keys by where their search begins.
+    No search crosses a free slot. Stopping at one means that keys whose search begins before the
+    frontier are in the new table, and all others in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -535,8 +536,9 @@ def _clone(header, arena, parent, token, edge, state):
 
 @njit(nogil=True)
 def _target_of(header, arena, state, token):
-    """State that is reached from `state`, split so that it is no longer; 0 and why not, 0 and DONE
-    if the token never followed.
+    """State that `token` leads to from `state`, split if it holds longer strings, and DONE.
+
+    0 and DONE if the token never followed; 0 and the reason if there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -580,15 +582,15 @@ def _link_of_next(header, arena, last, new, token):
 
 @njit(nogil=True)
 def _note_end(header, last, position, token, max_link_updates):
-    """Note, for what a text ended with, that it went on from `position` with `token`.
+    """Note, for the suffixes that a text ended with, that it continued at `position` with `token`.
 
     A shared automaton keeps the latest place and counts. Any other one keeps the latest place too,
-    unless the token at the place kept was confirmed since its last failure: one failure is
-    forgiven.
+    unless the token at the kept place was confirmed since its last failure: one failure is
+    tolerated.
 
-    This is done at no more than `max_link_updates` suffix links. Without that bound a run of one
-    token costs its length at every step; with it, states far down the chain keep a place that is
-    true but may be older.
+    At most `max_link_updates` suffix links are followed. Without that bound, a repeated token
+    would cost the length of its run at every step. With it, states far down the chain keep a
+    place that is correct but may be older.
     """
     states = header[STATES]
     entry = _at(states, last)
@@ -607,7 +609,7 @@ def _note_end(header, last, position, token, max_link_updates):
             break
         entry = _at(states, state)
         kept = _end_of(entry)
-        # Computed, not branched upon: which of these it is, the processor cannot foresee.
+        # Computed without a branch, which the processor could not predict.
         is_same = np.int64(_at(states, kept)[NEXT_TOKEN] == token)
         is_forgiven = (np.int64(entry[LATEST]) >> COUNT_SHIFT) & ~is_same
         entry[LATEST] = (kept if is_forgiven else position) | (is_same << COUNT_SHIFT)
@@ -615,14 +617,14 @@ def _note_end(header, last, position, token, max_link_updates):
 
 @njit(nogil=True)
 def _counted(entry, position):
-    """LATEST of a state of a shared automaton, after one more text went on from it."""
+    """LATEST of a state of a shared automaton, after one more text continued from it."""
     count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
     return position | (count << COUNT_SHIFT)
 
 
 @njit(nogil=True)
 def _match_of(header, last):
-    """The longest suffix of what a text ended with that something followed, 0 if there is none."""
+    """State of a text's longest suffix that has a continuation, 0 if there is none."""
     states = header[STATES]
     state = last
     while state != 0:
@@ -635,11 +637,11 @@ def _match_of(header, last):
 
 @njit(nogil=True)
 def _follow_copy(header, text, token):
-    """Compare the token that a text goes on with to that of the place it is being copied from.
+    """Compare a text's next token with the one at its copy, and keep or replace the copy.
 
-    The place is where the longest match goes on, and stays one that was followed before while the
-    text agrees with that one over more tokens than the match has. So a copy survives a replaced
-    name or number, after which the longest match is a short one that tells little.
+    The copy begins where the longest match continues. It stays while the text agrees with it over
+    more tokens than the match has. So it survives a replaced name or number, after which the
+    longest match is short and a poor guide.
     """
     states = header[STATES]
     if header[SHARED] == 1:
@@ -648,14 +650,14 @@ def _follow_copy(header, text, token):
         match = np.int64(_at(states, text[LAST])[LINK])
     copied, agreed = text[COPIED], text[AGREED]
     length, end = _length_of(states, match), _end_of(_at(states, match))
-    # Of a text alone also where there is neither match nor copy.
+    # In a text's own automaton this holds without match and copy, too.
     if length >= agreed + header[SHARED]:
         copied, agreed = end, length
     is_same = (agreed != 0) & (_at(states, copied)[NEXT_TOKEN] == token)
     agreed = agreed + 1 if is_same else agreed // DISAGREEMENT
     copied = _after(states, copied)
     if header[SHARED] == 1 and (copied == 0 or _at(states, copied)[NEXT_TOKEN] == NONE):
-        agreed = 0  # the other text has come no further, or it is the end of this one
+        agreed = 0  # the other text ends here, or the copy has reached the end of this one
     text[AGREED], text[COPIED] = agreed, copied
 
 
@@ -665,13 +667,13 @@ def _begin_next(header, arena, text, token, max_link_updates):
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
-    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of a run: go on there
+    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of a run: continue it
         new = _after(states, last)
         if new == 0:
             new = _add_prefix_block(header, arena, _length_of(states, last) + 1)
             _row_of(states, last)[NEXT_BLOCK] = new
         position = last
-    else:  # another text went on otherwise
+    else:  # another text continued differently
         # The block that would be added, if there is room for the edge to it.
         position = header[PREFIX_BLOCKS] << BLOCK_SHIFT
         new = position + 1
@@ -706,7 +708,7 @@ def _append(header, arena, text, token, max_link_updates):
         _move_edges(header, arena, MOVED_SLOTS)
     last, new = text[LAST], text[PENDING]
     if new == 0:
-        if header[SHARED] == 1:  # perhaps as another text before
+        if header[SHARED] == 1:  # another text may have read the same token here
             target, reason = _target_of(header, arena, last, token)
             if reason != DONE:
                 return reason
@@ -747,7 +749,7 @@ def _text_changed(text, token_ids, row, length):
 
 @njit(nogil=True)
 def _restart(header, arena, text):
-    """Begin a text anew. What it added to a shared automaton stays there until that ends."""
+    """Begin a text anew. What it added to a shared automaton stays until that is destroyed."""
     if header[SHARED] == 0:
         _free_all(header, arena)
     text[LAST] = 0
@@ -826,9 +828,9 @@ def _branches(header, state, limit):
 def _match(automata, text, max_branches, out):
     """Find the longest suffix of a text that something followed, in other texts or earlier in it.
 
-    Of a shared automaton that may be the whole text, or a suffix shorter than the longest that
-    occurred: one that another text has just ended with has no continuation yet. A copy that agrees
-    over more tokens takes the match's place; it has no state and branches.
+    In a shared automaton the match may be the whole text. It may also be shorter than the longest
+    suffix that occurred, because a suffix that another text ends with has no continuation yet. A
+    copy that agrees over more tokens replaces the match; it has no state and no branches.
     """
     header = automata[text[AUTOMATON]]
     states = header[STATES]
@@ -855,7 +857,7 @@ def _match(automata, text, max_branches, out):
 
 @njit(nogil=True)
 def _fetch_match(automata, text, level):
-    """Fetch what `_match` and a draft read: level 0 the match and the copy, 1 where they go on."""
+    """Prefetch what `_match` and a draft read: level 0 match and copy, 1 their continuations."""
     header = automata[text[AUTOMATON]]
     if header[PREFIX_BLOCKS] == 0:
         return
@@ -873,8 +875,8 @@ def _fetch_match(automata, text, level):
 def _draft(header, last, end, k, out):
     """Copy what followed the prefix `end` into `out`; return how many tokens that is.
 
-    A copy that reaches the end of the same text goes on with the draft itself, as periodic text
-    does; one that reaches the end of another text ends. There is at least one token to copy.
+    At the end of the same text the draft continues with its own first tokens, as periodic text
+    does. At the end of another text it ends. There is at least one token to copy.
     """
     states = header[STATES]
     position = np.int64(end)
@@ -893,10 +895,10 @@ def _draft(header, last, end, k, out):
 
 @njit(nogil=True)
 def _draft_most_frequent(header, state, k, out):
-    """Go on from a state of a shared automaton, at every token the way most texts went.
+    """Continue from a state of a shared automaton, at every token as most texts did.
 
-    Equally frequent ways give way to the latest. Other than a copy, the draft may change from one
-    text to another; where all of them end it goes on from a shorter match.
+    Among equally frequent continuations the latest is taken. Unlike a copy, the draft may change
+    from one text to another. Where all of them end, it continues from a shorter match.
     """
     states = header[STATES]
     j = 0
@@ -949,7 +951,7 @@ def _fetch_state(states, state):
 
 @njit(nogil=True)
 def _fetch_edge(header, address, state, token):
-    """Fetch what a token leads to from the state at `address`, or where that is looked up."""
+    """Prefetch what a token leads to from the state at `address`, or where that is looked up."""
     entry = _int32_pointer(address)
     states = header[STATES]
     if state < 0:
@@ -976,11 +978,11 @@ def _fetch_edge(header, address, state, token):
 def _read_in_turns(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, scratch
 ):  # fmt: skip
-    """Let the texts with an automaton each read their first new tokens in turns.
+    """Let texts with automata of their own read their first new tokens in turns.
 
-    A token is one wait after the other for memory: its chain of suffix links, each with a place,
-    and some with an edge, all far apart. Rows know nothing of each other, so all take one link at a
-    time and fetch what the next one needs: one wait for all. Whatever stops a row is left to the
+    Reading a token waits for memory many times: for each suffix link of a chain, its place and
+    perhaps an edge, all far apart. Rows are independent, so all follow one link at a time and
+    prefetch what the next one needs; their waits overlap. Whatever stops a row is left to the
     caller.
     """
     unread, walking, walked = scratch[0], scratch[1], scratch[2]
@@ -1031,7 +1033,7 @@ def _read_in_turns(
         for at in range(count):
             i = unread[at]
             text = texts[slots[i]]
-            if text[LENGTH] >= lengths[i]:  # a slot that is there twice
+            if text[LENGTH] >= lengths[i]:  # a slot that occurs twice
                 continue
             reason = _read_one(
                 automata[text[AUTOMATON]], arena, text, token_ids, np.int64(rows[i]),
@@ -1129,7 +1131,7 @@ def begin_moving(header, directory, slots):
 
 @njit(nogil=True)
 def finish_moving(header, arena):
-    """Move all edges that are left: when one token brings more of them than moving allows for."""
+    """Move all remaining edges, for a token that adds more than gradual moving has room for."""
     _move_edges(header, arena, header[OLD_EDGE_SLOTS])
 
 

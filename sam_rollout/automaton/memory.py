@@ -14,8 +14,8 @@ _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# Slabs are looked through for idle ones when so many blocks are free, and again when this share of
-# all blocks has come free since.
+# Idle slabs are searched for once so many blocks are free, and again once this share of all blocks
+# has become free since.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -39,7 +39,7 @@ class Arena:
 
     @property
     def blocks(self) -> int:
-        """Blocks there are."""
+        """All blocks, free and used."""
         return len(self.free) - 1
 
     def provide(self, blocks: int) -> None:
@@ -50,7 +50,7 @@ class Arena:
             self._add_slab(max(missing, wanted))
 
     def release(self) -> None:
-        """Give slabs without a used block back, when none is used or it may be worth the search."""
+        """Give idle slabs back, if no block is used or enough became free to justify the search."""
         count = int(self.free[0])
         if self.used_blocks and count < self._release_at:
             return
@@ -82,7 +82,7 @@ class Arena:
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """uint8[nbytes] that begins with a cache line, so that no state is divided between two."""
+    """uint8[nbytes] that begins with a cache line, so that no state is split between two lines."""
     room = np.empty(nbytes + _CACHE_LINE, np.uint8)
     start = -room.ctypes.data % _CACHE_LINE
     return room[start : start + nbytes]

@@ -50,7 +50,7 @@ class AutomatonPool:
     """Suffix automata of texts that grow (SAM-Decoding, arXiv 2411.10666).
 
     A text is read through an open slot. By default it has an automaton to itself; texts that are
-    opened in a common automaton find each other's continuations, whatever the order they grow in.
+    opened in a common automaton find each other's continuations, in whatever order they grow.
 
     Not thread-safe, though the kernels release the GIL: one pool belongs to one engine worker.
 
@@ -150,9 +150,9 @@ class AutomatonPool:
     def match(self, slot: int) -> tuple[int, int]:
         """(length, end) of the longest suffix of the text that something followed before.
 
-        `end` is the prefix that ends there: in a text with an automaton to itself the number of
-        tokens up to that earlier occurrence; the one the rule says, unless it is so repetitive that
-        `max_link_updates` kept it from being noted. (0, 0) when no token has repeated.
+        `end` is the prefix that ends there. In a text with an automaton to itself it is the number
+        of tokens up to the earlier occurrence that the rule of `kernels.py` keeps, or up to an
+        older one where `max_link_updates` ended the update. (0, 0) when no token has repeated.
         """
         self._texts.require(slot)
         matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
@@ -223,8 +223,8 @@ class AutomatonPool:
         Args:
             slots: int32[B], open slots; a negative one skips the row.
             out_matches: int32[B, kernels.MATCH_WIDTH]; a length of 0 means no match.
-            max_branches: up to how many the tokens that followed a match are counted: for common
-                matches a memory access each.
+            max_branches: limit of counting the tokens that followed a match; for common matches
+                each costs a memory access.
         """
         kernels.match_rows(
             self._automata.table, self._texts.table, slots, max_branches, out_matches

@@ -1,7 +1,7 @@
-"""Keeps what requests generate until they end, when their rows in the engine are gone already.
+"""Keeps what requests generate until they end; their rows in the engine are reused before that.
 
-An engine hands over the same growing rows step by step, and tells that a request has ended only
-after its row belongs to another one. Four bytes a token are cheaper than asking the engine.
+An engine passes the same growing rows step by step. It reports the end of a request only after
+the row belongs to another one. Four bytes per token are cheaper than asking the engine.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from numba import njit, types
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.interface import Int32Array
 
-# Tokens of the prompt that are kept, so that the first generated ones have something to follow.
+# Tokens of the prompt that are kept as context of the first generated tokens.
 CONTEXT = 8
 
 
@@ -65,7 +65,7 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         length = min(np.int64(num_tokens[row]), texts.shape[1], token_ids.shape[1])
         if spans[slot, 0] < 0:
             spans[slot, 0] = spans[slot, 1] = max(0, length - 1 - CONTEXT)
-        if length < spans[slot, 0]:  # cut to before what is kept
+        if length < spans[slot, 0]:  # cut to before the first token kept
             spans[slot, 0] = length
         for position in range(spans[slot, 1], length):
             texts[slot, position] = token_ids[row, position]

@@ -1,8 +1,8 @@
 """Suffix automata of finished texts: built once, packed, matched by any number of requests.
 
-A static automaton is the online automaton of `kernels.py`, read out when its text has ended. It
-needs about half the memory and answers one question more: for every state it knows a place in the
-text that goes on as the state's strings go on most often.
+A static automaton is that of a text that has ended, in packed arrays. It needs about half the
+memory of the online one in `kernels.py`. In addition it knows, for every state, a place in the text
+that continues as the state's strings do most often.
 
 Documents are joined by a token that no request can contain. Matches therefore never reach across
 two documents, and a copy stops where its document does.
@@ -98,7 +98,7 @@ class StaticAutomaton:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
 
     def header(self) -> npt.NDArray[np.int64]:
-        """What the kernels know it by; valid while the automaton lives."""
+        """Sizes and addresses for the kernels; valid while the automaton lives."""
         header = np.empty(HEADER_WIDTH, np.int64)
         header[[TOKENS, STATES, EDGES, VOCABULARY]] = (
             self.tokens, len(self.link), len(self.edge_token), self.vocabulary,
@@ -132,7 +132,7 @@ def join(documents: Iterable[npt.ArrayLike]) -> Int32Array:
 def build(text: Int32Array, vocabulary: int = SEPARATOR) -> StaticAutomaton:
     """The automaton of a joined text (`join`), whose tokens are below `vocabulary`.
 
-    Takes 0.3 to 1.5 us a token, the longer the text the more, and for a moment about 110 bytes a
+    Takes 0.3 to 1.5 us per token, more in longer texts, and temporarily about 110 bytes per
     token. The GIL is released nearly all the time.
 
     Raises:
@@ -143,7 +143,7 @@ def build(text: Int32Array, vocabulary: int = SEPARATOR) -> StaticAutomaton:
     if tokens > MAX_TOKENS:
         raise ValueError(f"{tokens} tokens: an automaton holds {MAX_TOKENS}")
     text = np.append(text, np.int32(SEPARATOR))
-    # Room for as many clones as can be: pages that are never touched cost nothing.
+    # Room for the largest possible number of clones: untouched pages cost nothing.
     link = np.zeros(2 * tokens + 1, np.int32)
     clone_length = np.zeros(tokens, np.int32)
     edges, progress = _read(text, link, clone_length)

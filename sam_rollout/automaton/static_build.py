@@ -1,11 +1,11 @@
 """Compiled half of `static.py`: from a finished text to the packed arrays of its automaton.
 
-The online construction of Blumer et al. (1985), with what only a finished text allows: its length
-is known, so that states get their final numbers at once. State i <= n is the prefix of length i,
-whose edge to i + 1 is implicit; clones follow in the order of their making.
+The online construction of Blumer et al. (1985). The length of a finished text is known, so states
+get their final numbers at once. State i <= n is the prefix of length i, whose edge to i + 1 is
+implicit; clones follow in the order of their creation.
 
-Nothing that occurs in a document contains the separator, and no two separators are alike: a state
-behind one links to the empty string, and no edge but the implicit one leads there.
+No string of a document contains the separator, and separators count as different from each other.
+The state after one therefore links to the empty string, and only the implicit edge leads there.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ TARGET = 2
 NEXT_EDGE = 3  # 1 + slot of the next edge of the same state, 0 for none
 EDGE_WIDTH = 4
 
-# What a construction has come to, int64[PROGRESS_WIDTH].
+# Progress of a construction, int64[PROGRESS_WIDTH].
 READ = 0
 CLONES = 1
 EDGES = 2
@@ -240,8 +240,9 @@ def _longest_first(tokens, clone_length):
 def find_continuations(text, link, clone_length, edge_start, edge_target, goes_on):
     """Fill `goes_on`, int32[states] of zeros; see `StaticAutomaton`.
 
-    Every edge leads to longer strings. So, longest first, the state behind the most frequent next
-    token knows already how it goes on; this state has to copy from one position before that.
+    Every edge leads to longer strings, so states are visited from the longest to the shortest. The
+    continuation of the state behind the most frequent next token is then known, and this state's
+    begins one position before it.
     """
     tokens = text.size - 1
     order = _longest_first(tokens, clone_length)
@@ -268,7 +269,7 @@ def find_continuations(text, link, clone_length, edge_start, edge_target, goes_o
             ):
                 best = target
         if best != 0:
-            # Behind a state that only ends documents nothing follows: any of its ends will do.
+            # After a state that only ends documents nothing follows: any of its ends will do.
             goes_on[state] = (goes_on[best] if goes_on[best] else latest[best]) - 1
 
 

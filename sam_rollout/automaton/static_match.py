@@ -1,8 +1,8 @@
-"""Matching the rows of a batch in static automata, each row in one of its own, in one call.
+"""Matches the rows of a batch in static automata, each row in its own, in one call.
 
-A cursor per row stands in the state of the longest suffix of the row's text that occurs in the
-automaton's. Automata reach the kernels as addresses, because the rows' automata differ; every index
-read from them is checked, since their arrays may lie in a file that somebody has overwritten.
+Each row has a cursor: the state of the longest suffix of the row's text that occurs in the
+automaton's text. Automata reach the kernels as addresses, because the rows' automata differ. Every
+index read from them is checked, since their arrays may lie in a file that was overwritten.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ from sam_rollout.automaton.static import (
     StaticAutomaton,
 )
 
-# A cursor that has this many unread tokens before it starts over at the last of them. A match as
-# long as that is as good as any longer one, and no call reads more than this of a row.
+# A cursor with more unread tokens than this starts anew with the last so many. A match of this
+# length is as good as any longer one, and no call reads more than this of a row.
 WINDOW = 64
 
 # Columns of a cursor, int32[CURSOR_WIDTH].
@@ -39,7 +39,7 @@ MATCH = 2  # length of the longest suffix that is a string of the automaton
 END = 3  # where to copy from, 0 for nowhere
 CURSOR_WIDTH = 4
 
-# Steps along suffix links from a state that only ends documents to one that goes on.
+# Suffix links followed from a state that only ends documents to one that has a continuation.
 _MAX_STEPS_BACK = 8
 
 
@@ -173,7 +173,7 @@ def match_rows(headers, cursors, token_ids, num_tokens, eligible, out_lengths):
 
 @njit(nogil=True)
 def draft_rows(headers, cursors, k, out_tokens, out_counts):
-    """Copy from where the last match goes on, at most to the end of the document."""
+    """Copy from where the last match continues, at most to the end of the document."""
     for row in range(k.size):
         if k[row] <= 0:
             continue

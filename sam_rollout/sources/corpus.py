@@ -28,19 +28,29 @@ _BUILD = "build one with: sam-rollout corpus build"
 
 @dataclass(frozen=True)
 class CorpusSourceConfig(Section):
-    """Drafts from a file made by `sam-rollout corpus build`.
-
-    `l_bias`: a match in the corpus counts if it is longer by more than this than any other
-    (SAM-Decoding, arXiv 2411.10666). `max_bytes`: largest file that is accepted; all engines of a
-    machine share its memory.
-    """
+    """Settings of the drafts from one text for all requests (SAM-Decoding, arXiv 2411.10666)."""
 
     PATH: ClassVar[str] = "sam.sources.corpus"
 
-    enabled: bool = False
-    path: str = ""
-    l_bias: int = setting(5, minimum=0)
-    max_bytes: int = setting(8_000_000_000, minimum=1 << 20)
+    enabled: bool = setting(
+        False,
+        meaning="Draft from one text for all requests.",
+    )
+    path: str = setting(
+        "",
+        allowed="a file made by `sam-rollout corpus build`",
+        meaning="The corpus.",
+    )
+    l_bias: int = setting(
+        5,
+        minimum=0,
+        meaning="The corpus is drafted from if its match is longer by more tokens than this.",
+    )
+    max_bytes: int = setting(
+        8_000_000_000,
+        minimum=1 << 20,
+        meaning="Larger files are refused; about 36 bytes a token.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,20 +45,39 @@ _NO_SLOT = -1
 
 @dataclasses.dataclass(frozen=True)
 class HistorySourceConfig(Section):
-    """Drafts from responses to the same prompt in earlier training steps.
-
-    `path`: folder of the responses; empty for `sam/history` in the run folder. `max_bytes`: of
-    that folder, 4 bytes per token. `max_memory_bytes`: of one engine worker, about 36 bytes per
-    token of the groups being sampled. `max_responses_per_prompt`: the newest ones are used.
-    """
+    """Settings of the drafts from responses of earlier training steps."""
 
     PATH: ClassVar[str] = "sam.sources.history"
 
-    enabled: bool = False
-    path: str = ""
-    max_bytes: int = setting(8_000_000_000, minimum=64 << 20)
-    max_memory_bytes: int = setting(1_000_000_000, minimum=1 << 20)
-    max_responses_per_prompt: int = setting(16, minimum=1)
+    enabled: bool = setting(
+        False,
+        meaning="Draft from responses to the same prompt in earlier training steps, and store "
+        "those of this one.",
+    )
+    path: str = setting(
+        "",
+        allowed="a folder",
+        meaning="Where responses are stored; empty: `sam/history` in the run folder.",
+    )
+    max_bytes: int = setting(
+        8_000_000_000,
+        minimum=64 << 20,
+        meaning="Size of that folder, about 4 bytes a token. The oldest responses are deleted "
+        "first. Each engine writes a segment of its own, a 256th of this; at most 255 "
+        "engines share a folder, and a response that is longer than a segment is not "
+        "stored.",
+    )
+    max_memory_bytes: int = setting(
+        1_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of one engine, about 36 bytes a token. Groups without running "
+        "requests lose their history first.",
+    )
+    max_responses_per_prompt: int = setting(
+        16,
+        minimum=1,
+        meaning="Responses drafted from, the newest ones.",
+    )
 
 
 def check_history(config: HistorySourceConfig) -> None:

@@ -18,15 +18,21 @@ from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
 
 @dataclass(frozen=True)
 class OwnSourceConfig(Section):
-    """Drafts from the request's own text.
-
-    `max_bytes`: memory of all live automata of one engine worker, about 50 bytes per token.
-    """
+    """Settings of the drafts from the request's own text."""
 
     PATH: ClassVar[str] = "sam.sources.own"
 
-    enabled: bool = True
-    max_bytes: int = setting(2_000_000_000, minimum=1 << 20)
+    enabled: bool = setting(
+        True,
+        meaning="Draft from the request's own prompt and response. With `sam.enabled`, at "
+        "least one source must be on.",
+    )
+    max_bytes: int = setting(
+        2_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of the automata of all requests of one engine. Beyond it requests "
+        "that are not running lose theirs first, then those with the shortest texts.",
+    )
 
 
 class OwnText(LiveTexts):

@@ -32,23 +32,56 @@ _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 @dataclasses.dataclass(frozen=True)
 class SiblingsSourceConfig(Section):
-    """Drafts from the other responses to the same prompt in the same training step.
-
-    `scope` `run`: from all responses this engine has sampled, to any prompt in any step.
-    `max_bytes`: memory of all groups of one engine worker, about 50 bytes per response token.
-    `routing`: `spread`, each request where the fewest run; `grouped`, siblings to one replica, but
-    at most `max_siblings_per_replica` (0: no limit), and to none that runs `max_imbalance` requests
-    more than the mean.
-    """
+    """Settings of the drafts from other responses to the same prompt."""
 
     PATH: ClassVar[str] = "sam.sources.siblings"
 
-    enabled: bool = False
-    scope: str = setting("prompt", choices=("prompt", "run"))
-    max_bytes: int = setting(2_000_000_000, minimum=1 << 20)
-    routing: str = setting("spread", choices=("spread", "grouped"))
-    max_siblings_per_replica: int = setting(0, minimum=0)
-    max_imbalance: int = setting(16, minimum=1)
+    enabled: bool = setting(
+        False,
+        meaning="Draft from the other responses to the same prompt in the same training step "
+        "that this engine samples or has sampled. Which of the two a request drafts from is "
+        "decided by how many tokens are expected to be accepted, from what this engine "
+        "verified so far; at first by the longer match. A draft from siblings goes on at "
+        "every token the way most of them went; [results.md](results.md) compares that with "
+        "what followed the latest occurrence (`own + siblings, latest`).",
+    )
+    scope: str = setting(
+        "prompt",
+        choices=("prompt", "run"),
+        meaning="`run`: draft from all responses this engine has sampled, to any prompt and "
+        "in any step of the run; after a step that leaves what they share half as large as "
+        "it may be, requests that come later share anew. Better where prompts are alike, as "
+        "in the recorded rollouts of [results.md](results.md); no better where they are "
+        "not.",
+    )
+    max_bytes: int = setting(
+        2_000_000_000,
+        minimum=1 << 20,
+        meaning="Memory of one engine, about 50 bytes a token of the step's responses, beside "
+        "that of own text. Beyond it whole groups are given up, those that are not running "
+        "first; their requests go on without siblings until they end. With scope `run`, "
+        "requests that come later share anew.",
+    )
+    routing: str = setting(
+        "spread",
+        choices=("spread", "grouped"),
+        meaning="Which engine a request goes to. `spread`: where the fewest run, verl's own "
+        "rule. `grouped`: siblings follow each other to one engine, within the next two "
+        "bounds. See [below](#routing-siblings).",
+    )
+    max_siblings_per_replica: int = setting(
+        0,
+        minimum=0,
+        meaning="Of `grouped`: most siblings of a prompt that an engine gets before every "
+        "other has got as many; 0: no limit.",
+    )
+    max_imbalance: int = setting(
+        16,
+        minimum=1,
+        meaning="Of `grouped`: an engine is not followed while it runs as many requests more "
+        "than the mean of all. Below the number of siblings, groups are split even where "
+        "nothing else runs.",
+    )
 
 
 _GroupKey = tuple[str, int, str]  # split, step, group; of a run: split, which automaton, ""

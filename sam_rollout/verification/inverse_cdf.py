@@ -1,10 +1,10 @@
-"""Drawing tokens from whole rows of probabilities with one random number a row.
+"""Draws tokens from whole rows of probabilities with one random number per row.
 
-Sums decide which token a number falls on, so their order must not depend on the batch or the
-device: a token drawn in a batch of one must be the token drawn in a batch of a hundred. Cumulative
-sums are therefore taken over integers (fixed point), where every order gives the same result;
-floating-point ``cumsum`` on CUDA gives none that repeats. Large vocabularies are searched on two
-levels, blocks first, so that the probabilities are read once and only one block per row is scanned.
+Sums of probabilities decide on which token a number falls, so they must not depend on the batch or
+the device: a token drawn in a batch of one must be the token drawn in a batch of a hundred.
+Cumulative sums are therefore taken over integers (fixed point), which give the same result in any
+order; floating-point ``cumsum`` on CUDA is not even repeatable. Large vocabularies are searched on
+two levels, blocks first. The probabilities are read once, and only one block per row is scanned.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
 
 
 def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
-    """Convert to integers, rounding up: what is possible stays possible."""
+    """Convert to integers, rounding up: every possible token remains possible."""
     return probabilities.mul(2.0**FRACTION_BITS).ceil_().to(torch.int64)
 
 
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; the last one may be shorter. int64 [rows, blocks].
 
-    Whole blocks are the one sum over floating-point numbers: converting every token would read the
-    probabilities several times. There are many blocks of one extent, so that how each is summed
-    does not depend on the number of rows; of short last blocks there is one a row.
+    Only whole blocks are summed in floating point, because converting every token would read the
+    probabilities several times. All whole blocks have the same size, so how each is summed does not
+    depend on the number of rows. A shorter last block, one per row, is summed in integers.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK

@@ -1,10 +1,10 @@
-"""Random bits that depend on who asks, and on nothing that happened before.
+"""Random bits as a pure function of a response's key and a token's position.
 
-A generator with a state gives a response other random numbers as soon as a neighbour finishes
-earlier or a draft is one token longer. Here they are a pure function of the response's key and the
-token's position: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), whose n-th output is a hash of ``key + n * GOLDEN``. One call serves a whole batch and
-needs integer arithmetic only, so that every device computes the same bits.
+A generator with state would give a response other random numbers as soon as a neighbour finishes
+earlier or a draft is one token longer. SplitMix64 needs none (Steele, Lea, Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of ``key + n * GOLDEN``.
+One call serves a whole batch and uses integer arithmetic only, so every device computes the same
+bits.
 """
 
 from __future__ import annotations

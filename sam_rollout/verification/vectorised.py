@@ -1,9 +1,9 @@
 """Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
-The test of a draft needs one probability, so it is a gather. A token is drawn only where a request
-stops: from what the first rejected draft leaves of the distribution, or after the last draft when
-all were accepted. That is one row per request, where the usual implementations draw at every draft
-position and throw all but one away.
+Testing a draft token needs one probability, so it is a gather. A token is drawn only where a
+request stops: after the first rejected draft token from the rest of the distribution, or after the
+last one when all were accepted. That is one row per request. The usual implementations draw at
+every draft position and discard all draws but one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def verify_vectorised(
         draft_probabilities: float32 [num_drafts, vocabulary] a draft model sampled from; None for
             drafts that were not sampled (one-hot).
         greedy: bool [batch], requests that take the likeliest token; None when there are none.
-        scratch: float32 [at least batch, vocabulary], overwritten; a caller that keeps one from
-            step to step spares the allocation of that size, most of the time of a call on a CPU.
+        scratch: float32 [at least batch, vocabulary], overwritten. Keeping one from step to step
+            saves an allocation of that size, which on a CPU takes most of the time of a call.
 
     Returns:
         int32 [batch, max_drafts + 1]: per request the accepted drafts and one token more, then
@@ -61,8 +61,8 @@ def verify_vectorised(
 
     final_row = layout.first_row + accepted
     weights = _select(probabilities, final_row, scratch)
-    # The draft that was rejected. There is none after the last one (column max_drafts), and padding
-    # takes nothing from the target's distribution.
+    # The draft token that was rejected. There is none after the last one (column max_drafts), and
+    # for padding nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
@@ -73,7 +73,7 @@ def verify_vectorised(
     elif layout.num_drafts:
         index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
         left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
-        # Rounding may leave nothing of two distributions that are all but equal.
+        # Rounding may leave no mass where the two distributions are nearly equal.
         has_mass = left.amax(dim=1, keepdim=True) > 0
         weights = torch.where(rejected & has_mass, left, weights)
     final = draw_tokens(weights, draw_bits[final_row])

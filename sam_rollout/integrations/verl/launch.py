@@ -74,7 +74,7 @@ def check(config: DictConfig) -> None:
     """
     sam = SamConfig.from_mapping(_plain(config.sam))
     if sam.enabled and sam.sources.corpus.enabled:
-        from sam_rollout.drafting.corpus import check_corpus  # loads numba, others need not
+        from sam_rollout.sources.corpus import check_corpus
 
         check_corpus(sam.sources.corpus)
     RolloutSamplerConfig.from_mapping(_plain(config.rollout_sampler))

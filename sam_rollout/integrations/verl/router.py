@@ -15,10 +15,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from sam_rollout.config import SiblingsSourceConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.routing import GroupRouter
+from sam_rollout.sources.siblings import SiblingsSourceConfig
 
 ROUTER_CLASS = "sam_rollout.integrations.verl.router.GroupLoadBalancer"
 

@@ -1,8 +1,8 @@
 """What vllm-ascend's model runner has to call, so that it drafts and samples with ours.
 
-vllm-ascend 0.23 knows no drafter of others: it refuses vLLM's method ``custom_class``, and tells
-its own drafters apart by class. The plugin (``plugin.py``) wraps its runner so that these functions
-are called; where plugins cannot be loaded, the same calls can be put into its source.
+vllm-ascend 0.23 does not support custom drafters: it refuses vLLM's method ``custom_class`` and
+distinguishes its own drafters by class. The plugin (``plugin.py``) wraps its runner so that these
+functions are called. Where plugins cannot be loaded, patches put the same calls into its source.
 """
 
 from __future__ import annotations

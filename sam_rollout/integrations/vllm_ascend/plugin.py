@@ -44,7 +44,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # Finding is not importing: who only looks must not use the hook up.
+            # A module may be looked up without being imported, so the finder stays in place.
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec

@@ -1,8 +1,8 @@
 """Our samplers inside vllm-ascend: those of vLLM, with vllm-ascend's own rules on logits.
 
-vllm-ascend replaces vLLM's samplers by subclasses of them. Ours stand in the same places: the
-penalties, the cleaning of logits that are no numbers and the cuts by top-k and top-p are
-vllm-ascend's, from there on everything is as on other devices.
+vllm-ascend replaces vLLM's samplers by subclasses of them, and ours replace those. Penalties, the
+replacement of NaN and infinite logits, and the cuts by top-k and top-p are vllm-ascend's;
+everything after that is as on other devices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sam_rollout.verification import DraftLayout
 def heed_logprobs_mode(model_runner: Any) -> None:
     """Give the runner samplers that return the log-probabilities its engine was asked for.
 
-    vllm-ascend 0.23 to 0.26 make theirs without ``logprobs_mode``, so that those of processed
-    logits come out as raw ones, without a word. Needed until ``NPUModelRunner`` hands it over.
+    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so that processed
+    log-probabilities are silently raw ones. Needed until ``NPUModelRunner`` passes it on.
 
     Args:
         model_runner: vllm-ascend's ``NPUModelRunner``.
@@ -78,7 +78,7 @@ def _check_positions_are_whole(parallel_config: Any) -> None:
 
 
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
-    """In the place of ``AscendTopKTopPSampler``, with its cuts."""
+    """Replaces ``AscendTopKTopPSampler`` and cuts by top-k and top-p as it does."""
 
     @staticmethod
     def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
@@ -86,7 +86,7 @@ class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
 
 
 class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
-    """In the place of ``AscendRejectionSampler``, with its rules on logits.
+    """Replaces ``AscendRejectionSampler`` and processes logits as it does.
 
     Args:
         sampler: vllm-ascend's sampler of steps without drafts.
@@ -108,8 +108,8 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         repeat_indices: torch.Tensor,
         output_token_ids: list[list[int]],
     ) -> torch.Tensor:
-        # Without Triton, vllm-ascend's own applies the penalties of requests to rows of drafts as
-        # if there were one row a request, and fails; vLLM's takes those of each row's request.
+        # Without Triton, vllm-ascend's own assumes one row per request when it applies penalties
+        # to rows of drafts, and fails. vLLM's finds the request of each row.
         kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
         return kind.apply_penalties(
             logits, sampling_metadata, metadata, repeat_indices, output_token_ids

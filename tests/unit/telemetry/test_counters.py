@@ -60,11 +60,12 @@ def test_every_counter_of_a_session_is_declared_and_of_its_stretch(tmp_path, gat
         assert math.isfinite(value) and value >= 0, name
         assert declared(f"sam/{name}") in METRICS and name not in COMPUTED, name
     assert counters["draft/drafter_steps"] == 9 and counters["draft/failures"] == 0
-    is_open = gate["kind"] == "threshold"
-    verified = 8 * 2  # every step but the first, two requests
-    assert counters.get("draft/verify_context_0") == (verified if is_open else None) or (
-        gate["kind"] == "auto"
-    )
+    filled = counters["draft/padding_tokens"]
+    if gate["kind"] == "threshold":  # drafts have k tokens from the first step on
+        assert counters["draft/verify_context_0"] == 8 * 2, "every step but the first"
+        assert counters["draft/accepted_context_0"] == 8 * 2 * K and filled == 0
+    if gate["kind"] == "closed":
+        assert filled == 8 * 2 * K and "draft/verify_context_0" not in counters
     metrics = aggregate([], [], tail_threshold=2, drafter_counters={0: counters})
     assert {f"sam/{name}" for name in counters} <= metrics.keys()
     roll_out(session, 4)
