@@ -8,11 +8,9 @@ The yardstick is a plain first-occurrence automaton, like the one behind the pub
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-from pathlib import Path
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.generator import MODEL, PUBLISHED, Problem, TraceModel
 from sam_rollout.bench.machine import machine
@@ -22,7 +20,6 @@ K = 3
 FIT_SEED, RECORD_SEED = 1, 2
 LENGTHS = (38_000,) * 12 + (11_000,) * 12 + (2_500,) * 72  # the early stretches are short
 ROUNDS = 8
-OUTPUT = Path("benchmarks/results/drafter_calibration.json")
 
 
 def acceptance_curve(model: TraceModel, seed: int) -> list[float]:
@@ -65,9 +62,9 @@ def fit() -> TraceModel:
 
 def main() -> None:
     """Fit and print, or measure and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fit", action="store_true", help="fit and print; record nothing")
-    arguments = parser.parse_args()
+    options = parser(__doc__, "drafter_calibration")
+    options.add_argument("--fit", action="store_true", help="fit and print; record nothing")
+    arguments = options.parse_args()
     if arguments.fit:
         print(tuple(round(scale, 1) for scale in fit().reused_scales))
         return
@@ -86,7 +83,7 @@ def main() -> None:
         "model": dataclasses.asdict(MODEL),
         "rows": rows,
     }
-    OUTPUT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

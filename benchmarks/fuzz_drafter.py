@@ -18,27 +18,26 @@ the run with its seed; a run that meets none writes down what it has gone throug
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.automaton.kernels import DISAGREEMENT
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
 from sam_rollout.bench.machine import machine
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting import SamDrafter, make_static_sources
+from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
-OUTPUT = Path(__file__).parent / "results" / "fuzz_drafter.json"
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = np.iinfo(np.int32).max
@@ -47,24 +46,18 @@ STEPS = 60  # of one drafter
 GROUPS = 3
 
 
-@dataclass
-class Totals:
-    """What drafters have gone through."""
-
-    drafters: int = 0
-    requests: int = 0
-    ids_used_again: int = 0  # requests with the id of one that has ended
-    aborted: int = 0  # requests that ended before their text did
-    steps: int = 0  # calls of the drafter
-    tokens_read: int = 0  # into automata: of a text that siblings draft from as well, twice
-    draft_tokens: int = 0
-    drafts_by_rule: int = 0  # compared with brute force; no match drafts nothing, which counts
-    drafts_as_copies: int = 0  # other sources were on, and they go on as some known text does
-
-    def add(self, other: Totals) -> None:
-        """Count what others have gone through as well."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+# What drafters have gone through.
+TOTALS = (
+    "drafters",
+    "requests",
+    "ids_used_again",  # requests with the id of one that has ended
+    "aborted",  # requests that ended before their text did
+    "steps",  # calls of the drafter
+    "tokens_read",  # into automata: of a text that siblings draft from as well, twice
+    "draft_tokens",
+    "drafts_by_rule",  # compared with brute force; no match drafts nothing, which counts
+    "drafts_as_copies",  # other sources were on, and they go on as some known text does
+)
 
 
 class OwnText:
@@ -162,13 +155,11 @@ class Fuzz:
             }
         )
         self._of_run = config.sources.siblings.scope == "run"
-        static = make_static_sources(config, MAX_ROWS, self._longest)
-        self._waiting = [source for source in static if hasattr(source, "wait")]
-        self._drafter = SamDrafter(config, MAX_ROWS, self._longest, static)
+        self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self.totals = Totals(drafters=1)
+        self.totals = Counter(drafters=1)
 
     def _sources(self, folder: Path) -> dict[str, Any]:
         """Any of the other sources; the corpus is written, its text known to `_pairs`."""
@@ -205,33 +196,33 @@ class Fuzz:
                 self._end_step()
         self._finish(self._live)
         self._end_step()
-        counters = self._drafter.snapshot()
-        texts = counters.sources.get("siblings_groups", 0) if self._of_run else 0
-        assert counters.live_requests == 0, counters
-        assert counters.bytes == 0 or texts, counters
-        assert counters.sources.get("history_failures", 0) == 0, counters
-        self.totals.steps = counters.steps
-        self.totals.tokens_read = counters.catch_up_tokens
-        self.totals.draft_tokens = counters.drafted_tokens
+        usage, counters = self._drafter.usage(), self._drafter.counters()
+        levels = self._drafter.levels()
+        texts = levels.get("draft/siblings_groups", 0) if self._of_run else 0
+        assert usage.live_requests == 0, levels
+        assert usage.bytes == 0 or texts, levels
+        assert counters.get("draft/history_failures", 0) == 0, counters
+        self.totals["steps"] = counters["draft/drafter_steps"]
+        self.totals["tokens_read"] = counters["draft/catch_up_tokens"]
+        self.totals["draft_tokens"] = counters["draft/proposed_tokens"]
 
     def _end_step(self) -> None:
         self._drafter.end_step()
         self._train_step += 1
-        for source in self._waiting:
-            source.wait()
+        self._drafter.wait()
 
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
                 name = self._retired.pop()  # an id used again, for another text
-                self.totals.ids_used_again += 1
+                self.totals["ids_used_again"] += 1
             else:
                 self._made += 1
                 name = f"request-{self._made}"
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            self.totals.requests += 1
+            self.totals["requests"] += 1
             if self._rng.random() < 0.9:  # nobody says who the others are
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
@@ -274,7 +265,7 @@ class Fuzz:
             last = own.tokens[-1]
             pairs = itertools.pairwise(draft)
             if (last, draft[0]) in self._pairs or self._pairs.issuperset(pairs):
-                self.totals.drafts_as_copies += 1
+                self.totals["drafts_as_copies"] += 1
                 return
         if self._adaptive and draft:
             allowed = {tokens[: len(draft)] for tokens in allowed}
@@ -282,7 +273,7 @@ class Fuzz:
             f"{request.name}: {own.tokens[-200:]} (of {len(own.tokens)}) allows {allowed}; "
             f"drafted {draft}"
         )
-        self.totals.drafts_by_rule += 1
+        self.totals["drafts_by_rule"] += 1
 
     def _leave(self) -> None:
         """Some requests end; others are aborted before their text does."""
@@ -297,20 +288,19 @@ class Fuzz:
 
     def _finish(self, requests: list[Request]) -> None:
         self._drafter.finish([request.name for request in requests])
-        self.totals.aborted += sum(request.known < self._longest for request in requests)
+        self.totals["aborted"] += sum(request.known < self._longest for request in requests)
 
 
 def main() -> None:
     """Fuzz until the time is over, then write what that was."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=0, help="of the first drafter")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "fuzz_drafter")
+    options.add_argument("--seconds", type=float, default=600)
+    options.add_argument("--seed", type=int, default=0, help="of the first drafter")
+    arguments = options.parse_args()
     until = time.monotonic() + arguments.seconds
-    totals = Totals()
+    totals = Counter(dict.fromkeys(TOTALS, 0))
     while time.monotonic() < until:
-        seed = arguments.seed + totals.drafters
+        seed = arguments.seed + totals["drafters"]
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fuzz = Fuzz(np.random.default_rng(seed), Path(folder))
@@ -318,16 +308,16 @@ def main() -> None:
             except Exception as error:
                 print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
                 raise SystemExit(1) from error
-        totals.add(fuzz.totals)
+        totals.update(fuzz.totals)
     record = {
         "machine": machine("numpy", "numba"),
         "setting": {"seconds": arguments.seconds, "seed": arguments.seed},
-        "totals": asdict(totals),
+        "totals": totals,
         "failures": 0,  # a run with one has ended above
     }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    drafts = totals.drafts_by_rule + totals.drafts_as_copies
-    print(f"{totals.drafters} drafters, {drafts} drafts, all as they should be")
+    write_record(record, arguments.output)
+    drafts = totals["drafts_by_rule"] + totals["drafts_as_copies"]
+    print(f"{totals['drafters']} drafters, {drafts} drafts, all as they should be")
 
 
 if __name__ == "__main__":

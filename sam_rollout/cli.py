@@ -328,8 +328,8 @@ def drafter(
     ] = False,
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
-    from sam_rollout.bench import drafter as program
-    from sam_rollout.bench import drafter_report
+    from sam_rollout.bench import draft_tables
+    from sam_rollout.bench import drafts as program
     from sam_rollout.bench.traces import TraceError, read_traces
 
     with _one_line_errors(TraceError):
@@ -341,16 +341,16 @@ def drafter(
         with _console().status("starting") as status:
             given = program.SEED if seed is None else seed
             result = program.Bench(sizes, texts, given, progress=status.update).run()
-        drafter_report.show(result, _console())
+        draft_tables.show(result, _console())
         if json_path is not None:
             json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
         if picture is not None:
-            drafter_report.plot(result, picture)
+            draft_tables.plot(result, picture)
     if check:
-        from sam_rollout.bench import drafter_check
+        from sam_rollout.bench import draft_targets
         from sam_rollout.bench.verdicts import show_check
 
-        verdicts = drafter_check.judge(result)
+        verdicts = draft_targets.judge(result)
         show_check(verdicts, _console())
         if quick:
             _console().print("Targets are those of a full run, whose texts are more and longer.")
@@ -557,30 +557,19 @@ def doctor(
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 
-# What a replay of a run is told; a published setup and the check take everything from elsewhere.
-_REPLAY_ONLY = (
-    "calibration", "step", "replicas", "max_num_seqs", "threshold", "k", "siblings", "graph", "pad",
-    "tail_threshold",
-)  # fmt: skip
-
-
-def _refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Refuse options that would be ignored."""
-    for name in names:
+def _refuse_given(context: typer.Context, but: Iterable[str]) -> None:
+    """Refuse options that would be ignored with --check."""
+    for name in context.params.keys() - set(but):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter("not with --check", param_hint=option)
 
 
 @app.command("simulate")
 def simulate_command(
     context: typer.Context,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            help="A run folder or file of traces, or experiment=NAME for a published setup."
-        ),
-    ] = None,
+    what: Annotated[Path | None, typer.Argument(help="A run folder or file of traces.")] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="Cost table of steps (JSON), or a run folder to take them from."),
@@ -613,35 +602,28 @@ def simulate_command(
         bool,
         typer.Option(
             "--check",
-            help="Predict recorded rollouts and published figures; exit 1 if one falls short "
-            "that is no known miss, differs from its record, or has none.",
+            help="Predict the recorded rollouts of the tiny model; exit 1 if one is missed by more "
+            "than a tenth, or none is recorded.",
         ),
     ] = False,
 ) -> None:
     """Replay a rollout on paper: what thresholds, k, auto, siblings and graphs would bring."""
     from sam_rollout.simulation import front
 
-    with _one_line_errors(*front.ERRORS):
+    with _one_line_errors(ValueError):
         if check:
             if what is not None:
                 raise typer.BadParameter(f"{what}: --check takes none", param_hint="what")
-            _refuse_given(context, (*_REPLAY_ONLY, "picture"), "not with --check")
+            _refuse_given(context, but=("what", "check", "json_path"))
             raise typer.Exit(front.check(_console(), json_path))
         if what is None:
-            raise typer.BadParameter("a run folder, a file of traces or experiment=NAME")
-        if what.startswith("experiment="):
-            _refuse_given(context, _REPLAY_ONLY, "of a replay; an experiment names its own")
-            name = what.removeprefix("experiment=")
-            front.published(name, _console(), picture, json_path)
-            return
+            raise typer.BadParameter("a run folder or a file of traces", param_hint="what")
         if calibration is None:
             raise typer.BadParameter("needed to replay a run", param_hint="--calibration")
         front.replay(
-            front.Replay(
-                Path(what), calibration, step, replicas, max_num_seqs, tuple(threshold), tuple(k),
-                siblings, tuple(graph) if graph else None, pad, tail_threshold,
-            ),
-            _console(), picture, json_path,
+            what, calibration, step, replicas, max_num_seqs, threshold, k, siblings=siblings,
+            captured=graph or None, pad=pad, tail_threshold=tail_threshold, console=_console(),
+            picture=picture, output=json_path,
         )  # fmt: skip
 
 
@@ -665,7 +647,7 @@ def plan(
     """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
     from sam_rollout.simulation import front
 
-    with _one_line_errors(*front.ERRORS):
+    with _one_line_errors(ValueError):
         front.plan(
             traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
             _console(),

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests:
 #   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
+#   scripts/test.sh fast [pytest options]  what to run after every change: lint, and of unit and
+#                                          contracts what is not marked slow
 #   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
 #                                          cluster
 # Parts that leave a core idle run side by side, their output comes when they are done, and lies
@@ -12,6 +14,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit contracts integration ascend e2e cluster"
+FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
 # other. Runs on Ray need both cores and many processes: each has the machine for itself.
 GROUPS_OF_LANES=("lint" "integration|unit contracts ascend" "e2e" "cluster")
@@ -28,8 +31,8 @@ unset PYTHONDONTWRITEBYTECODE
 # A weight sync whose receiver died waits forever: nothing runs without a limit.
 limit_s() {
     case "$1" in
-        lint) echo 120 ;;
-        unit | contracts) echo 900 ;;
+        lint) echo 240 ;;
+        fast | unit | contracts) echo 900 ;;
         integration | ascend) echo 1800 ;;
         e2e | cluster) echo 3600 ;;
     esac
@@ -38,6 +41,7 @@ limit_s() {
 folders() {
     case "$1" in
         unit) echo "tests/unit tests/recipes" ;;
+        fast) echo "tests/unit tests/recipes tests/contracts" ;;
         *) echo "tests/$1" ;;
     esac
 }
@@ -72,19 +76,25 @@ run_lint() {
     done
     # Not on Arm, where there is no package of it.
     [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
-    limited lint "$VENV_PYTHON" -m ruff check .
+    limited lint "$VENV_PYTHON" -m ruff check . || return
+    limited lint "$VENV_PYTHON" -m mypy
 }
 
 # Status of pytest, or of timeout (124, 137). Status 5, "no tests collected", stays a failure.
 run_pytest() {
     local part="$1" python="$VENV_PYTHON" folder
-    local existing=()
+    local existing=() options=()
     shift
     for folder in $(folders "$part"); do
         [ -d "$folder" ] && existing+=("$folder")
     done
-    [ "$part" = ascend ] && python="$ASCEND_PYTHON"
-    limited "$part" "$python" -m pytest "${existing[@]}" --junit-xml="$RESULTS/$part.xml" "$@"
+    case "$part" in
+        ascend) python="$ASCEND_PYTHON" ;;
+        # A file's tests share what they have made ready: they stay on one core.
+        fast) options=(-m "not slow" --numprocesses logical --maxprocesses 8 --dist loadfile) ;;
+    esac
+    limited "$part" "$python" -m pytest "${existing[@]}" --junit-xml="$RESULTS/$part.xml" \
+        ${options[@]+"${options[@]}"} "$@"
 }
 
 # Runs one part and notes "STATUS SECONDS" for the summary.
@@ -177,10 +187,13 @@ sum_up() {
 cd "$ROOT"
 PARTS="$ALL_PARTS"
 if [ $# -gt 0 ]; then
-    case " $ALL_PARTS " in
-        *" $1 "*) PARTS="$1" ;;
-        *) die "unknown part '$1', one of: $ALL_PARTS" ;;
-    esac
+    if [ "$1" = fast ]; then
+        PARTS="$FAST_PARTS"
+    elif [[ " $ALL_PARTS " = *" $1 "* ]]; then
+        PARTS="$1"
+    else
+        die "unknown part '$1', one of: fast $ALL_PARTS"
+    fi
     shift
 fi
 
@@ -196,9 +209,12 @@ if [ "$PARTS" = "$ALL_PARTS" ]; then
     # Before the lanes: it installs the checkout, whose metadata the other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     for group in "${GROUPS_OF_LANES[@]}"; do run_group "$group"; done
-elif part_exists "$PARTS"; then
-    say "$PARTS"
-    run_part "$PARTS" "$@"
+else
+    for part in $PARTS; do
+        part_exists "$part" || continue
+        say "$part"
+        run_part "$part" "$@"
+    done
 fi
 
 SUMMARY=()

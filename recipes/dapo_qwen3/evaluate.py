@@ -33,19 +33,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap, norm
 
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+from sam_rollout.statistics import Estimate, mean, share
 
 if TYPE_CHECKING:
     from vllm import LLM
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
-CONFIDENCE = 0.95
-RESAMPLES = 5000
 SIDES = ("off", "on")
 OUTSIDE_TRAINING = -1
 # How far a random number may lie from the boundary between two tokens, in probability, for the
@@ -73,18 +71,6 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A share between 0 and 1 (or a difference of two) and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-@dataclass(frozen=True)
 class Side:
     """Result of one side; shares between 0 and 1, lengths in tokens.
 
@@ -97,7 +83,7 @@ class Side:
 
     problems: int
     samples_per_problem: float
-    pass_at_1: Interval
+    pass_at_1: Estimate
     clipped_share: float
     mean_response_length: float
     generation_s: float
@@ -137,7 +123,7 @@ class Comparison:
     nothing was tested.
     """
 
-    difference: Interval
+    difference: Estimate
     equal_within_interval: bool
     responses: int
     identical: int
@@ -161,36 +147,6 @@ def read_problems(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     return table.head(limit if limit is not None else len(table)).to_dict("records")
 
 
-def wilson(right: int, total: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the share ``right / total`` with Wilson's score interval."""
-    z = float(norm.ppf(0.5 + confidence / 2))
-    share = right / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def over_problems(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the mean of a value per problem with its bootstrap interval over problems.
-
-    Samples of one problem resemble each other, so problems are resampled, not samples. A single
-    problem, or values that are all the same, give an interval of one point.
-    """
-    data = np.asarray(values, float)
-    mean = float(data.mean())
-    if len(data) < 2 or np.all(data == data[0]):
-        return Interval(mean, mean, mean)
-    interval = bootstrap(
-        (data,),
-        np.mean,
-        confidence_level=confidence,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Interval(mean, float(interval.low), float(interval.high))
-
-
 def _shares(groups: Sequence[Sequence[Response]]) -> list[float]:
     return [sum(response.accuracy for response in group) / len(group) for group in groups]
 
@@ -206,7 +162,7 @@ def summarise(groups: Sequence[Sequence[Response]], seconds: float) -> Side:
     return Side(
         problems=len(groups),
         samples_per_problem=len(responses) / len(groups),
-        pass_at_1=wilson(round(sum(shares)), len(shares)) if single else over_problems(shares),
+        pass_at_1=share(round(sum(shares)), len(shares)) if single else mean(shares),
         clipped_share=sum(response.clipped for response in responses) / len(responses),
         mean_response_length=sum(len(r.token_ids) for r in responses) / len(responses),
         generation_s=seconds,
@@ -254,9 +210,7 @@ def compare(
         must_be_identical: Whether the sampler promises identical responses.
         drafted_tokens: By the side meant to draft.
     """
-    difference = over_problems(
-        [right - left for left, right in zip(_shares(off), _shares(on), strict=True)]
-    )
+    difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
     identical = total - len(parted)
     looked_at = [one for one in parted if one.tie is not None]
@@ -607,7 +561,7 @@ def show(result: dict[str, Any]) -> None:
     for name, side in result["sides"].items():
         table.add_row(
             name,
-            str(Interval(**side["pass_at_1"])),
+            _shown(side["pass_at_1"]),
             f"{side['mean_response_length']:.1f}",
             f"{side['clipped_share']:.1%}",
             f"{side['accepted_tokens']} of {side['drafted_tokens']}",
@@ -618,11 +572,16 @@ def show(result: dict[str, Any]) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _shown(of: dict[str, float]) -> str:
+    """An ``Estimate``'s fields in a line."""
+    return f"{of['value']:.4f} [{of['low']:.4f}, {of['high']:.4f}]"
+
+
 def verdict(comparison: dict[str, Any]) -> list[str]:
     """Say in words what a comparison (fields of ``Comparison``) found."""
     words = "equal within the interval" if comparison["equal_within_interval"] else "NOT EQUAL"
     lines = [
-        f"pass@1 on - off, paired: {Interval(**comparison['difference'])}: {words}",
+        f"pass@1 on - off, paired: {_shown(comparison['difference'])}: {words}",
         f"identical responses: {comparison['identical']} of {comparison['responses']} "
         f"({comparison['identical_share']:.1%})",
     ]

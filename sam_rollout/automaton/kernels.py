@@ -29,6 +29,40 @@ follows the match.
 A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
 From a match it goes on the way most texts did.
 
+An example: the arrays of a text with an automaton to itself, after reading "a b c b a b". Letters
+stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
+
+    run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
+    link            0       -2        0       -2        1        2
+
+    state  string  NEXT_TOKEN  LINK  LATEST  FIRST_EDGE
+        0                   a     0       0           c
+        1  a                b     0      5*           -
+        2  ab               c    -2       2           -
+        3  abc              b     0       3           -
+        4  abcb             a    -2       4           -
+        5  abcba            b     1       5           -
+        6  abcbab           -     2       6           -
+
+    clone  string  CLONE_LENGTH  LINK  LATEST  FIRST_EDGE  OLDEST  SECOND
+       -2  b                  1     0       4           -  c to 3  a to 5
+
+    slot of the edge table  SOURCE  TOKEN  TARGET  NEXT_EDGE
+                        89       0      c       3          b
+                       276       0      b      -2          -
+
+    text   LAST 6  LENGTH 6  COPIED 2  AGREED 2
+    match  LENGTH 2  END 2  BRANCHES 1  DISTANCE 4  STATE 2  CONFIRMED 0
+    draft  c b a
+
+State 0 is the empty string. A * marks a continuation that was confirmed: b followed a twice. The
+clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share,
+and the edge of state 0 on b leads to it now, no longer to state 2. Its edge to 3 was copied from
+state 2, its edge to 5 came with the next token. Both fit into the clone, so the table holds only
+the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. The link of
+prefix 6 is the match: "ab" occurred before and ended at prefix 2 (LATEST), four tokens back. The
+draft copies what follows there in the run.
+
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
 a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sam_rollout
 from sam_rollout.doctor.line import Finding, fail, ok, warn
@@ -77,8 +77,8 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
             config = compose(ROOT, list(overrides), return_hydra_config=True)
         device = str(config.hydra.runtime.choices.device)
         # Hydra's own settings hold values that exist in a run only.
-        ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        return OmegaConf.to_container(ours, resolve=True), device
+        ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
         raise RefusedError(str(error).strip().replace("\n", " ")) from error
 

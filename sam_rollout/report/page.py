@@ -13,8 +13,8 @@ from sam_rollout.report import fairness, svg
 from sam_rollout.report.compare import Comparison, TimeRow
 from sam_rollout.report.coverage import common_steps
 from sam_rollout.report.runs import Run
-from sam_rollout.report.statistics import Estimate
 from sam_rollout.report.tables import number
+from sam_rollout.statistics import Estimate
 
 TEMPLATES = Path(__file__).parent / "templates"
 _SHOWN_GAINS = ("round", "rollout", "step", "tail", "head")

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from sam_rollout.report.compare import Comparison, QuantityRow
 from sam_rollout.report.learning import Learning, LearningRow, running_band
-from sam_rollout.report.statistics import Estimate, Gain
+from sam_rollout.statistics import Estimate, Gain
 
 # Okabe and Ito's blue and vermillion are told apart by readers with any colour vision; the light
 # forms are the same hues, for the part of a bar outside the tail.

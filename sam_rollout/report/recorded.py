@@ -14,8 +14,8 @@ from typing import Any
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import Comparison, compare_folders
-from sam_rollout.report.statistics import Estimate, Gain
 from sam_rollout.report.tables import number
+from sam_rollout.statistics import Estimate, Gain
 from sam_rollout.telemetry.records import RunFolderError
 
 RESULTS = Path("benchmarks/results")

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from sam_rollout.report.compare import Comparison, Spread
 from sam_rollout.report.control import control_lines
-from sam_rollout.report.statistics import Estimate, Gain
+from sam_rollout.statistics import Estimate, Gain
 
 if TYPE_CHECKING:  # a comparison need not wait for scipy
     from sam_rollout.report.learning import Learning

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sam_rollout.simulation.kernel import along
+from sam_rollout.simulation.kernel import along, step_seconds
 
 FloatArray = npt.NDArray[np.float64]
 MIN_STEPS = 8  # recorded steps that make a row
@@ -64,10 +64,8 @@ class CostRow:
                 raise CostTableError(f"{name} = {value!r}: must be an integer from {least} on")
         if not isinstance(self.graph, bool):
             raise CostTableError(f"graph = {self.graph!r}: must be true or false")
-        for name in ("median_s", "mean_s"):
+        for name in ("median_s", *(() if self.mean_s is None else ("mean_s",))):
             value = getattr(self, name)
-            if name == "mean_s" and value is None:
-                continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 < value < math.inf:
                 raise CostTableError(f"{name} = {value!r}: must be a number above 0")
@@ -91,14 +89,8 @@ class StepCosts:
 
     def at(self, batch: float, k: int, context: float) -> float:
         """Seconds of one step."""
-        over = [_linear(context, self.contexts, row) for row in self.seconds[k]]
-        return _linear(batch, self.batches, np.array(over))
-
-    def scaled_verify(self, factor: float) -> StepCosts:
-        """The same with verify steps `factor` times as dear."""
-        seconds = self.seconds.copy()
-        seconds[1:] *= factor
-        return dataclasses.replace(self, seconds=seconds)
+        grids = self.batches, self.contexts, self.seconds
+        return float(step_seconds(*grids, float(batch), k, float(context)))
 
 
 def _linear(x: float, grid: FloatArray, values: FloatArray) -> float:
@@ -208,16 +200,12 @@ class CostTable:
         steps = [row for row in self.rows if row.query_len < PREFILL_QUERY]
         batches = np.array(sorted({row.batch for row in steps}), float)
         contexts = np.array(sorted({row.context for row in steps}), float)
-        surfaces: dict[bool, dict[int, FloatArray]] = {}
-        for graph in {False, captured is not None}:
-            rows = [row for row in steps if row.graph == graph]
-            if not rows and not graph:
-                continue
-            if not any(row.query_len == 1 for row in rows) and not graph:
-                raise CostTableError("no eager row with query_len 1")
-            surfaces[graph] = _surfaces(rows, batches, contexts)
+        eager, graphs = (
+            _surfaces([row for row in steps if row.graph == graph], batches, contexts)
+            for graph in (False, True)
+        )
         lengths = sorted(captured or ())
-        unmeasured = [length for length in lengths if length not in surfaces[True]]
+        unmeasured = [length for length in lengths if length not in graphs]
         if unmeasured:
             raise CostTableError(
                 "graph mode needs rows with graph = true for every captured query length (a "
@@ -226,10 +214,12 @@ class CostTable:
         seconds = []
         for query in range(1, max_k + 2):
             fitting = [length for length in lengths if length == query or (pad and length > query)]
-            graph = bool(fitting)
-            if graph not in surfaces or not surfaces[graph]:
-                raise CostTableError(f"no eager row, and no graph for query length {query}")
-            seconds.append(_between(surfaces[graph], fitting[0] if graph else query))
+            if fitting:
+                seconds.append(graphs[fitting[0]])
+            elif 1 in eager:
+                seconds.append(_between(eager, query))
+            else:
+                raise CostTableError("no eager row with query_len 1")
         return StepCosts(batches, contexts, np.array(seconds), self._prefill())
 
     def _prefill(self) -> float:

@@ -10,20 +10,21 @@ drawn anew, which flatters it a little where candidates are close.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import yaml
 
-from sam_rollout.bench.sides import OWN_SIBLINGS, all_sides
-from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
-from sam_rollout.simulation.acceptance import Acceptance, Counts, count_replay
+from sam_rollout.gating import ThresholdGate
+from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.costs import CostTable, CostTableError
-from sam_rollout.simulation.policies import budget_of
+from sam_rollout.simulation.policies import gate_budget
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
-from sam_rollout.simulation.workload import EDGES, Workload, WorkloadError
+from sam_rollout.simulation.workload import Workload, WorkloadError
+from sam_rollout.statistics import percentiles
 
 KS = (1, 2, 3, 4, 5, 6, 8)
 LEVEL = 0.9  # of the interval
@@ -151,7 +152,10 @@ class Planner:
             )
         self._workload, self._fleet = workload, fleet
         self._costs = table.compile(max(k for k, _ in self.pairs))
-        self._siblings: dict[int, Acceptance] = {}
+        # Every request goes to the least loaded engine.
+        self._siblings_chances = functools.cache(
+            lambda k: workload.siblings_chances(k, fleet.engines, LeastLoaded)
+        )
 
     def plan(
         self, resamples: int = 200, progress: Callable[[int, int], None] | None = None
@@ -176,9 +180,9 @@ class Planner:
         if best.gain < own.gain + MIN_SOURCE_GAIN:
             best = own
         gains = self._bootstrap(best, resamples, progress, total)
-        low, high = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        low, high = percentiles(gains, LEVEL)
         return Plan(
-            best, float(low), float(high), bool(low > 0),
+            best, low, high, low > 0,
             tuple(sorted(candidates, key=lambda one: -one.gain)),
             base_s, base_s / (1 + best.gain), len(round_), len(np.unique(round_.group)),
         )  # fmt: skip
@@ -191,48 +195,24 @@ class Planner:
         return dataclasses.replace(candidate, gain=gain)
 
     def _seconds(self, round_: Round, candidate: Candidate | None, seed: int = 0) -> float:
-        if candidate is None:
-            return simulate(round_, self._fleet, self._costs, Setting(), seed=seed).rollout_s
-        budget = budget_of(SamConfig.from_mapping(candidate.options()))
-        if not candidate.siblings:
-            setting = Setting(budget)
-            return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
-        setting = Setting(budget, (self._siblings_chances(candidate.k),))
-        plain = dataclasses.replace(round_, right=None)
-        return simulate(plain, self._fleet, self._costs, setting, seed=seed).rollout_s
+        setting = Setting()
+        if candidate is not None:
+            setting = Setting(gate_budget(ThresholdGate(candidate.threshold, candidate.k)))
+            if candidate.siblings:
+                chances = self._siblings_chances(candidate.k)
+                setting = dataclasses.replace(setting, acceptance=chances)
+                round_ = dataclasses.replace(round_, right=None)
+        return simulate(round_, self._fleet, self._costs, setting, seed=seed).rollout_s
 
-    def _siblings_chances(self, k: int) -> Acceptance:
-        """Chances with siblings' texts, every engine's share of a group advancing together."""
-        if k not in self._siblings:
-            side = next(side for side in all_sides() if side.name == OWN_SIBLINGS)
-            counts = Counts(EDGES, k)
-            for traces in self._shares():
-                longest = max(len(trace.tokens) for trace in traces)
-                session = side.open(k, len(traces), longest + k + 1)
-                count_replay(session, traces, counts, k)
-            self._siblings[k] = counts.fit()
-        return self._siblings[k]
-
-    def _shares(self) -> list[list[Trace]]:
-        """Groups as the engines divide them when every request goes to the least loaded one."""
-        assert self._workload.traces is not None
-        shares: dict[tuple[str, int], list[Trace]] = {}
-        for number, trace in enumerate(self._workload.traces):
-            shares.setdefault((trace.group, number % self._fleet.engines), []).append(trace)
-        return list(shares.values())
-
-    def _bootstrap(
-        self, best: Candidate, resamples: int, progress: Any, total: int
-    ) -> np.ndarray:  # fmt: skip
+    def _bootstrap(self, best: Candidate, resamples: int, progress: Any, total: int) -> np.ndarray:
         """Gains of the best candidate on prompts drawn with replacement, float64[resamples]."""
         random = np.random.default_rng(0)
         round_ = self._workload.round
         groups = [np.flatnonzero(round_.group == group) for group in np.unique(round_.group)]
         gains = np.zeros(resamples)
         for i in range(resamples):
-            drawn = _drawn(
-                round_, [groups[g] for g in random.integers(0, len(groups), len(groups))]
-            )
+            chosen = random.integers(0, len(groups), len(groups))
+            drawn = _drawn(round_, [groups[g] for g in chosen])
             gains[i] = _gain(self._seconds(drawn, None, i), self._seconds(drawn, best, i))
             if progress is not None:
                 progress(total - resamples + i + 1, total)

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_rollout.config import SamConfig
-from sam_rollout.gating import Gate, fixed_gate
-from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.gating import Gate
+from sam_rollout.routing import LeastLoaded
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.kernel import step_seconds
 
 IntArray = npt.NDArray[np.int64]
 
 
-class DraftBudget(Protocol):
-    """How many drafts each request may verify in a step."""
-
-    def __call__(self, running: int, context: float) -> int:
-        """Drafts a request, 0 to shut the gate, by running requests and their mean context."""
-        ...
+# (running requests, their mean context) -> drafts a request, 0 to shut the gate.
+DraftBudget = Callable[[int, float], int]
 
 
-class GateBudget:
-    """A gate of the library that looks at the number of running requests alone.
-
-    Args:
-        gate: asked as in the engine.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __call__(self, running: int, context: float) -> int:
-        """As `DraftBudget`."""
-        return self._gate.budget(running)
+def gate_budget(gate: Gate) -> DraftBudget:
+    """What a gate of the library allows that looks at the number of running requests alone."""
+    return lambda running, context: gate.budget(running)
 
 
 class MeasuredBudget:
@@ -64,14 +48,12 @@ class MeasuredBudget:
         """As `DraftBudget`."""
         if running == 0:
             return 0
-        costs = self._costs
         best, best_rate = 0, 0.0
         for k in range(len(self._chances) + 1):
             if k and self._most is not None and running > self._most[k - 1]:
                 continue
             tokens = self._chances[k - 1].expected(k, context) if k else 1.0
-            grids = costs.batches, costs.contexts, costs.seconds
-            rate = tokens / step_seconds(*grids, float(running), k, float(context))
+            rate = tokens / self._costs.at(running, k, context)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -82,38 +64,16 @@ def no_drafts(running: int, context: float) -> int:
     return 0
 
 
-def budget_of(sam: SamConfig) -> DraftBudget:
-    """What a configuration drafts.
-
-    Raises:
-        ValueError: its gate decides by step times and acceptance, which are no part of it.
-    """
-    if sam.gate.kind == "auto":
-        raise ValueError(
-            "sam.gate.kind = 'auto' decides by what it measures and cannot be simulated from a "
-            "configuration alone: MeasuredBudget takes step costs and chances"
-        )
-    if not sam.enabled:
-        return no_drafts
-    return GateBudget(fixed_gate(sam.gate, sam.max_draft_tokens))
-
-
 def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntArray:
     """The budget for 0..most running requests at each context, int64[most + 1, contexts]."""
     table = [[budget(running, context) for context in contexts] for running in range(most + 1)]
     return np.array(table, np.int64)
 
 
-class Router(Protocol):
-    """Chooses an engine for every request, in order of arrival; `sam_rollout.routing` has some."""
-
-    def assign(self, group: Hashable, siblings: int = 1) -> Hashable:
-        """Choose the engine of a request that starts now."""
-        ...
-
-
 def place(
-    groups: Iterable[Hashable], engines: int, make_router: Callable[[Iterable[Hashable]], Router]
+    groups: Iterable[Hashable],
+    engines: int,
+    make_router: Callable[[Iterable[Hashable]], LeastLoaded],
 ) -> IntArray:
     """Engine of each request of a round; all arrive before the first one ends.
 

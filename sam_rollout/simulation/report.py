@@ -6,12 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam_rollout.simulation.published import (
-    MAX_ERROR_POINTS,
-    MAX_TAIL_ERROR,
-    TAIL_FACTOR,
-    Prediction,
-)
 from sam_rollout.simulation.rollout import Outcome
 from sam_rollout.simulation.validation import MAX_ERROR, Row
 
@@ -49,7 +43,7 @@ def print_validation(rows: Sequence[Row], console: Console) -> None:
 
     table = Table(
         "setting", "measured, s", "predicted, s", "ratio", "from its own texts, s",
-        "tail measured, s", "tail predicted, s",
+        "tail measured, s", "tail predicted, s", "verdict",
         title=f"rollouts of the tiny model, target within {MAX_ERROR:.0%}",
     )  # fmt: skip
     for row in rows:
@@ -58,54 +52,9 @@ def print_validation(rows: Sequence[Row], console: Console) -> None:
             f"{drafts}, {row.max_num_seqs} at once, rollout {row.step}",
             f"{row.measured_s:.2f}", f"{row.predicted_s:.2f}", f"{row.ratio:.3f}",
             f"{row.exact_s:.2f}", f"{row.measured_tail_s:.2f}", f"{row.predicted_tail_s:.2f}",
+            "ok" if row.reached else "MISSED",
         )  # fmt: skip
     console.print(table)
-
-
-def print_predictions(rows: Sequence[Prediction], console: Console) -> None:
-    """Held-out figures beside the published ones."""
-    from rich.table import Table
-
-    table = Table(
-        "setup, figure", "baseline published, s", "predicted, s", "gain published",
-        "gain predicted", "error, points", "one gain for all, error",
-        title="gains are baseline / SAM - 1",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            f"{row.published.setup}, {row.published.title}",
-            f"{row.published.baseline_s:,.0f}", f"{row.baseline_s:,.0f}",
-            f"{row.published.gain:.2%}", f"{row.gain:.2%}", f"{row.error_points:+.1f}",
-            f"{row.constant_error_points:+.1f}",
-        )  # fmt: skip
-    console.print(table)
-    for row in rows:
-        if row.published.remark:
-            console.print(f"{row.published.setup}, {row.published.title}: {row.published.remark}")
-        if row.verify_needed is not None and abs(row.error_points) > MAX_ERROR_POINTS:
-            console.print(
-                f"{row.published.setup}, {row.published.title}: verify steps "
-                f"{row.verify_needed:.2f} times as dear as assumed would give the published gain"
-            )
-
-
-def print_sensitivities(name: str, rows: Sequence[tuple[str, float]], console: Console) -> None:
-    """What the gain of a setup's rollout would be under other assumptions."""
-    from rich.table import Table
-
-    table = Table("assumption", "gain", title=f"{name}: gain of the rollout, simulated")
-    for title, gain in rows:
-        table.add_row(title, f"{gain:.1%}")
-    console.print(table)
-
-
-def print_tail(factor: float, console: Console) -> None:
-    """The long tail of Qwen3-32B."""
-    missed = "" if abs(factor - TAIL_FACTOR) <= MAX_TAIL_ERROR else ": missed"
-    console.print(
-        f"long tail of Qwen3-32B with drafts: {factor:.2f}x as fast, published {TAIL_FACTOR}x"
-        f"{missed}"
-    )
 
 
 def print_plan(plan: Plan, console: Console, top: int = 8) -> None:

@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation import kernel
-from sam_rollout.simulation.acceptance import Acceptance, pool
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import FloatArray, StepCosts
-from sam_rollout.simulation.policies import DraftBudget, Router, no_drafts, place, tabulate
+from sam_rollout.simulation.policies import DraftBudget, no_drafts, place, tabulate
 
 IntArray = npt.NDArray[np.int64]
 BUDGET_EDGES = tuple(float(1024 * i) for i in range(64))  # contexts that a gate is asked at
-Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +58,10 @@ class Fleet:
     Attributes:
         engines: schedulers, each with its own requests.
         max_num_seqs: requests that one of them runs at once.
-        lockstep: engines that step together and wait for the slowest: those of a data parallel
-            group with experts spread over it; 1 for engines on their own.
-        kv_tokens: tokens that the KV cache of one engine holds; 0 for no limit.
     """
 
     engines: int
     max_num_seqs: int
-    lockstep: int = 1
-    kv_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,21 +70,15 @@ class Setting:
 
     Attributes:
         budget: drafts by running requests and context.
-        acceptance: tables of chances; empty without drafts or with exact counts.
-        kind_of: from the number of siblings of its group on the same engine, itself included, to
-            the index of a request's table.
+        acceptance: chances of drafts; None without drafts or with exact counts.
         router: makes the router from the engines' names.
         tail_threshold: what counts as the long tail.
-        agreed: engines that step together draft what the busiest of them would, as those of the
-            library do (`sam_rollout.gating.agreement`); otherwise each decides alone.
     """
 
     budget: DraftBudget = no_drafts
-    acceptance: tuple[Acceptance, ...] = ()
-    kind_of: Callable[[int], int] = lambda siblings: 0
-    router: Callable[[Iterable[Hashable]], Router] = LeastLoaded
+    acceptance: Acceptance | None = None
+    router: Callable[[Iterable[Hashable]], LeastLoaded] = LeastLoaded
     tail_threshold: int = 8
-    agreed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,43 +86,27 @@ class Outcome:
     """What a round took.
 
     Attributes:
-        seconds: float64[servers], how long each server was at work.
-        tail_seconds: float64[servers], of it with at most `tail_threshold` requests running.
-        sums: float64[servers, columns of `kernel`].
+        sums: float64[engines, columns of `kernel`].
         ends: float64[n], when each response ended.
-        log: of the slowest server: time, running requests, gate open; float64[rows, 3].
-        rounds: of a rollout of several rounds, which wait for the slowest server each.
+        log: of the slowest engine: time, running requests; float64[rows, 2].
+        rollout_s: until the last engine has finished, round after round.
+        tail_s: of it the long tail of the slowest engine of each round.
     """
 
-    seconds: FloatArray
-    tail_seconds: FloatArray
     sums: FloatArray
     ends: FloatArray
     log: FloatArray
-    rounds: tuple[Outcome, ...] = ()
-
-    @property
-    def rollout_s(self) -> float:
-        """Until the last server has finished, round after round."""
-        if self.rounds:
-            return sum(round_.rollout_s for round_ in self.rounds)
-        return float(self.seconds.max())
+    rollout_s: float
+    tail_s: float
 
     @property
     def mean_s(self) -> float:
-        """Mean over servers, the article's time of a round per data parallel domain."""
-        return float(self.seconds.mean())
-
-    @property
-    def tail_s(self) -> float:
-        """Long tail of the slowest server, round after round."""
-        if self.rounds:
-            return sum(round_.tail_s for round_ in self.rounds)
-        return float(self.tail_seconds[self.seconds.argmax()])
+        """Mean over engines."""
+        return float(self.sums[:, kernel.TIME].mean())
 
     @property
     def head_s(self) -> float:
-        """The rest of the slowest server."""
+        """The rest of the slowest engine."""
         return self.rollout_s - self.tail_s
 
     @property
@@ -157,18 +129,11 @@ class Outcome:
             "verify_steps": float(total[kernel.VERIFY_STEPS]),
             "drafted": float(total[kernel.DRAFTED]),
             "accepted": float(total[kernel.ACCEPTED]),
-            "preempted": float(total[kernel.PREEMPTED]),
         }
 
 
 def simulate(
-    round_: Round,
-    fleet: Fleet,
-    costs: StepCosts,
-    setting: Setting,
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
+    round_: Round, fleet: Fleet, costs: StepCosts, setting: Setting, *, seed: int = 0
 ) -> Outcome:
     """Replay a round.
 
@@ -179,69 +144,61 @@ def simulate(
         setting: what is drafted, accepted and routed.
         seed: of the draws; settings with one seed that route alike draw the same numbers for the
             same token. A round of several turns draws each turn with a seed of its own.
-        progress: called with servers done and their number.
 
     Warns:
         UserWarning: requests or contexts beyond the rows of the cost table.
 
     Raises:
-        ValueError: empty round, engines that do not divide into groups, a budget beyond the costs.
+        ValueError: empty round, drafts without acceptance, a budget beyond costs or acceptance.
     """
     if len(round_) == 0 or round_.length.min() < 1:
         raise ValueError("a round needs responses of at least one token each")
-    if fleet.engines % fleet.lockstep:
-        raise ValueError(f"{fleet.engines} engines do not divide into groups of {fleet.lockstep}")
     if round_.turn is not None:
         turns = [np.flatnonzero(round_.turn == turn) for turn in np.unique(round_.turn)]
-        parts = [dataclasses.replace(round_.pick(turn), turn=None) for turn in turns]
-        seeds = [_seed_of(seed, number) for number in range(len(parts))]
         outcomes = [
-            simulate(part, fleet, costs, setting, seed=own)
-            for part, own in zip(parts, seeds, strict=True)
-        ]
+            simulate(dataclasses.replace(round_.pick(turn), turn=None), fleet, costs, setting,
+                     seed=_seed_of(seed, number))
+            for number, turn in enumerate(turns)
+        ]  # fmt: skip
         return _one_after_the_other(outcomes, turns)
     budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
     if budget.max() >= len(costs.seconds):
         raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
-    drafts = budget.max() > 0
-    exact = drafts and round_.right is not None
-    if drafts and not exact and not setting.acceptance:
-        raise ValueError("drafts need acceptance: a table, or exact counts")
+    exact = budget.max() > 0 and round_.right is not None
+    edges, survival = np.zeros(1), np.zeros((1, 1))
+    if budget.max() > 0 and not exact:
+        known = _known(setting.acceptance, int(budget.max()))
+        edges, survival = known.edges, known.survival
     engine = place(round_.group.tolist(), fleet.engines, setting.router)
     _warn_beyond(costs, min(fleet.max_num_seqs, int(np.bincount(engine).max())), round_)
-    edges, survival = np.zeros(1), np.zeros((1, 1, 1))
-    if drafts and not exact:
-        edges, survival = pool(setting.acceptance)
-        if survival.shape[2] < budget.max():
-            raise ValueError(
-                f"k = {budget.max()}: acceptance is known of up to {survival.shape[2]} drafts; "
-                "texts (rollout_telemetry.record_traces=true) tell of any number"
-            )
-    kinds = _kinds(engine, round_.group, setting.kind_of)
-    if drafts and not exact and not 0 <= kinds.min() <= kinds.max() < len(survival):
-        raise ValueError(f"kind_of names table {kinds.max()}, there are {len(survival)}")
-    servers = fleet.engines // fleet.lockstep
-    sums = np.zeros((servers, kernel.SUMS))
+    sums = np.zeros((fleet.engines, kernel.SUMS))
     ends = np.zeros(len(round_))
-    log = np.zeros((0, 3))
-    order = np.argsort(engine // fleet.lockstep, kind="stable")
-    cuts = np.searchsorted((engine // fleet.lockstep)[order], np.arange(servers + 1))
-    for server in range(servers):
-        mine = order[cuts[server] : cuts[server + 1]]
-        right, offset = _joined(round_.right, mine) if exact else _no_trace(len(mine))
-        found = kernel.run_server(
-            engine[mine] % fleet.lockstep, round_.prompt[mine], round_.length[mine], kinds[mine],
-            fleet.lockstep, fleet.max_num_seqs, fleet.kv_tokens, setting.agreed,
-            budget, np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
+    logs = {}
+    for number in np.unique(engine):
+        mine = np.flatnonzero(engine == number)
+        right, offset = _joined([round_.right[i] for i in mine] if exact else [], len(mine))
+        found = kernel.run_engine(
+            round_.prompt[mine], round_.length[mine], fleet.max_num_seqs, budget,
+            np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
             costs.prefill_s_per_token, survival, edges, right, offset, setting.tail_threshold,
-            seed * servers + server,
+            seed * fleet.engines + number,
         )  # fmt: skip
-        sums[server], ends[mine] = found[0], found[1]
-        if sums[server, kernel.TIME] >= sums[:, kernel.TIME].max():
-            log = found[2]
-        if progress is not None:
-            progress(server + 1, servers)
-    return Outcome(sums[:, kernel.TIME], sums[:, kernel.TAIL_TIME], sums, ends, log)
+        sums[number], ends[mine], logs[number] = found
+    slowest = int(sums[:, kernel.TIME].argmax())
+    whole_s, tail_s = sums[slowest, [kernel.TIME, kernel.TAIL_TIME]].tolist()
+    return Outcome(sums, ends, logs[slowest], whole_s, tail_s)
+
+
+def _known(acceptance: Acceptance | None, k: int) -> Acceptance:
+    """The chances, if they tell of k drafts."""
+    if acceptance is None:
+        raise ValueError("drafts need acceptance: a table, or exact counts")
+    if acceptance.max_k < k:
+        raise ValueError(
+            f"k = {k}: acceptance is known of up to {acceptance.max_k} drafts; "
+            "texts (rollout_telemetry.record_traces=true) tell of any number"
+        )
+    return acceptance
 
 
 def _seed_of(seed: int, turn: int) -> int:
@@ -264,42 +221,31 @@ def _warn_beyond(costs: StepCosts, running: int, round_: Round) -> None:
             )
 
 
-def _kinds(engine: IntArray, group: IntArray, kind_of: Callable[[int], int]) -> IntArray:
-    """Table of each request, by its siblings on the same engine."""
-    pairs = np.stack([engine, group], axis=1)
-    _, inverse, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-    by_count = {int(count): kind_of(int(count)) for count in np.unique(counts)}
-    return np.array([by_count[int(count)] for count in counts], np.int64)[inverse.ravel()]
-
-
 def _joined(
-    right: Sequence[npt.NDArray[np.int8]], mine: IntArray
+    parts: Sequence[npt.NDArray[np.int8]], requests: int
 ) -> tuple[npt.NDArray[np.int8], IntArray]:
-    parts = [right[i] for i in mine]
-    offset = np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]])
-    return np.concatenate(parts), offset.astype(np.int64)
-
-
-def _no_trace(count: int) -> tuple[npt.NDArray[np.int8], IntArray]:
-    return np.zeros(0, np.int8), np.full(count, -1, np.int64)
+    """Exact counts one after the other and where each begins; nothing where there are none."""
+    if not parts:
+        return np.zeros(0, np.int8), np.zeros(requests, np.int64)
+    ends = np.cumsum([len(part) for part in parts])
+    return np.concatenate(parts), np.concatenate([[0], ends[:-1]])
 
 
 def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray]) -> Outcome:
     """Rounds of dynamic sampling: each begins when the last response of the one before ended.
 
-    A server's time is the sum of its own, without waiting; the rollout's the sum of the rounds'.
+    An engine's time is the sum of its own, without waiting; the rollout's the sum of the rounds'.
     """
     begin = np.concatenate([[0.0], np.cumsum([outcome.rollout_s for outcome in outcomes])])
     ends = np.zeros(sum(len(turn) for turn in turns))
     logs = []
     for outcome, turn, start in zip(outcomes, turns, begin, strict=False):
         ends[turn] = outcome.ends + start
-        logs.append(outcome.log + [start, 0.0, 0.0])
+        logs.append(outcome.log + [start, 0.0])
     return Outcome(
-        sum(outcome.seconds for outcome in outcomes),
-        sum(outcome.tail_seconds for outcome in outcomes),
         sum(outcome.sums for outcome in outcomes),
         ends,
         np.concatenate(logs),
-        rounds=tuple(outcomes),
+        sum(outcome.rollout_s for outcome in outcomes),
+        sum(outcome.tail_s for outcome in outcomes),
     )

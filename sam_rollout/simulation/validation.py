@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.bench.sides import OWN, all_sides
-from sam_rollout.bench.traces import TraceError, read_traces
+from sam_rollout.bench.sides import OWN
+from sam_rollout.bench.traces import read_traces
 from sam_rollout.gating import ThresholdGate
-from sam_rollout.simulation.acceptance import Acceptance, fit_from_right, right_drafts
-from sam_rollout.simulation.costs import CostTable, CostTableError
-from sam_rollout.simulation.policies import GateBudget, no_drafts
+from sam_rollout.simulation.chances import Acceptance, fit_from_right, right_drafts
+from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.policies import gate_budget, no_drafts
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
-from sam_rollout.simulation.workload import round_of
+from sam_rollout.simulation.workload import round_of, side_named
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RECORD = RESULTS / "simulate_validation.json"
+TRACES = RESULTS / "traces" / "simulate_validation.parquet"
 MAX_ERROR = 0.10
 EDGES = (0, 100, 200, 300, 450, 600, 800)  # contexts of the chances; the model stops near 1,100
 
@@ -52,6 +55,11 @@ class Row:
         """Predicted / measured."""
         return self.predicted_s / self.measured_s
 
+    @property
+    def reached(self) -> bool:
+        """Whether the prediction is within `MAX_ERROR`."""
+        return abs(self.ratio - 1) <= MAX_ERROR
+
 
 class Validation:
     """The record, and what it is predicted from.
@@ -68,21 +76,18 @@ class Validation:
         try:
             content = json.loads(record.read_text(encoding="utf-8"))
             self._setting = content["setting"]
-            self._tables = {part: CostTable.from_json(content["costs"][part])
-                            for part in content["costs"]}  # fmt: skip
+            self._tables = {part: CostTable.from_json(table)
+                            for part, table in content["costs"].items()}  # fmt: skip
             self.rollouts: list[dict[str, Any]] = content["rollouts"]
-            self.machine = content["machine"]
-            texts = read_traces(traces)
-        except (OSError, KeyError, ValueError, TraceError, CostTableError) as error:
+            self._texts = read_traces(traces)
+        except (OSError, KeyError, ValueError) as error:
             raise ValidationError(
                 f"{record}, {traces}: {type(error).__name__}: {error}; they are made by "
                 "benchmarks/simulate_validation.py"
             ) from error
-        self._texts = texts
-        self._max_k = max(rollout["k"] for rollout in self.rollouts)
-        side = next(side for side in all_sides() if side.name == OWN)
-        rights = right_drafts(texts, side, self._max_k)
-        self._right = {id(text): right for text, right in zip(texts, rights, strict=True)}
+        longest = max(rollout["k"] for rollout in self.rollouts)
+        rights = right_drafts(self._texts, side_named(OWN), longest)
+        self._right = {id(text): right for text, right in zip(self._texts, rights, strict=True)}
 
     def rows(self, progress: Callable[[int, int], None] | None = None) -> list[Row]:
         """Every recorded rollout, predicted."""
@@ -103,10 +108,10 @@ class Validation:
         k, threshold = rollout["k"], rollout["threshold"]
         texts = [text for text in self._texts if text.step == rollout["step"]]
         round_ = round_of(texts, [self._right[id(text)] for text in texts])
-        costs = self._tables["off" if k == 0 else f"on{k}"].compile(max(k, 1))
+        costs = self._tables[f"on{k}" if k else "off"].compile(max(k, 1))
         setting = Setting(
-            GateBudget(ThresholdGate(threshold, k)) if k else no_drafts,
-            (self.acceptance(k),),
+            gate_budget(ThresholdGate(threshold, k)) if k else no_drafts,
+            self.acceptance(k),
             tail_threshold=self._setting["tail_threshold"],
         )
         fleet = Fleet(1, rollout["max_num_seqs"])

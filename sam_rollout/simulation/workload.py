@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sam_rollout.bench.sides import OWN, all_sides
+from sam_rollout.bench.sides import OWN, OWN_SIBLINGS, Side, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
-from sam_rollout.simulation.acceptance import Acceptance, fit_from_right, right_drafts
+from sam_rollout.routing import LeastLoaded
+from sam_rollout.simulation.chances import (
+    Acceptance,
+    Counts,
+    count_replay,
+    fit_from_right,
+    right_drafts,
+)
 from sam_rollout.simulation.costs import FloatArray
+from sam_rollout.simulation.policies import place
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
@@ -54,8 +61,7 @@ class Workload:
         """
         if self.traces is None:
             raise WorkloadError("no traces: record them with rollout_telemetry.record_traces=true")
-        side = next(side for side in all_sides() if side.name == OWN)
-        right = right_drafts(self.traces, side, max_k, progress)
+        right = right_drafts(self.traces, side_named(OWN), max_k, progress)
         return dataclasses.replace(self, round=dataclasses.replace(self.round, right=right))
 
     def own_chances(self, k: int) -> Acceptance:
@@ -63,6 +69,32 @@ class Workload:
         assert self.round.right is not None
         return fit_from_right(zip(self.round.prompt.tolist(), self.round.right, strict=True),
                               EDGES, k)  # fmt: skip
+
+    def siblings_chances(
+        self, k: int, engines: int, router: Callable[[Iterable[Hashable]], LeastLoaded]
+    ) -> Acceptance:
+        """Chances of k drafts from own text and siblings', those of one engine advancing together.
+
+        Args:
+            k: drafts a step.
+            engines: that share the step.
+            router: says which engine a request goes to.
+        """
+        counts = Counts(EDGES, k)
+        engine = place(self.round.group.tolist(), engines, router)
+        together: dict[tuple[int, int], list[Trace]] = {}
+        for trace, *share in zip(self.traces or (), self.round.group, engine, strict=True):
+            together.setdefault(tuple(share), []).append(trace)
+        for traces in together.values():
+            longest = max(len(trace.tokens) for trace in traces)
+            session = side_named(OWN_SIBLINGS).open(k, len(traces), longest + k + 1)
+            count_replay(session, traces, counts, k)
+        return counts.fit()
+
+
+def side_named(name: str) -> Side:
+    """A drafter of the library."""
+    return next(side for side in all_sides() if side.name == name)
 
 
 def read_workload(path: Path, step: int | None = None) -> Workload:
@@ -85,32 +117,33 @@ def read_workload(path: Path, step: int | None = None) -> Workload:
 
 
 def _read(path: Path, step: int | None) -> Workload:
-    if not (path / "sam").is_dir():
-        return _of_traces(read_traces(path), step, path)
-    folder = RunFolder(path)
-    fleet = _fleet(folder)
-    if (folder.root / "traces").is_dir():
-        return _of_run(folder, step, fleet)
-    requests = folder.read("requests").to_pandas()
-    requests = requests[(requests["split"] == "train") & (requests["response_tokens"] > 0)]
-    number = _which(sorted(requests["step"].unique()), step, path)
-    rows = requests[requests["step"] == number].sort_values("start_s", kind="stable")
-    groups = {name: i for i, name in enumerate(dict.fromkeys(rows["group"]))}
+    if (path / "sam").is_dir():
+        return _of_run(RunFolder(path), step)
+    traces = [trace for trace in read_traces(path) if len(trace.response)]
+    number = _which({trace.step for trace in traces}, step, path)
+    mine = tuple(trace for trace in traces if trace.step == number)
+    # A file says nothing of engines: one stands in.
+    return Workload(number, round_of(mine), Fleet(1, DEFAULT_LIMIT), mine)
+
+
+def _of_run(folder: RunFolder, step: int | None) -> Workload:
+    """Responses of a run's training step in order of arrival, with texts where there are some."""
+    has_texts = (folder.root / "traces").is_dir()
+    table = folder.read("traces" if has_texts else "requests").to_pandas()
+    if has_texts:
+        for name in ("prompt", "response"):
+            table[f"{name}_tokens"] = table[f"{name}_ids"].map(len)
+    table = table[(table["split"] == "train") & (table["response_tokens"] > 0)]
+    number = _which(table["step"], step, folder.path)
+    rows = table[table["step"] == number].sort_values("start_s", kind="stable")
     round_ = Round(
         rows["prompt_tokens"].to_numpy(np.int64),
         rows["response_tokens"].to_numpy(np.int64),
-        rows["group"].map(groups).to_numpy(np.int64),
+        pd.factorize(rows["group"])[0].astype(np.int64),
         turn=_turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy()),
     )
-    return Workload(number, round_, fleet, chances=_seen_chances(folder, requests))
-
-
-def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
-    """Texts and times of a run's training step, in order of arrival."""
-    table = folder.read("traces").to_pandas()
-    table = table[(table["split"] == "train") & (table["response_ids"].map(len) > 0)]
-    number = _which(sorted(table["step"].unique()), step, folder.path)
-    rows = table[table["step"] == number].sort_values("start_s", kind="stable")
+    if not has_texts:
+        return Workload(number, round_, _fleet(folder), chances=_seen_chances(folder, table))
     traces = tuple(
         Trace(
             row.group,
@@ -121,8 +154,7 @@ def _of_run(folder: RunFolder, step: int | None, fleet: Fleet) -> Workload:
         )
         for row in rows.itertuples()
     )
-    turn = _turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy())
-    return Workload(number, dataclasses.replace(round_of(traces), turn=turn), fleet, traces)
+    return Workload(number, round_, _fleet(folder), traces)
 
 
 def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
@@ -132,41 +164,32 @@ def _turns(start_s: FloatArray, end_s: FloatArray) -> IntArray | None:
     return np.cumsum(begins).astype(np.int64) if begins.any() else None
 
 
-def _of_traces(traces: Sequence[Trace], step: int | None, path: Path) -> Workload:
-    """A file says nothing of engines: one with `DEFAULT_LIMIT` requests stands in."""
-    traces = [trace for trace in traces if len(trace.response)]
-    number = _which(sorted({trace.step for trace in traces}), step, path)
-    mine = tuple(trace for trace in traces if trace.step == number)
-    return Workload(number, round_of(mine), Fleet(1, DEFAULT_LIMIT), mine)
-
-
 def round_of(traces: Sequence[Trace], right: Sequence[npt.NDArray[np.int8]] | None = None) -> Round:
     """Traces as a round, in their order."""
-    groups = {name: i for i, name in enumerate(dict.fromkeys(t.group for t in traces))}
     return Round(
         np.array([len(trace.prompt) for trace in traces], np.int64),
         np.array([len(trace.response) for trace in traces], np.int64),
-        np.array([groups[trace.group] for trace in traces], np.int64),
+        pd.factorize(np.array([trace.group for trace in traces], object))[0].astype(np.int64),
         right,
     )
 
 
-def _which(steps: Sequence[int], step: int | None, where: Any) -> int:
-    if len(steps) == 0:
+def _which(recorded: Iterable[int], step: int | None, where: Path) -> int:
+    """The step asked for, by default the first that was recorded."""
+    steps = sorted(set(recorded))
+    if not steps:
         raise WorkloadError(f"{where}: no response was recorded")
-    if step is None:
-        return int(steps[0])
-    if step not in steps:
+    if step is not None and step not in steps:
         known = ", ".join(map(str, steps[:20]))
         raise WorkloadError(f"{where}: no training step {step}; recorded are {known}")
-    return step
+    return int(steps[0] if step is None else step)
 
 
 def _fleet(folder: RunFolder) -> Fleet:
     """Engines by the replicas that recorded requests, their limit by the configuration.
 
-    Neither what shares experts (`lockstep`) nor the size of the KV cache is recorded: engines run
-    on their own here, and nothing is preempted.
+    Neither what shares experts nor the size of the KV cache is recorded: engines run on their own
+    here, and nothing is preempted.
     """
     replicas = {path.stem.split("-")[0] for path in (folder.root / "requests").glob("*.parquet")}
     config = folder.read_starts()[0].config

@@ -16,7 +16,6 @@ independently of each other as far as their prompts do.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sam_rollout.statistics import Estimate, paired_gain, ratio_gain, t_width
 from sam_rollout.telemetry.schema import metric_name
 from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mask
 
 GROUPS, REPLICAS = "groups", "replicas"
 EXTRA_ARGS_KEY = "sam_control"  # of a control request, in `SamplingParams.extra_args`
-CONFIDENCE = 0.95
 # Gain over the steps so far -> the metrics of a step whose sums are its numerator and denominator.
 SO_FAR = {
     "without_drafts_gain_so_far": ("sam/control/rollout_without_drafts_s", "sam/engine/rollout_s"),
@@ -79,88 +78,6 @@ class ControlAssignment:
         return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """A ratio less one, with the limits of its interval; None where there are too few units."""
-
-    value: float
-    limits: tuple[float, float] | None
-
-
-def gain(
-    treated: tuple[np.ndarray, np.ndarray], control: tuple[np.ndarray, np.ndarray]
-) -> Gain | None:
-    """Compare two ratios of sums over independent units.
-
-    Each side is (numerators, denominators), float [units]. The interval is Welch's t-interval of
-    the difference of the logarithms. A logarithm's variance is the jackknife's over units, and its
-    degrees of freedom count units by their weight: where a few long ones decide a ratio, the plain
-    linearised variance covers the truth in 86 to 90 % of cases instead of 95 %
-    (`tests/unit/telemetry/test_control.py` has the simulation).
-
-    Returns:
-        (ratio of the treated) / (ratio of the control) - 1; None if a side has nothing.
-    """
-    arms = [_log_ratio(*arm) for arm in (treated, control)]
-    if None in arms:
-        return None
-    logs, variances, freedoms = zip(*arms, strict=True)
-    difference = logs[0] - logs[1]
-    if None in variances:
-        return Gain(math.expm1(difference), None)
-    variance = sum(variances)
-    if not variance:
-        return Gain(math.expm1(difference), (math.expm1(difference),) * 2)
-    freedom = variance**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    return _with_limits(difference, variance, freedom)
-
-
-def paired_gain(numerator: np.ndarray, denominator: np.ndarray) -> Gain | None:
-    """Compare two sums over the same units, float [units] each.
-
-    The interval is Student's, with the jackknife's variance of the logarithm as in `gain`.
-
-    Returns:
-        (sum of the numerators) / (sum of the denominators) - 1; None if a side has nothing.
-    """
-    ratio_ = _log_ratio(numerator, denominator)
-    if ratio_ is None:
-        return None
-    log, variance, freedom = ratio_
-    if variance is None:
-        return Gain(math.expm1(log), None)
-    return _with_limits(log, variance, freedom)
-
-
-def _log_ratio(
-    numerator: np.ndarray, denominator: np.ndarray
-) -> tuple[float, float | None, float] | None:
-    """Logarithm of a ratio of sums, its variance (None of one unit) and degrees of freedom."""
-    used = denominator > 0
-    numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
-    if not numerator.sum() > 0:
-        return None
-    value, units = numerator.sum() / denominator.sum(), len(numerator)
-    if units == 1:
-        return math.log(value), None, 0.0
-    weight = denominator / denominator.sum()
-    left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
-    variance = float((left_out**2).sum() * (units - 1) / units)
-    return math.log(value), variance, max(1 / float((weight**2).sum()) - 1, 1.0)
-
-
-def _with_limits(log: float, variance: float, freedom: float) -> Gain:
-    half = _quantile(freedom) * math.sqrt(variance)
-    return Gain(math.expm1(log), (math.expm1(log - half), math.expm1(log + half)))
-
-
-def _quantile(freedom: float) -> float:
-    """How many standard errors half of an interval is wide."""
-    from scipy import stats  # slow to import, and most runs have no control
-
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-
-
 def control_metrics(
     engine_steps: pa.Table, requests: pa.Table, *, unit: str, tail_threshold: int
 ) -> dict[str, float]:
@@ -182,11 +99,10 @@ def control_metrics(
     }
     if len(control):
         without = rollout_without_drafts(steps, requests)
-        values["rollout_without_drafts_s"] = without.value_s
-        if without.limits_s is not None:
-            low_s, high_s = without.limits_s
-            values |= {"rollout_without_drafts_low_s": low_s}
-            values |= {"rollout_without_drafts_high_s": high_s}
+        values["rollout_without_drafts_s"] = without.value
+        if without.low is not None:
+            values |= {"rollout_without_drafts_low_s": without.low}
+            values |= {"rollout_without_drafts_high_s": without.high}
     if control.any() and not control.all():
         if unit == GROUPS:
             values |= _by_group(requests, control)
@@ -206,7 +122,7 @@ def _by_group(requests: pa.Table, control: np.ndarray) -> dict[str, float]:
         "drafted_tokens_per_step": ratio(arms["drafted"][0].sum(), arms["drafted"][1].sum()),
         "tokens_per_step": ratio(arms["control"][0].sum(), arms["control"][1].sum()),
     }
-    return values | _named("gain", gain(arms["drafted"], arms["control"]))
+    return values | _named("gain", ratio_gain(arms["drafted"], arms["control"]))
 
 
 def _by_replica(
@@ -235,8 +151,8 @@ def _by_replica(
         "tail_time_per_token_ms": _per_token_ms(*in_tail["control"]),
     }
     # Time without drafts over time with them, as every gain of a time.
-    values |= _named("rollout_gain", gain(rollout["control"], rollout["drafted"]))
-    return values | _named("tail_gain", gain(in_tail["control"], in_tail["drafted"]))
+    values |= _named("rollout_gain", ratio_gain(rollout["control"], rollout["drafted"]))
+    return values | _named("tail_gain", ratio_gain(in_tail["control"], in_tail["drafted"]))
 
 
 def _per_token_ms(times_s: np.ndarray, tokens: np.ndarray) -> float:
@@ -254,13 +170,12 @@ def _sums(
     )
 
 
-def _named(name: str, found: Gain | None) -> dict[str, float]:
+def _named(name: str, found: Estimate | None) -> dict[str, float]:
     if found is None:
         return {}
-    if found.limits is None:
+    if found.low is None:
         return {name: found.value}
-    low, high = found.limits
-    return {name: found.value, f"{name}_low": low, f"{name}_high": high}
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 def so_far(steps: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
@@ -284,16 +199,8 @@ def so_far(steps: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     return {metric_name("train", f"control/{name}"): value for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class Counterfactual:
-    """A time and its interval, which is None where nothing tells of its width."""
-
-    value_s: float
-    limits_s: tuple[float, float] | None
-
-
-def rollout_without_drafts(engine_steps: pa.Table, requests: pa.Table) -> Counterfactual:
-    """Estimate how long the slowest replica's rollout would have taken without any draft.
+def rollout_without_drafts(engine_steps: pa.Table, requests: pa.Table) -> Estimate:
+    """Estimate how many seconds the slowest replica's rollout would have taken without any draft.
 
     Every accepted draft token spared its request one engine step. Without drafts, a request that
     ended in the n-th step would so have ended in step n + accepted; a replica's busy period would
@@ -308,7 +215,7 @@ def rollout_without_drafts(engine_steps: pa.Table, requests: pa.Table) -> Counte
     Args:
         engine_steps, requests: All replicas' rows of one training step.
     """
-    slowest = Counterfactual(0.0, None)
+    slowest = Estimate(0.0, None, None)
     for replica in np.unique(numpy_column(engine_steps["replica"])):
         steps = engine_steps.filter(pc.equal(engine_steps["replica"], replica)).sort_by("time_s")
         mine = requests.filter(pc.equal(requests["replica"], replica)).sort_by("start_s")
@@ -319,18 +226,18 @@ def rollout_without_drafts(engine_steps: pa.Table, requests: pa.Table) -> Counte
         like = duration_s[undrafted] if undrafted.any() else (duration_s - drafter_s)[is_open]
         more = _more_steps(numpy_column(steps["time_s"]), mine)
         without_s = float((duration_s - drafter_s).sum() + more * ratio(like.sum(), len(like)))
-        if without_s > slowest.value_s:
-            slowest = Counterfactual(without_s, _limits(without_s, more, like))
+        if without_s > slowest.value:
+            slowest = Estimate(without_s, *_limits(without_s, more, like))
     return slowest
 
 
-def _limits(without_s: float, more: int, like_s: np.ndarray) -> tuple[float, float] | None:
+def _limits(without_s: float, more: int, like_s: np.ndarray) -> tuple[float | None, float | None]:
     """Interval of a time in which `more` steps are taken to be as long as the mean of `like_s`."""
     if not more:
         return without_s, without_s
     if len(like_s) < 2:
-        return None
-    half = more * _quantile(len(like_s) - 1) * float(like_s.std(ddof=1)) / math.sqrt(len(like_s))
+        return None, None
+    half = more * t_width((float(like_s.var(ddof=1)) / len(like_s), len(like_s) - 1))
     return without_s - half, without_s + half
 
 

@@ -20,9 +20,16 @@ import pyarrow.parquet as pq
 
 from sam_rollout.sources import NAMES
 
-# Folders of every version from 1 on are read; see ADDED. Up to version 3 the counters of drafter
-# and gate in train_steps.jsonl ran since the start of the run; from 4 on they are of their step.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 4  # folders of every version from 1 on are read; see ADDED and CUMULATIVE
+# Metrics that counted since the start of the run, validation included, before version 4.
+CUMULATIVE = re.compile(
+    r"sam(_val)?/(draft/(failures|record_failures|catch_up_tokens|proposed_tokens|drafter_steps"
+    r"|rebuilds|evictions|(accepted_)?padding_tokens|(verify|drafted|accepted)_context_\d+"
+    r"|(drafted|accepted)_(own|siblings|history|corpus)|siblings_(evictions|restarts)"
+    r"|history_(groups_found|groups_missing|evictions|dropped|failures))"
+    r"|gate/(failures|agreed_steps|lone_steps|steps_with_k_\d+|trials|(measured|skipped|left_out)_steps"
+    r"|(measured|predicted|decoding|trial_loss|regret|compared)_s|measured_tokens))"
+)
 
 
 class RunFolderError(Exception):
@@ -391,7 +398,33 @@ class RunFolder:
                 raise RunFolderError(
                     f'{path}, line {number}: expected {{"step": int, "metrics": {{name: number}}}}'
                 ) from error
-        return dict(sorted(steps.items()))
+        steps = dict(sorted(steps.items()))
+        return _differences(steps) if self._is_cumulative() else steps
+
+    def _is_cumulative(self) -> bool:
+        """Whether counters of this folder run since the start; a folder of unknown age is new."""
+        try:
+            return self.read_starts()[0].schema_version < 4
+        except RunFolderError:
+            return False
+
+
+def _differences(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Turns counters since the start into what each step's rollout, and its validation, added.
+
+    A step's validation comes after its rollout. A resumed run counts from zero again.
+    """
+    before: dict[str, float] = {}
+    result = {}
+    for step, metrics in steps.items():
+        result[step] = dict(metrics)
+        for name in sorted(metrics):  # sam/... before sam_val/...
+            if CUMULATIVE.fullmatch(name) and math.isfinite(metrics[name]):
+                counter = name.partition("/")[2]
+                rise = metrics[name] - before.get(counter, 0.0)
+                result[step][name] = rise if rise >= 0 else metrics[name]
+                before[counter] = metrics[name]
+    return result
 
 
 def _with_added(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -35,14 +35,14 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
     """
     vocabulary = probabilities.shape[1]
     if vocabulary <= 2 * BLOCK:
-        tokens, _ = _search(to_fixed_point(probabilities), bits=bits)
+        tokens, _ = _draw(to_fixed_point(probabilities), bits)
         return tokens.clamp_(0, vocabulary - 1)
-    block, rest = _search(_block_masses(probabilities), bits=bits)
+    block, rest = _draw(_block_masses(probabilities), bits)
     first = block * BLOCK
     columns = first.unsqueeze(1) + torch.arange(BLOCK, device=probabilities.device)
     inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1))
     inside = to_fixed_point(inside).masked_fill_(columns >= vocabulary, 0)
-    offset, _ = _search(inside, target=rest)
+    offset, _ = _search(inside, inside.cumsum(dim=1), rest)
     return (first + offset).clamp_(0, vocabulary - 1)
 
 
@@ -67,23 +67,24 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     return torch.cat((masses, rest), dim=1)
 
 
+def _draw(masses: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_search`, for the share of the sum that the random bits, int64 [rows], stand for."""
+    cumulative = masses.cumsum(dim=1)
+    return _search(masses, cumulative, _scale(bits, cumulative[:, -1]))
+
+
 def _search(
     masses: torch.Tensor,  # int64 [rows, n]
-    *,
-    bits: torch.Tensor | None = None,  # int64 [rows]: draw the target
-    target: torch.Tensor | None = None,  # int64 [rows]: or search this one
+    cumulative: torch.Tensor,  # int64 [rows, n], the sums of masses
+    target: torch.Tensor,  # int64 [rows]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the entry whose share of the cumulative sum holds the target.
 
     Returns:
         Its index, int64 [rows], and how far into its share the target lies, int64 [rows].
     """
-    cumulative = masses.cumsum(dim=1)
-    total = cumulative[:, -1]
-    if target is None:
-        target = _scale(bits, total)
     # A block's tokens may add up to a little less than its mass: then the last one is meant.
-    target = torch.minimum(target, total - 1)
+    target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)
     before = cumulative.gather(1, here) - masses.gather(1, here)

@@ -37,60 +37,45 @@ class Case:
         return torch.full((self.batch, self.max_drafts + 1), NO_TOKEN, dtype=torch.int32)
 
 
+def both(name: str, empty: torch.Tensor, *arguments, **options) -> list[list[list[int]]]:
+    """What a function of vllm-ascend and ours of that name write into an empty output."""
+    outputs = [empty.clone(), empty.clone()]
+    for module, output in zip((stock, ours), outputs, strict=True):
+        getattr(module, name)(output, *arguments, **options)
+    return [output.tolist() for output in outputs]
+
+
 @pytest.mark.parametrize("with_draft_model", [False, True])
 def test_random_requests_get_the_same_tokens(with_draft_model):
     for seed in SEEDS:
         case = Case(seed)
-        results = []
-        for module in (stock, ours):
-            output = case.empty()
-            module.rejection_random_sample_pytorch(
-                output,
-                case.cumulative,
-                case.drafts,
-                case.proposed if with_draft_model else None,
-                case.target,
-                case.bonus,
-                case.recovered,
-                case.uniform,
-                case.greedy,
-                case.max_drafts,
-                case.target.shape[1],
-                IS_NGRAM=not with_draft_model,
-            )
-            results.append(output.tolist())
-        assert results[0] == results[1], seed
+        theirs, found = both(
+            "rejection_random_sample_pytorch", case.empty(), case.cumulative, case.drafts,
+            case.proposed if with_draft_model else None, case.target, case.bonus, case.recovered,
+            case.uniform, case.greedy, case.max_drafts, case.target.shape[1],
+            IS_NGRAM=not with_draft_model,
+        )  # fmt: skip
+        assert theirs == found, seed
 
 
 def test_greedy_requests_get_the_same_tokens():
     for seed in SEEDS:
         case = Case(seed, vocabulary=2)  # so that drafts are often right
-        results = []
-        for module in (stock, ours):
-            output = case.empty()
-            module.rejection_greedy_sample_pytorch(
-                output,
-                case.cumulative,
-                case.drafts,
-                case.target.argmax(dim=-1),
-                case.bonus,
-                case.counts.tolist(),
-                case.max_drafts,
-                case.greedy if seed % 2 else None,
-            )
-            results.append(output.tolist())
-        assert results[0] == results[1], seed
+        theirs, found = both(
+            "rejection_greedy_sample_pytorch", case.empty(), case.cumulative, case.drafts,
+            case.target.argmax(dim=-1), case.bonus, case.counts.tolist(), case.max_drafts,
+            case.greedy if seed % 2 else None,
+        )  # fmt: skip
+        assert theirs == found, seed
 
 
 def test_one_greedy_draft_each_gets_the_same_tokens():
     drafts, likeliest = torch.tensor([[1, 2, 3], [1, 5, 3]], dtype=torch.int32)
     bonus = torch.tensor([[7], [8], [9]], dtype=torch.int32)
-    results = []
-    for module in (stock, ours):
-        output = torch.full((3, 2), NO_TOKEN, dtype=torch.int32)
-        module.rejection_greedy_sample_spec_len_1_pytorch(output, drafts, likeliest, bonus)
-        results.append(output.tolist())
-    assert results[0] == results[1] == [[1, 7], [5, NO_TOKEN], [3, 9]]
+    empty = torch.full((3, 2), NO_TOKEN, dtype=torch.int32)
+    name = "rejection_greedy_sample_spec_len_1_pytorch"
+    theirs, found = both(name, empty, drafts, likeliest, bonus)
+    assert theirs == found == [[1, 7], [5, NO_TOKEN], [3, 9]]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
@@ -109,19 +94,10 @@ def test_a_draft_of_probability_zero_is_never_accepted():
     drafts = torch.tensor([0], dtype=torch.int32)
     output = torch.full((1, 2), NO_TOKEN, dtype=torch.int32)
     ours.rejection_random_sample_pytorch(
-        output,
-        torch.tensor([1]),
-        drafts,
-        None,
-        torch.tensor([[0.0, 1.0]]),
-        torch.tensor([[9]]),
-        torch.tensor([1]),
-        torch.zeros(1, dtype=torch.float64),
-        torch.tensor([False]),
-        1,
-        2,
+        output, torch.tensor([1]), drafts, None, torch.tensor([[0.0, 1.0]]), torch.tensor([[9]]),
+        torch.tensor([1]), torch.zeros(1, dtype=torch.float64), torch.tensor([False]), 1, 2,
         IS_NGRAM=True,
-    )
+    )  # fmt: skip
     assert output.tolist() == [[1, NO_TOKEN]]
 
 

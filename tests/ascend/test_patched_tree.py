@@ -36,6 +36,15 @@ def apply(tree, *arguments, **options):
     return text
 
 
+def refuse(tree, *arguments, **options):
+    """What the script says when it fails; it must leave the tree as it was."""
+    before = patched_tree.read(tree)
+    status, text = patched_tree.run_script(tree, *arguments, **options)
+    assert status == 1
+    assert patched_tree.read(tree) == before
+    return text
+
+
 def test_only_what_the_patches_name_is_changed(tree):
     before = patched_tree.read(tree)
     assert "would apply: 3 patches to vllm-ascend 0.23.0" in apply(tree, "--check")
@@ -72,37 +81,28 @@ def test_applying_twice_changes_nothing(tree):
 def test_other_version_is_refused(tree):
     metadata = tree / "vllm_ascend.egg-info" / "PKG-INFO"
     metadata.write_text(metadata.read_text().replace("Version: 0.23.0", "Version: 0.24.0", 1))
-    before = patched_tree.read(tree)
-    status, text = patched_tree.run_script(tree)
-    assert status == 1
+    text = refuse(tree)
     assert "vllm-ascend 0.24.0 was found" in text and "patches for vllm-ascend 0.23.0" in text
-    assert patched_tree.read(tree) == before
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_changed_file_is_refused(tree, name):
     with (tree / name).open("a") as file:
         file.write("# a change at the site\n")
-    before = patched_tree.read(tree)
     for action in ([], ["--check"]):
-        status, text = patched_tree.run_script(tree, *action)
-        assert status == 1
+        text = refuse(tree, *action)
         assert f"{name} is not that of vllm-ascend 0.23.0" in text
         assert "0001-dispatch-to-custom-drafter.patch" in text
-        assert patched_tree.read(tree) == before
 
 
 def test_file_that_was_changed_after_patching_is_kept(tree):
     apply(tree)
     with (tree / LISTED[1]).open("a") as file:
         file.write("# a change at the site\n")
-    before = patched_tree.read(tree)
     for action in ([], ["--undo"]):
-        status, text = patched_tree.run_script(tree, *action)
-        assert status == 1
+        text = refuse(tree, *action)
         assert f"{LISTED[1]} is not that of vllm-ascend 0.23.0 as it was patched" in text
         assert LISTED[0] not in text
-        assert patched_tree.read(tree) == before
 
 
 def test_package_that_was_installed_again_is_patched_again(pristine, tree):
@@ -118,8 +118,7 @@ def test_other_patches_are_not_put_on_top(tree):
     apply(tree)
     with (tree / patched_tree.RECORD / "series").open("a") as file:
         file.write("# of another release of sam_rollout\n")
-    status, text = patched_tree.run_script(tree)
-    assert status == 1
+    text = refuse(tree)
     assert "other patches than these are applied" in text and "--undo" in text
     assert "undone" in apply(tree, "--undo")
 
@@ -143,7 +142,6 @@ def test_git_takes_the_place_of_patch(tree, tmp_path):
 
 
 def test_failure_between_two_files_puts_both_back(tree, tmp_path):
-    before = patched_tree.read(tree)
     mv = tmp_path / "mv"
     mv.write_text(
         f"#!/bin/bash\necho >> {tmp_path}/calls\n"
@@ -151,12 +149,8 @@ def test_failure_between_two_files_puts_both_back(tree, tmp_path):
     )
     mv.chmod(mv.stat().st_mode | stat.S_IXUSR)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    status, text = patched_tree.run_script(
-        tree, env={**os.environ, "PATH": path, "PYTHON": sys.executable}
-    )
-    assert status == 1
+    text = refuse(tree, env={**os.environ, "PATH": path, "PYTHON": sys.executable})
     assert "the files are as they were before" in text
-    assert patched_tree.read(tree) == before
 
 
 def test_package_managers_copy_behind_a_hard_link_is_kept(tree, tmp_path):

@@ -20,6 +20,7 @@ def plan_of(capsys, *overrides: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_a_plan_without_warnings(name, capsys):
     text = plan_of(capsys, f"experiment={name}")

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
 
 from recipes.dapo_qwen3 import evaluate
 from recipes.dapo_qwen3.evaluate import (
@@ -20,14 +19,13 @@ from recipes.dapo_qwen3.evaluate import (
     first_difference,
     lay_out,
     look_at_ties,
-    over_problems,
     parser,
     read_problems,
     summarise,
     uniform_of,
     verdict,
-    wilson,
 )
+from sam_rollout.statistics import mean, share
 
 
 def response(accuracy, token_ids=(1, 2), clipped=False):
@@ -38,40 +36,17 @@ def groups(*accuracies):
     return [[response(accuracy) for accuracy in group] for group in accuracies]
 
 
-@pytest.mark.parametrize(("right", "total"), [(0, 10), (3, 10), (10, 10), (180, 256)])
-def test_wilson_is_scipys(right, total):
-    ours = wilson(right, total)
-    theirs = binomtest(right, total).proportion_ci(0.95, method="wilson")
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
-    assert ours.value == right / total
-
-
-def test_bootstrap_covers_the_standard_error_and_is_repeatable():
-    values = np.random.default_rng(1).random(400)
-    interval = over_problems(values)
-    error = values.std(ddof=1) / math.sqrt(len(values))
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * error, rel=0.1)
-    assert interval.low < interval.value < interval.high
-    assert over_problems(values) == interval
-
-
-@pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25]])
-def test_values_that_do_not_vary_have_a_point_for_an_interval(values):
-    interval = over_problems(values)
-    assert interval.low == interval.value == interval.high == values[0]
-
-
 def test_one_sample_a_problem_gives_wilson_and_several_the_bootstrap():
     single = summarise(groups([1], [0], [1], [1]), 2.0)
-    assert single.pass_at_1 == wilson(3, 4)
+    assert single.pass_at_1 == share(3, 4)
     several = summarise(groups([1, 0], [1, 1], [0, 0]), 2.0)
-    assert several.pass_at_1 == over_problems([0.5, 1.0, 0.0])
+    assert several.pass_at_1 == mean([0.5, 1.0, 0.0])
     assert (several.problems, several.samples_per_problem) == (3, 2)
 
 
 def test_every_problem_counts_once_however_many_samples_it_has():
     side = summarise(groups([1, 1, 1, 0], [0]), 2.0)
-    assert side.pass_at_1 == over_problems([0.75, 0.0])
+    assert side.pass_at_1 == mean([0.75, 0.0])
     assert (side.problems, side.samples_per_problem) == (2, 2.5)
 
 

@@ -147,6 +147,7 @@ def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
     assert tokenizer.eos_token_id in generation["eos_token_id"]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     model, tokenizer = checkpoint
     problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
@@ -162,6 +163,7 @@ def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     assert sum(ids[-1] == tokenizer.eos_token_id for ids in responses) >= 20
 
 
+@pytest.mark.slow
 def test_a_report_counts_what_was_sampled(checkpoint):
     report = measure(*checkpoint, draw_split("test")[:1], samples_per_prompt=2)
     assert report.responses == 2
@@ -177,6 +179,7 @@ def test_replayed_acceptance_counts_drafts_and_the_bonus_token():
     assert replay_acceptance([7, 7, 7, 7], [7, 7, 7, 8]) == pytest.approx(4 / 2)
 
 
+@pytest.mark.slow
 def test_training_changes_the_weights_and_is_repeatable():
     settings = TrainingSettings(steps=3, tokens_per_batch=256, warmup_steps=2)
     tokenizer = build_tokenizer(settings.seed)

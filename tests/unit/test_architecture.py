@@ -1,7 +1,12 @@
-"""Who may import whom, read from the syntax trees: nothing is imported here."""
+"""Who may import whom, read from the syntax trees: nothing is imported here.
+
+python tests/unit/test_architecture.py    prints the drawing for docs/architecture.md
+"""
 
 import ast
+import graphlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,29 +16,53 @@ LIBRARY = ROOT / "sam_rollout"
 
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
-    "config": set(),
+    "settings": set(),
+    "metric": set(),
+    "verified": set(),
     "hardware": set(),
     "identity": set(),
     "routing": set(),
+    "statistics": set(),
     "automaton": set(),
-    "drafting": {"automaton", "config", "identity"},
-    "gating": {"config"},
     "verification": set(),
-    "telemetry": set(),
-    "report": {"telemetry"},
+    "sources": {"automaton", "identity", "metric", "settings"},
+    "config": {"settings", "sources"},
+    "gating": {"config", "verified"},
+    "drafting": {"automaton", "config", "identity", "sources", "verified"},
+    "telemetry": {"metric", "settings", "sources", "statistics"},
+    "session": {
+        "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
+    },
+    "report": {"sources", "statistics", "telemetry"},
     "dashboard": {"telemetry"},
-    "simulation": {"bench", "config", "doctor", "gating", "routing", "sizing", "telemetry"},
-    "bench": {"automaton", "config", "drafting", "hardware", "identity", "verification"},
     "sizing": {"config"},
     "doctor": {"config", "sizing"},
-    "cli": {
-        "automaton", "bench", "dashboard", "doctor", "drafting", "report", "telemetry",
-        "simulation", "integrations",
+    "bench": {
+        "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
+        "verification",
     },
+    "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
-        "automaton", "config", "drafting", "gating", "hardware", "identity", "routing", "sizing",
+        "config", "gating", "hardware", "identity", "routing", "session", "sizing", "sources",
         "telemetry", "verification",
     },
+    "cli": {
+        "automaton", "bench", "dashboard", "doctor", "integrations", "report", "simulation",
+        "sources", "telemetry",
+    },
+}  # fmt: skip
+# How the drawing of docs/architecture.md groups them.
+GROUPS = {
+    "commands": ("cli",),
+    "runs": ("integrations",),
+    "measures and plans": ("bench", "simulation", "doctor", "sizing"),
+    "records and their readers": ("report", "dashboard", "telemetry"),
+    "drafts and verifies": (
+        "session", "gating", "drafting", "sources", "verification", "automaton",
+    ),
+    "shared": (
+        "config", "settings", "metric", "verified", "routing", "identity", "statistics", "hardware",
+    ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
 # What makes a package heavy to import. The verification of drafts is torch code by nature, and its
@@ -58,13 +87,16 @@ def modules_imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
-                base = ".".join([*package, *filter(None, [base])])
+            base = base_of(node, path)
             # `from sam_rollout import gating` imports a module, too.
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
     return found
+
+
+def base_of(node: ast.ImportFrom, path: Path) -> str:
+    """Full name of what a `from` statement of a file imports from."""
+    package = path.relative_to(ROOT).with_suffix("").parts[: -node.level] if node.level else ()
+    return ".".join([*package, *filter(None, [node.module])])
 
 
 def library_files() -> list[Path]:
@@ -148,6 +180,66 @@ def test_nothing_imports_recipes(folder):
         assert "recipes" not in packages_imported(path), name_of(path)
 
 
+def drawing() -> str:
+    """The parts and every arrow of `MAY_IMPORT`, as a Mermaid flowchart."""
+    lines = ["flowchart TB"]
+    for group, parts in GROUPS.items():
+        lines += [f'    subgraph {group.replace(" ", "_")}["{group}"]']
+        lines += [f"        {part}" for part in parts] + ["    end"]
+    lines += [
+        f"    {part} --> {' & '.join(sorted(others))}"
+        for part, others in MAY_IMPORT.items()
+        if others
+    ]
+    return "\n".join(lines)
+
+
+def test_the_page_draws_the_arrows_that_are_allowed():
+    assert sorted(MAY_IMPORT) == sorted(part for group in GROUPS.values() for part in group)
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = re.findall(r"^```mermaid\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    assert drawn == [drawing()], "print it anew: python tests/unit/test_architecture.py"
+
+
+def modules_needed(path: Path) -> set[Path]:
+    """Files of the library that a file imports while it is imported itself.
+
+    A submodule that is imported from its package counts, the package's __init__.py does not.
+    """
+    found = set()
+    for node in executed(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {file_of(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = base_of(node, path)
+            found |= {file_of(f"{base}.{alias.name}") or file_of(base) for alias in node.names}
+    return found - {None, path}
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: no function's body, and nothing for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not for_types and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from executed(node)
+
+
+def file_of(module: str) -> Path | None:
+    """Source of a module of the library; None for all others."""
+    stem = ROOT.joinpath(*module.split("."))
+    files = (stem.with_suffix(".py"), stem / "__init__.py")
+    return next((f for f in files if f.is_relative_to(LIBRARY) and f.is_file()), None)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    needed = {path: modules_needed(path) for path in LIBRARY.rglob("*.py")}
+    try:
+        graphlib.TopologicalSorter(needed).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(map(name_of, error.args[1])))
+
+
 def test_every_file_and_test_that_the_page_names_exists():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`((?:sam_rollout|recipes|configs|scripts|tests|docs)/[^`\s]+)`", page)
@@ -183,3 +275,7 @@ def test_the_rules_see_every_kind_of_import(tmp_path, monkeypatch):
         "sam_rollout.telemetry.schema",
         "sam_rollout.gating.other",
     }
+
+
+if __name__ == "__main__":
+    print(drawing())

@@ -17,6 +17,8 @@ from sam_rollout.integrations.verl.launch import check
 from tests.unit.test_configs import composed
 from tests.unit.test_translations import PARSER, ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGES = ("README.md", "docs/ascend.md", "docs/cuda.md", "docs/multinode.md")
 PROGRAMS = ("bash", "python", "sam-rollout")
 STUBS = "\n".join(

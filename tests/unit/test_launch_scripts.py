@@ -20,6 +20,8 @@ import yaml
 from sam_rollout.doctor import cluster as doctor_cluster
 from sam_rollout.doctor import host, network
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIB = ROOT / "scripts" / "lib"
 NODE = ROOT / "scripts" / "node.sh"
@@ -130,15 +132,27 @@ def clean_environment(**variables: str) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if not ours.search(k)}, **variables}
 
 
-def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+def bash(*words: str | Path, **variables: str) -> subprocess.CompletedProcess:
+    environment = clean_environment(**{"PYTHON": sys.executable, **variables})
     return subprocess.run(
-        ["bash", NODE, *arguments, "--interface", "eth7"],
-        env=clean_environment(**{"PYTHON": sys.executable, **variables}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        ["bash", *words], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    return bash(NODE, *arguments, "--interface", "eth7", **variables)
+
+
+def program(path: Path, script: str) -> Path:
+    """A program that a test puts in the place of another one."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def first_on_path(folder: Path) -> str:
+    return f"{folder}:{os.environ['PATH']}"
 
 
 def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[list[str]]]:
@@ -177,8 +191,8 @@ def test_the_head_asks_the_doctor_instead_of_running_the_recipe():
 
 
 def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
-    lines = launch(hosts, "", "--print", "--doctor").communicate(timeout=60)[0].splitlines()
-    assert ["--doctor" in shlex.split(shlex.split(line)[4]) for line in lines] == [True, False]
+    asked = ["--doctor" in shlex.split(words[4]) for words in commands(hosts, "--doctor")]
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -197,14 +211,11 @@ def test_a_worker_joins_the_head_with_its_devices(device):
 
 
 def test_slurm_by_its_own_commands(tmp_path):
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
-        '#!/bin/sh\n[ "$*" = "show hostnames gpu-[07-08]" ] && printf "gpu-07\\nb\\n"\n'
-    )
-    scontrol.chmod(0o755)
+    answer = '[ "$*" = "show hostnames gpu-[07-08]" ] && printf "gpu-07\\nb\\n"'
+    program(tmp_path / "scontrol", answer)
     done = node(
         "auto", "--device=cuda", "--devices-per-node=8", "--head-address=10.0.0.7", "--print",
-        PATH=f"{tmp_path}:{os.environ['PATH']}", **SLURM,
+        PATH=first_on_path(tmp_path), **SLURM,
     )  # fmt: skip
     assert "# b: rank 1 of 2, head 10.0.0.7:6766\n# nodes: gpu-07, b\n" in done.stdout
 
@@ -223,22 +234,9 @@ def test_slurm_without_its_commands():
 @pytest.mark.parametrize("argument", ["stop", "--help"])
 def test_stop_and_help_need_nothing_of_the_node(tmp_path, argument):
     """Neither a vendor's script, nor its program, nor a default route."""
-    for name, script in {
-        "nvidia-smi": "echo GPU is lost; exit 15",
-        "awk": "exit 1",  # asked for the default route
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", NODE, argument],
-        env=clean_environment(
-            PYTHON=sys.executable, PATH=f"{tmp_path}:{os.environ['PATH']}", TMPDIR=str(tmp_path)
-        ),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    program(tmp_path / "nvidia-smi", "echo GPU is lost; exit 15")
+    program(tmp_path / "awk", "exit 1")  # asked for the default route
+    done = bash(NODE, argument, PATH=first_on_path(tmp_path), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert ("usage: scripts/node.sh" in done.stdout) == (argument == "--help")
 
@@ -251,59 +249,41 @@ def test_a_value_of_the_shell_wins():
     assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
-def ascend_node(root: Path, script: str) -> subprocess.CompletedProcess:
-    folder = root / "ascend-toolkit"
-    folder.mkdir()
-    (folder / "set_env.sh").write_text(script)
-    return node(
-        "worker", "--device=ascend_910c", "--devices-per-node=16", "--node-rank=1",
-        "--num-nodes=2", "--head-address=10.0.0.1", "--print", ASCEND_ROOT=str(root),
-    )  # fmt: skip
+VENDORS_SCRIPTS = {
+    "unset variables": ('export ASCEND_HOME_PATH="$NOT_SET_AT_ALL/cann"', "ASCEND_HOME_PATH=/cann"),
+    "a status": ("export ASCEND_HOME_PATH=/cann\n[ -f /no ] && echo x", "ASCEND_HOME_PATH=/cann"),
+    "the run's python": (
+        'export ASCEND_FOUND="$(command -v python3)"', "ASCEND_FOUND={root}/bin/python3",
+    ),
+}  # fmt: skip
 
 
-def test_vendors_scripts_are_sourced_and_may_use_unset_variables(tmp_path):
-    done = ascend_node(tmp_path, 'export ASCEND_HOME_PATH="$NOT_SET_AT_ALL/cann"\n')
-    assert "export ASCEND_HOME_PATH=/cann" in done.stdout, done.stderr
-
-
-def test_a_vendors_script_may_end_with_a_status(tmp_path):
-    done = ascend_node(tmp_path, "export ASCEND_HOME_PATH=/cann\n[ -f /no/such/file ] && echo x\n")
-    assert done.returncode == 0, done.stderr
-    assert "export ASCEND_HOME_PATH=/cann" in done.stdout
-    assert "ascend-toolkit/set_env.sh ended with status 1" in done.stdout
-
-
-def test_a_vendors_script_finds_the_python_of_the_run(tmp_path):
-    python = tmp_path / "bin" / "python3"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    folder = tmp_path / "ascend-toolkit"
-    folder.mkdir()
-    (folder / "set_env.sh").write_text('export ASCEND_FOUND="$(command -v python3)"\n')
+@pytest.mark.parametrize("what", VENDORS_SCRIPTS)
+def test_a_vendors_script_is_sourced(tmp_path, what):
+    script, exported = VENDORS_SCRIPTS[what]
+    program(tmp_path / "ascend-toolkit" / "set_env.sh", script)
+    python = program(tmp_path / "bin" / "python3", f'exec {sys.executable} "$@"')
     done = node(
         "worker", "--device=ascend_910c", "--devices-per-node=16", "--node-rank=1",
         "--num-nodes=2", "--head-address=10.0.0.1", "--print",
         ASCEND_ROOT=str(tmp_path), PYTHON=str(python),
     )  # fmt: skip
-    assert f"export ASCEND_FOUND={python}\n" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert f"export {exported.format(root=tmp_path)}\n" in done.stdout
+    said = "ascend-toolkit/set_env.sh ended with status 1" in done.stdout
+    assert said == (what == "a status")
 
 
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
     """A shell has neither CANN's paths nor the interfaces that a run would be given."""
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\necho "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"\n'
-    )
-    python.chmod(0o755)
-    folder = tmp_path / "ascend-toolkit"
-    folder.mkdir()
-    (folder / "set_env.sh").write_text("export ASCEND_HOME_PATH=/cann\necho of the vendor\n")
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -Sn 1024; exec bash {NODE} doctor --device ascend_910c "
-         "--interface=eth7 --experiment x --json"],
-        env=clean_environment(PYTHON=str(python), ASCEND_ROOT=str(tmp_path)),
-        capture_output=True, text=True, timeout=60, check=False,
+    told = 'echo "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"'
+    python = program(tmp_path / "python", told)
+    vendors = "export ASCEND_HOME_PATH=/cann\necho of the vendor"
+    program(tmp_path / "ascend-toolkit" / "set_env.sh", vendors)
+    asked = "doctor --device ascend_910c --interface=eth7 --experiment x --json"
+    done = bash(
+        "-c", f"ulimit -Sn 1024; exec bash {NODE} {asked}",
+        PYTHON=str(python), ASCEND_ROOT=str(tmp_path),
     )  # fmt: skip
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
@@ -355,6 +335,16 @@ def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, version, known):
     assert known or f"ray {version} knows no token, the cluster is open" in text
 
 
+def settled(scripts, role: str, *more: str):
+    """The part of a node of a small cluster."""
+    words = [role, "--device=cpu", "--devices-per-node=1", "--interface=lo"]
+    if role == "head":
+        words += ["--num-nodes=1", "--head-address=127.0.0.1"]
+    else:
+        words += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1"]
+    return scripts.cluster.settle(scripts.cluster.parse([*words, *more]))
+
+
 def test_a_ray_of_another_package_name_is_started_without_a_word(scripts, monkeypatch, capsys):
     def missing(name):
         raise scripts.cluster.metadata.PackageNotFoundError(name)
@@ -363,9 +353,7 @@ def test_a_ray_of_another_package_name_is_started_without_a_word(scripts, monkey
     monkeypatch.setattr(scripts.cluster.metadata, "version", missing)
     monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
     monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
-    arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo", "--doctor"]
-    arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=x"]
-    part = scripts.cluster.settle(scripts.cluster.parse(arguments))
+    part = settled(scripts, "head", "--doctor", "--config", "experiment=x")
     scripts.cluster.run_head(part, scripts.cluster.Stop())
     assert started
     assert "token" not in capsys.readouterr().out
@@ -420,25 +408,20 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monke
     started = []
     monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
     monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
-    arguments = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
-    arguments += ["--num-nodes=1", "--head-address=127.0.0.1", "--config", "experiment=tiny_cpu"]
-
-    parts = []
 
     def run(*overrides):
-        part = scripts.cluster.settle(scripts.cluster.parse([*arguments, *overrides]))
-        parts.append(part)
-        return scripts.cluster.run_head(part, scripts.cluster.Stop())
+        part = settled(scripts, "head", "--config", "experiment=tiny_cpu", *overrides)
+        return scripts.cluster.run_head(part, scripts.cluster.Stop()), part.checkpoints
 
-    assert run("sam.max_draft_tokens=0") == scripts.cluster.EXIT_REFUSED
+    assert run("sam.max_draft_tokens=0")[0] == scripts.cluster.EXIT_REFUSED
     assert not started
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
     here = [f"data.{name}_files={Path(__file__)}" for name in ("train", "val")]
-    assert run(*here, f"run_dir={ROOT}/a-run") == 0  # of the start that was asked to stop
+    # 0 of the start that was asked to stop.
+    assert run(*here, f"run_dir={ROOT}/a-run") == (0, ROOT / "a-run" / "checkpoints")
     assert started
-    assert parts[-1].checkpoints == ROOT / "a-run" / "checkpoints"
 
 
 def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capsys):
@@ -452,9 +435,7 @@ def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, cap
 
 
 def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
-    arguments = ["worker", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
-    arguments += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1"]
-    part = scripts.cluster.settle(scripts.cluster.parse(arguments))
+    part = settled(scripts, "worker")
     ask = "from ray._private import ray_constants as c; "
     ask += "print(c.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S)"
 
@@ -470,13 +451,11 @@ def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
 def test_a_port_of_rays_own_is_refused(scripts, option):
-    arguments = ["worker", "--device=cpu", "--devices-per-node=1", "--interface=lo"]
-    arguments += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1", f"{option}=12000"]
     message = f"{option} 12000: must not be in 10001..19999, which Ray gives to its workers"
     with pytest.raises(scripts.identity.ClusterError, match=f"^{message}$"):
-        scripts.cluster.settle(scripts.cluster.parse(arguments))
+        settled(scripts, "worker", f"{option}=12000")
     moved = ["--ray-options", "--min-worker-port 20000 --max-worker-port 29999"]
-    assert scripts.cluster.settle(scripts.cluster.parse([*arguments, *moved]))
+    assert settled(scripts, "worker", f"{option}=12000", *moved)
 
 
 class Returning:
@@ -529,8 +508,8 @@ def test_a_node_that_came_back_was_lost(scripts, monkeypatch, command):
 
 def test_a_job_that_noticed_a_dead_node_before_ray_did(scripts, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        there, gone = server.getsockname()[1], 1
-        nodes = {0: node_state(scripts, 0, port=there), 1: node_state(scripts, 1, port=gone)}
+        there = server.getsockname()[1]
+        nodes = {rank: node_state(scripts, rank, port=port) for rank, port in enumerate((there, 1))}
         result = watched_job(scripts, ["sh", "-c", "exit 9"], nodes, monkeypatch)
     assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
 
@@ -652,33 +631,33 @@ def hosts(tmp_path):
 
 
 def launch(hosts, ssh: str, *arguments: str, **variables: str) -> subprocess.Popen:
-    program = hosts.parent / "ssh"
-    program.write_text(f"#!/usr/bin/env bash\n{ssh}\n")
-    program.chmod(0o755)
-    logs = hosts.parent / "logs"
+    stub = program(hosts.parent / "ssh", ssh)
+    words = ["--nodes", hosts, "--log-dir", hosts.parent / "logs", *arguments]
     return subprocess.Popen(
-        [
-            "bash",
-            LAUNCH,
-            "--nodes",
-            hosts,
-            "--log-dir",
-            logs,
-            *arguments,
-            "--config",
-            "a=1",
-            "b='x y'",
-        ],
-        env=clean_environment(**{"PYTHON": sys.executable, "SSH": f"{program} -p 22", **variables}),
+        ["bash", LAUNCH, *words, "--config", "a=1", "b='x y'"],
+        env=clean_environment(**{"PYTHON": sys.executable, "SSH": f"{stub} -p 22", **variables}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
+def launched(hosts, ssh: str, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit status and output of a launch that has ended."""
+    process = launch(hosts, ssh, *arguments, **variables)
+    output = process.communicate(timeout=60)[0]
+    return process.returncode, output
+
+
+def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
+    """What the launcher would start: ssh's words, the node's part as the last of them."""
+    status, output = launched(hosts, "", "--print", *arguments, **variables)
+    assert status == 0, output
+    return [shlex.split(line) for line in output.splitlines()]
+
+
 def test_every_node_gets_its_part(hosts):
-    done = launch(hosts, "", "--print", "--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout")
-    head, worker = (shlex.split(line) for line in done.communicate(timeout=60)[0].splitlines())
+    head, worker = commands(hosts, "--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout")
     assert [head[3], worker[3]] == ["root@node-1", "node-2"]
     assert head[1:3] == ["-p", "22"]
     part = shlex.split(head[4])
@@ -694,71 +673,58 @@ def test_every_node_gets_its_part(hosts):
 def test_places_of_model_and_data_are_passed_on(hosts):
     """ssh carries no variables: the head would look for the data in its checkout."""
     given = {"MODEL_PATH": "/data/a model", "TRAIN_FILE": "/data/t.parquet", "SECRET": "x"}
-    done = launch(hosts, "", "--print", "--env", "MODEL_PATH=/local/model", **given)
-    for line in done.communicate(timeout=60)[0].splitlines():
-        variables = shlex.split(shlex.split(line)[4])[5:]
+    for words in commands(hosts, "--env", "MODEL_PATH=/local/model", **given):
+        variables = shlex.split(words[4])[5:]
         assert variables[: variables.index("bash")] == [
             "MODEL_PATH=/data/a model", "TRAIN_FILE=/data/t.parquet", "MODEL_PATH=/local/model",
         ]  # fmt: skip
 
 
-# The head's part waits for the end of its input, as the real one does, and then tells of it.
-WAITING_HEAD = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
+def by_node(head: str, worker: str) -> str:
+    """What ssh does, by the node that it is asked to reach."""
+    return f"""case "$*" in "-p 22 root@node-1"*) name=head; {head};;
+        *) name=worker; {worker};; esac"""
 
 
 def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
-    ssh = f"""case "$*" in *node-1*) {WAITING_HEAD};; esac
-        echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"""
-    process = launch(hosts, ssh.replace("*node-1*", '"-p 22 root@node-1"*'))
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 3
+    # The head's part waits for the end of its input, as the real one does, and then tells of it.
+    waiting = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
+    refused = "echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"
+    status, output = launched(hosts, by_node(waiting, refused))
+    assert status == 3
     assert "error: node-2 ended with status 255 before it joined" in output
     assert "No route to host" in output
     assert "head is told to end" in output
 
 
-def test_the_heads_status_is_the_launchers(hosts):
-    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; echo "a line"; exit 4;; esac
-        cat > /dev/null"""
-    process = launch(hosts, ssh)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 4
+@pytest.mark.parametrize(("status", "blamed"), [(4, True), (5, False)])
+def test_the_heads_status_is_the_launchers(hosts, status, blamed):
+    """Workers that did not join are named, unless the configuration is refused, which is 5."""
+    ssh = by_node(f'read -r token; echo "a line"; exit {status}', "cat > /dev/null")
+    found, output = launched(hosts, ssh)
+    assert found == status
     assert "a line" in output
-    assert "error: node-2 did not join" in output
+    assert ("error: node-2 did not join" in output) == blamed
 
 
-def test_the_token_travels_by_standard_input_only(hosts):
-    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
-        read -r token; echo "$token" > "${0%/*}/token.$name"; echo "$*" > "${0%/*}/words.$name"
-        [ $name = head ] || { echo '==> joined the cluster'; cat > /dev/null; }; sleep 1"""
-    process = launch(hosts, ssh)
-    output = process.communicate(timeout=60)[0]
-    tokens = {(hosts.parent / f"token.{name}").read_text().strip() for name in ("head", "worker")}
-    assert len(tokens) == 1
-    token = tokens.pop()
-    assert re.fullmatch("[0-9a-f]{64}", token)
+@pytest.mark.parametrize("users", ["", "of-the-user-and-long-enough-for-Ray"])
+def test_the_token_travels_by_standard_input_only(hosts, users):
+    note = 'read -r token; echo "$token" > "${0%/*}/token.$name"; echo "$*" > "${0%/*}/words.$name"'
+    joined = f"{note}; echo '==> joined the cluster'; cat > /dev/null; sleep 1"
+    variables = {"RAY_AUTH_TOKEN": users} if users else {}
+    _, output = launched(hosts, by_node(f"{note}; sleep 1", joined), **variables)
+    read = {(hosts.parent / f"token.{name}").read_text().strip() for name in ("head", "worker")}
+    assert len(read) == 1
+    token = read.pop()
+    assert token == users if users else re.fullmatch("[0-9a-f]{64}", token)
     assert token not in output
     assert token not in (hosts.parent / "words.head").read_text()
 
 
-def test_a_token_of_the_user_is_taken(hosts):
-    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
-        read -r token; echo "$token" > "${0%/*}/token.$name"
-        [ $name = head ] || { echo '==> joined the cluster'; cat > /dev/null; }; sleep 1"""
-    token = "of-the-user-and-long-enough-for-Ray"
-    process = launch(hosts, ssh, RAY_AUTH_TOKEN=token)
-    output = process.communicate(timeout=60)[0]
-    for name in ("head", "worker"):
-        assert (hosts.parent / f"token.{name}").read_text().strip() == token
-    assert token not in output
-
-
 def test_a_launch_goes_on_when_its_output_is_not_read_any_more(hosts):
     # More than a pipe holds, so that the head's part waits for ever if nobody drains it.
-    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; sleep 1
-            for n in {1..20000}; do echo "line $n"; done; exit 4;; esac
-        cat > /dev/null"""
-    process = launch(hosts, ssh)
+    talking = 'read -r token; sleep 1; for n in {1..20000}; do echo "line $n"; done; exit 4'
+    process = launch(hosts, by_node(talking, "cat > /dev/null"))
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) == 4
@@ -766,44 +732,27 @@ def test_a_launch_goes_on_when_its_output_is_not_read_any_more(hosts):
     assert log.endswith("line 20000\n")
 
 
-def test_a_program_in_place_of_ssh_that_is_missing_is_named(hosts):
-    process = launch(hosts, "", SSH="no-such-ssh -p 22")
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 3
-    assert "error: SSH: no-such-ssh is no program here" in output
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "message"),
     [
         ([], {"SSH": "ssh -o 'Port 22"}, "SSH: ssh -o 'Port 22: no closing quotation"),
+        ([], {"SSH": "no-such-ssh -p 22"}, "SSH: no-such-ssh is no program here"),
         (["--ray-options=--x '"], {}, "--ray-options: --x ': no closing quotation"),
         (["--port=12000"], {}, "--port 12000: must not be in 10001..19999"),
     ],
 )
 def test_what_cannot_work_is_named_before_a_node_is_reached(hosts, arguments, variables, message):
-    process = launch(hosts, "echo reached", *arguments, **variables)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 3
+    status, output = launched(hosts, "echo reached", *arguments, **variables)
+    assert status == 3
     assert output.startswith(f"error: {message}")
     assert len(output.splitlines()) == 1
 
 
-def test_workers_are_not_blamed_for_a_refused_configuration(hosts):
-    ssh = """case "$*" in "-p 22 root@node-1"*) read -r token; exit 5;; esac
-        cat > /dev/null"""
-    process = launch(hosts, ssh)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 5
-    assert "did not join" not in output
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_part(hosts, number):
-    ssh = """case "$*" in "-p 22 root@node-1"*) name=head;; *) name=worker;; esac
-        read -r token; echo "==> $name is up: $$"; cat > /dev/null
-        echo "==> $name is told to end" """
-    process = launch(hosts, ssh)
+    up = 'read -r token; echo "==> $name is up: $$"; cat > /dev/null'
+    part = f'{up}; echo "==> $name is told to end"'
+    process = launch(hosts, by_node(part, part))
     lines, pids = [], []
     while len(pids) < 2:
         lines.append(process.stdout.readline())
@@ -813,8 +762,3 @@ def test_an_interrupt_ends_every_part(hosts, number):
     assert process.returncode == 128 + number
     assert output.index("head is told to end") < output.index("worker is told to end")
     assert not any(psutil.pid_exists(int(pid)) for pid in pids)
-
-
-@pytest.mark.parametrize("script", [NODE, LAUNCH], ids=lambda path: path.name)
-def test_scripts_are_executable(script):
-    assert script.stat().st_mode & 0o111

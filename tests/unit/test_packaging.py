@@ -214,21 +214,6 @@ def test_vllm_metadata_shim_follows_what_is_installed(
 ENTRY_SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "scripts").glob("*.sh"))
 
 
-def shell_scripts() -> list[Path]:
-    """All committed shell scripts, by ending or by first line."""
-    scripts = []
-    for path in committed_text_files():
-        head = path.read_bytes()[:40]
-        if path.suffix == ".sh" or (head.startswith(b"#!") and b"bash" in head.split(b"\n")[0]):
-            scripts.append(path)
-    return scripts
-
-
-@pytest.mark.parametrize("script", shell_scripts(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_shell_script_parses(script: Path) -> None:
-    subprocess.run(["bash", "-n", str(script)], check=True)
-
-
 @pytest.mark.parametrize("name", [*ENTRY_SCRIPTS, ".ci/run"])
 def test_entry_script_is_executable(name: str) -> None:
     assert (ROOT / name).stat().st_mode & 0o111

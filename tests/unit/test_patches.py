@@ -85,6 +85,13 @@ def run(*arguments: str | Path, **options: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def refused(*arguments: str | Path, **options: object) -> str:
+    """What the script says when it refuses."""
+    status, text = run(*arguments, **options)
+    assert status == 1
+    return text
+
+
 def test_help_names_every_option() -> None:
     status, text = run("--help")
     assert status == 0
@@ -104,21 +111,18 @@ def test_help_names_every_option() -> None:
     ],
 )
 def test_wrong_arguments_end_in_one_line(arguments: list[str], message: str) -> None:
-    status, text = run(*arguments)
-    assert status == 1
+    text = refused(*arguments)
     assert text.startswith(f"error: {message}") and text.count("\n") == 1
 
 
 def test_folder_without_the_package_is_refused(tmp_path: Path) -> None:
-    status, text = run("--target", tmp_path)
-    assert status == 1
+    text = refused("--target", tmp_path)
     assert f"no package vllm_ascend in {tmp_path}" in text and "nothing to patch here" in text
 
 
 def test_other_version_is_refused_by_name(tree: Path) -> None:
     for action in ([], ["--check"]):
-        status, text = run(*action, "--target", tree)
-        assert status == 1
+        text = refused(*action, "--target", tree)
         supported = " ".join(folder.name.removeprefix("vllm-ascend-") for folder in FOLDERS)
         assert f"vllm-ascend 9.9.9 was found in {tree}" in text
         assert f"there are patches for vllm-ascend {supported}" in text
@@ -126,9 +130,7 @@ def test_other_version_is_refused_by_name(tree: Path) -> None:
 
 def test_package_without_version_is_refused(tree: Path) -> None:
     (tree / "vllm_ascend" / "_version.py").unlink()
-    status, text = run("--target", tree)
-    assert status == 1
-    assert "says nowhere which version it is" in text
+    assert "says nowhere which version it is" in refused("--target", tree)
 
 
 def test_files_of_somebody_else_are_refused_by_name(tree: Path) -> None:
@@ -138,19 +140,17 @@ def test_files_of_somebody_else_are_refused_by_name(tree: Path) -> None:
     for file in files:
         (tree / file).parent.mkdir(exist_ok=True)
         (tree / file).write_text("# another file\n")
-    status, text = run("--target", tree)
-    assert status == 1
+    text = refused("--target", tree)
     for file in files:
         needed_for = [name for name in series(folder) if file in files_of(folder / name)]
         assert f"{tree}/{file} is not that of" in text and " ".join(needed_for) in text
         assert (tree / file).read_text() == "# another file\n"
-    assert run("--status", "--target", tree)[0] == 1
+    refused("--status", "--target", tree)
 
 
 def test_missing_tools_are_named(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     tools = tmp_path_factory.mktemp("tools")
     for name in ("bash", "dirname", "python3"):
         (tools / name).symlink_to(shutil.which(name))
-    status, text = run("--target", tree, env={"PATH": str(tools)})
-    assert status == 1
+    text = refused("--target", tree, env={"PATH": str(tools)})
     assert "neither 'patch' nor 'git' was found" in text

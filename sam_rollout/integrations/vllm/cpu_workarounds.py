@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
@@ -51,11 +52,11 @@ def _keep_linear_weights() -> None:
     def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
         original(layer, remove_weight=False)
 
-    dispatch.keeps_weights = True
+    dispatch.__dict__["keeps_weights"] = True
     layer_utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def expand_kernel_is_broken(kernel: object) -> bool:
+def expand_kernel_is_broken(kernel: Any) -> bool:
     """Tell whether a per-request to per-token expansion kernel loses its float output.
 
     The C++ fallback writes into an int64 copy of the output, so that temperatures (float) come out
@@ -91,7 +92,7 @@ def _expand(
     )
 
 
-def placeholders_are_accepted(kernel: object) -> bool:
+def placeholders_are_accepted(kernel: Any) -> bool:
     """Tell whether a rejection kernel may accept a placeholder, -1, for a draft token.
 
     vLLM's scheduler pads drafts with it. The C++ fallback takes the number in front of the draft's

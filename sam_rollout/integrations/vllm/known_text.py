@@ -102,7 +102,9 @@ class TextScores:
             raise RuntimeError(
                 f"{sum(widths)} scored positions expected, {logits.shape[0]} rows of logits found"
             )
-        rows, tokens, places = [], [], []
+        rows: list[int] = []
+        tokens: list[int] = []
+        places = []
         first = 0
         for request, width in zip(requests, widths, strict=True):
             known = _known_text_of(request)

@@ -205,7 +205,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
         "logprobs_mode": "raw_logprobs",
     }
     token_ids, reference = _sample(check, prompts, arguments)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
         # The control runs in the engine of the first k: the same texts, one token at a time.
         widths = [DECODED_AGAIN, k] if not rows else [k]

@@ -41,7 +41,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     """
     if config.kind == "stock":
         return
-    sampler = getattr(model_runner, "sampler", None)
+    sampler: Any = getattr(model_runner, "sampler", None)
     if not hasattr(sampler, "topk_topp_sampler"):
         raise ConfigError(
             "rollout_sampler.kind",

@@ -54,7 +54,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
             execute(module)
             wrap(module)
 
-        spec.loader.exec_module = execute_and_wrap
+        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]  # of this one
         return spec
 
 

@@ -15,7 +15,8 @@ from sam_rollout.automaton import kernels
 SOURCE = Path(sam_rollout.__file__).parent
 LIMIT_S = 300
 TOGETHER = 2  # processes; each compiles for ten seconds of a core
-pytestmark = pytest.mark.timeout(900)  # each worker compiles for seconds, on what cores there are
+# Each worker compiles for seconds, on what cores there are.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Warms up, drafts for a text that repeats itself, prints what was found.
 WORKER = """

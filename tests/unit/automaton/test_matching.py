@@ -159,6 +159,7 @@ def texts(draw):
     return text
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(texts(), st.integers(1, 8))
 def test_match_and_draft_are_those_of_the_rule(text, k):

@@ -91,6 +91,7 @@ def documents_and_text(draw):
     return documents, text
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(documents_and_text(), st.data())
 def test_match_and_draft_are_those_of_brute_force(case, data):

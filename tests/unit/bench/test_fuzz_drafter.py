@@ -44,9 +44,3 @@ def test_a_failure_ends_the_run_with_its_seed_and_no_record(run, monkeypatch, tm
         run()
     assert end.value.code == 1 and list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.startswith("seed 3: AssertionError")
-
-
-def test_totals_add_up():
-    totals = fuzz_drafter.Totals(drafters=1, steps=60)
-    totals.add(fuzz_drafter.Totals(drafters=1, requests=2, steps=50))
-    assert totals == fuzz_drafter.Totals(drafters=2, requests=2, steps=110)

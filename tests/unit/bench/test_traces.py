@@ -128,7 +128,7 @@ def test_python_brings_texts(read):
 
 
 def test_the_recorded_rollouts_are_groups_with_second_epochs():
-    from benchmarks.drafter import TRACES
+    from benchmarks.bench_drafter import TRACES
 
     groups = groups_of(read_traces(TRACES))
     assert {len(group) for group in groups} == {8}

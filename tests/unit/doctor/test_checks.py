@@ -99,6 +99,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [["--experiment", "tiny_cpu"], ["--cluster"], ["--device", "ascend_910c"]]
 )

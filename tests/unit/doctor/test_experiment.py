@@ -18,6 +18,7 @@ def test_an_experiment_is_composed_as_the_recipe_does():
     assert device == "cpu"
 
 
+@pytest.mark.slow
 def test_every_shipped_experiment_composes_for_a_known_device():
     for path in (REPOSITORY / "configs" / "experiment").glob("*.yaml"):
         question, findings = ask(None, [f"experiment={path.stem}"], cluster=False)

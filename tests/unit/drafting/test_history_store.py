@@ -191,6 +191,7 @@ def _write_many(folder, name, count):
         writer.append(name, step, np.full(30, step, np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_two_processes_write_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")

@@ -207,6 +207,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     group = GROUPS[name]

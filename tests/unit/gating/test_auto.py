@@ -41,6 +41,7 @@ def auto(k: int = K) -> AutoGate:
     return AutoGate(REQUESTS, k, EXPLORATION)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
 def test_as_fast_as_the_best_fixed_choice(name):
     engine = REGIMES[name]

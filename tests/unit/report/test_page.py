@@ -55,6 +55,7 @@ def test_little_is_drawn_of_little(make_run):
     assert "No time that both sides recorded" in page
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     chromium.find() is None,
     reason="no Chromium: apt-get install chromium, or name one in CHROMIUM",

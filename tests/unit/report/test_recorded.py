@@ -15,6 +15,8 @@ from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.recorded import RECORD, RUNS, check_recorded, tables
 from sam_rollout.telemetry.records import RunFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(synthetic, tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MODULES = {
     "telemetry": ("aggregate", "docs", "records", "schema"),
     "report": ("compare", "learning", "page", "plots", "recorded", "runs", "sources", "tables"),

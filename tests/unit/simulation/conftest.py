@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sam_rollout.simulation.acceptance import Acceptance
+from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
 from sam_rollout.simulation.rollout import Round
 

@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -10,15 +9,9 @@ from typer.testing import CliRunner
 from sam_rollout.bench.generator import group
 from sam_rollout.cli import app
 from sam_rollout.config import SamConfig
-from sam_rollout.simulation import program
-from sam_rollout.simulation.acceptance import Acceptance
-from sam_rollout.simulation.check import RecordedPredictions, compare, judge
+from sam_rollout.simulation import validation
 from sam_rollout.simulation.costs import CostRow, CostTable
-from sam_rollout.simulation.published import GAINS, Prediction
-from sam_rollout.simulation.recorded import siblings_kind
-from sam_rollout.simulation.rollout import Fleet, Round
-from sam_rollout.simulation.validation import Row
-from sam_rollout.simulation.workload import Workload
+from sam_rollout.simulation.validation import Row, Validation
 
 
 @pytest.fixture
@@ -50,30 +43,12 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
     done = run("simulate", texts, "--calibration", costs, "--threshold", 2, "--threshold", 8,
                "--siblings", "--json", output, "--picture", picture, "--replicas", 2)  # fmt: skip
     assert done.exit_code == 0, done.output
-    settings = json.loads(output.read_text())["settings"]
-    assert next(iter(settings)) == "baseline" and len(settings) == 8
-    best = min(figures["rollout_s"] for name, figures in settings.items() if "siblings" not in name)
-    assert settings["auto, k up to 3"]["rollout_s"] < 1.03 * best
-    assert settings["k=3, threshold 8"]["rollout_s"] < settings["baseline"]["rollout_s"]
+    found = json.loads(output.read_text())["settings"]
+    assert next(iter(found)) == "baseline" and len(found) == 8
+    best = min(figures["rollout_s"] for name, figures in found.items() if "siblings" not in name)
+    assert found["auto, k up to 3"]["rollout_s"] < 1.03 * best
+    assert found["k=3, threshold 8"]["rollout_s"] < found["baseline"]["rollout_s"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_requests_choose_the_table_of_as_many_siblings(monkeypatch):
-    made = []
-
-    def chances(workload, k, count):
-        made.append(count)
-        return Acceptance(np.zeros(1), np.full((1, k), 0.5))
-
-    monkeypatch.setattr(program, "_siblings_chances", chances)
-    n, some = 32, Acceptance(np.zeros(1), np.full((1, 3), 0.5))
-    round_ = Round(np.full(n, 10), np.full(n, 50), np.zeros(n, np.int64))
-    table = CostTable([CostRow(n, query, 0, False, 0.01) for query in (1, 4)])
-    workload = Workload(1, round_, Fleet(1, n), chances=some)
-    program.replay_settings(workload, table, Fleet(1, n), [8], [3], siblings=True)
-    assert made[0] == 1
-    assert [siblings_kind(count) for count in made] == list(range(len(made)))
-    assert siblings_kind(10 * n) == len(made) - 1
 
 
 def test_drafts_without_verify_steps_are_refused_and_guesses_said(texts, tmp_path):
@@ -110,16 +85,11 @@ def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_p
     ("arguments", "said"),
     [
         (["simulate", "nowhere", "--calibration", "no.json"], "no.json"),
-        (["simulate", "experiment=tiny_cpu"], "published figures are known of article_32b"),
-        (["simulate"], "experiment=NAME"),
+        (["simulate"], "a run folder or a file of traces"),
         (["simulate", "somewhere"], "needed to replay a run"),
-        (["simulate", "experiment=article_32b", "--threshold", "8"], "--threshold: of a replay"),
-        (
-            ["simulate", "experiment=article_32b", "--max-num-seqs", "8"],
-            "--max-num-seqs: of a replay",
-        ),
-        (["simulate", "--check", "--picture", "a.png"], "not with --check"),
-        (["simulate", "--check", "experiment=article_32b"], "--check takes none"),
+        (["simulate", "--check", "--picture", "a.png"], "--picture: not with --check"),
+        (["simulate", "--check", "--threshold", "8"], "--threshold: not with --check"),
+        (["simulate", "--check", "somewhere"], "--check takes none"),
     ],
 )
 def test_errors_are_one_line(arguments, said):
@@ -128,58 +98,23 @@ def test_errors_are_one_line(arguments, said):
     assert said in done.output and "Traceback" not in done.output
 
 
-def row(ratio, k=0):
-    return Row(k, 8, 64, 1, 10.0, 10.0 * ratio, 10.0, 3.0, 3.0)
+def test_a_rollout_off_by_more_than_a_tenth_fails_the_check(monkeypatch, tmp_path):
+    for ratio, status in ((1.09, 0), (0.89, 1)):
+        row = Row(3, 8, 64, 1, 10.0, 10.0 * ratio, 10.0, 3.0, 3.0)
+        monkeypatch.setattr(Validation, "__init__", lambda self, record, traces: None)
+        monkeypatch.setattr(Validation, "rows", lambda self, progress, row=row: [row])
+        done = run("simulate", "--check", "--json", tmp_path / "check.json")
+        assert done.exit_code == status, done.output
+        assert ("MISSED" in done.output) == bool(status)
+        (found,) = json.loads((tmp_path / "check.json").read_text())["rollouts"]
+        assert found["predicted_s"] == 10.0 * ratio
 
 
-def test_a_rollout_off_by_more_than_a_tenth_fails_the_check():
-    findings = judge([row(1.09), row(0.89)], [], 1.35)
-    assert [finding.failed for finding in findings] == [False, True, False]
-
-
-def predicted(points):
-    """The second published gain, predicted so many points too high."""
-    return Prediction(GAINS[1], 4159.0, 4159.0 / (1 + GAINS[1].gain + points / 100), 0.1)
-
-
-def test_a_known_miss_names_its_reason_and_ends_somewhere():
-    found = judge([], [predicted(2), predicted(5), predicted(40), predicted(-40)], 1.7)
-    ok, known, far, low, tail = found
-    assert ok.reached and not ok.reason
-    assert not known.reached and known.reason and not known.failed
-    assert far.failed and low.failed, "a reason excuses so much and no more"
-    assert not tail.reached and tail.reason
-    assert judge([], [], 3.0)[0].failed
-
-
-def test_a_prediction_that_moved_fails_even_where_its_miss_is_known():
-    known = predicted(5)
-    key = (known.published.setup, known.published.title)
-    same = RecordedPredictions({key: known.gain * (1 + 1e-9)}, 1.7)
-    assert not any(finding.failed for finding in compare([known], 1.7, same))
-    moved = RecordedPredictions({key: known.gain * (1 + 1e-4)}, 1.7)
-    assert [finding.failed for finding in compare([known], 1.7, moved)] == [True, False]
-    assert compare([known], 1.7, RecordedPredictions({}, 1.7))[0].failed, "not recorded at all"
-
-
-def test_a_check_without_records_says_so_and_holds_the_rest(monkeypatch, tmp_path):
-    class Paper:
-        def predictions(self, name):
-            return [predicted(2)] if name == GAINS[1].setup else []
-
-        def tail_factor(self):
-            return 1.35
-
-    monkeypatch.setattr(program, "on_paper", lambda compose: Paper())
-    for name in ("VALIDATION", "VALIDATION_TRACES", "PUBLISHED"):
-        monkeypatch.setattr(program, name, tmp_path / f"{name}.json")
-    output = tmp_path / "check.json"
-    done = run("simulate", "--check", "--json", output)
+def test_a_check_without_a_record_fails_and_names_its_program(monkeypatch, tmp_path):
+    monkeypatch.setattr(validation, "RECORD", tmp_path / "no.json")
+    done = run("simulate", "--check")
     assert done.exit_code == 1 and "Traceback" not in done.output, done.output
-    findings = json.loads(output.read_text())["findings"]
-    assert [finding["reached"] for finding in findings] == [False, False, True, True]
-    assert "benchmarks/simulate_validation.py" in findings[0]["found"]
-    assert "benchmarks/simulate_published.py" in findings[1]["found"]
+    assert "benchmarks/simulate_validation.py" in done.output
 
 
 def test_imports_no_engine():

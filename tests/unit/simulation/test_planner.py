@@ -14,6 +14,7 @@ from sam_rollout.doctor.experiment import (
     UnknownExperimentError,
     compose,
 )
+from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
 from sam_rollout.simulation.planner import Planner
 from sam_rollout.simulation.rollout import Fleet
@@ -160,3 +161,12 @@ def test_exact_counts_have_an_entry_for_every_token(workload):
         assert len(right) == len(trace.response) + 1
         assert right.max() <= max(KS)
     assert np.mean([right.mean() for right in workload.round.right]) > 0.2
+
+
+def test_siblings_of_one_engine_draft_from_each_other(workload):
+    """Spread over as many engines as there are siblings, nobody has any."""
+    alone = workload.siblings_chances(3, 4, LeastLoaded)
+    own = workload.own_chances(3)
+    together = workload.siblings_chances(3, 4, GroupRouter)
+    assert alone.expected(3, 500) == pytest.approx(own.expected(3, 500), rel=0.05)
+    assert together.expected(3, 500) > 1.05 * alone.expected(3, 500)

@@ -3,17 +3,16 @@ import pytest
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
-from sam_rollout.simulation import program
 from sam_rollout.simulation.costs import CostRow, CostTable
+from sam_rollout.simulation.settings import replay_settings
 from sam_rollout.simulation.workload import WorkloadError, read_workload
 from sam_rollout.telemetry.records import (
-    EngineSteps,
     RequestRecord,
     RunFolder,
     RunInfo,
+    StepRecord,
     TraceRecord,
-    requests_table,
-    traces_table,
+    table_of,
 )
 
 
@@ -28,20 +27,28 @@ def folder(tmp_path):
     run.write_start(RunInfo("sam=on", config, {}, {}, {}, "2026-01-01T00:00:00+00:00"))
     times = {("a", 0): (10.0, 15.0), ("a", 1): (10.1, 20.0), ("b", 0): (20.0, 22.0)}
     requests = [
-        RequestRecord(1, "train", 0, group, sibling, 7, 30, *counts, start, end, "stop", 8, 20,
-                      group == "b")
+        RequestRecord(
+            step=1, split="train", replica=0, group=group, sibling=sibling, prompt_tokens=7,
+            response_tokens=30, verify_steps=counts[0], drafted_tokens=counts[1],
+            accepted_tokens=counts[2], start_s=start, end_s=end, finish_reason="stop",
+            open_steps=8, open_tokens=20, control=group == "b",
+        )
         for (group, sibling), (start, end) in times.items()
         for counts in [(0, 0, 0) if group == "b" else (5, 15, 2)]
     ]  # fmt: skip
-    run.write_requests(0, requests_table(requests))
-    run.write_requests(1, requests_table([]))
-    steps = EngineSteps()
-    for number in range(8):
-        drafted = 2 * (number < 5)
-        steps.append(1, "train", 0, 11.0 + number, 0.1, 2, 2, 0, draft_requests=drafted,
-                     draft_tokens=3 * drafted, accepted_tokens=4 * (number == 0),
-                     accepted_per_position=(2, 1, 1) if number == 0 else ())  # fmt: skip
-    run.write_engine_steps(0, steps.to_table())
+    run.write_requests(0, table_of(RequestRecord, requests))
+    run.write_requests(1, table_of(RequestRecord, []))
+    steps = [
+        StepRecord(
+            step=1, split="train", replica=0, time_s=11.0 + number, duration_s=0.1, scheduled=2,
+            running=2, waiting=0, draft_requests=drafted, draft_tokens=3 * drafted,
+            accepted_tokens=4 * (number == 0),
+            accepted_per_position=(2, 1, 1) if number == 0 else (),
+        )
+        for number in range(8)
+        for drafted in [2 * (number < 5)]
+    ]  # fmt: skip
+    run.write_engine_steps(0, table_of(StepRecord, steps))
     return run, times
 
 
@@ -59,10 +66,13 @@ def test_lengths_rounds_and_chances_of_a_run(folder):
 def test_texts_are_read_in_order_of_arrival(folder):
     run, times = folder
     records = [
-        TraceRecord(group, sibling, 1, "train", 0, [1, 2], list(range(5 + sibling)), start, end)
+        TraceRecord(
+            group=group, sibling=sibling, step=1, split="train", replica=0, prompt_ids=[1, 2],
+            response_ids=list(range(5 + sibling)), start_s=start, end_s=end,
+        )
         for (group, sibling), (start, end) in reversed(times.items())
-    ]
-    run.write_traces(0, traces_table(records))
+    ]  # fmt: skip
+    run.write_traces(0, table_of(TraceRecord, records))
     work = read_workload(run.path)
     assert [(trace.group, trace.sibling) for trace in work.traces] == list(times)
     assert work.round.length.tolist() == [5, 6, 5]
@@ -88,4 +98,4 @@ def test_more_drafts_than_the_run_has_made_need_texts(folder):
     work = read_workload(run.path)
     table = CostTable([CostRow(2, query, 0, False, 0.1) for query in (1, 6)])
     with pytest.raises(ValueError, match="k = 5: acceptance is known of up to 3 drafts"):
-        program.replay_settings(work, table, work.fleet, [2], [5])
+        replay_settings(work, table, work.fleet, [2], [5])

@@ -154,6 +154,32 @@ def test_train_steps_round_trip_and_the_later_entry_wins(folder):
     assert math.isnan(steps[1]["b"])
 
 
+COUNTER = "sam/draft/catch_up_tokens"
+# Step 0 is validated before training, step 2 after its rollout; step 3 is the first after a resume.
+SINCE_THE_START = {
+    0: {"sam_val/draft/catch_up_tokens": 50.0},
+    1: {COUNTER: 150.0, "sam/draft/bytes": 7.0},
+    2: {COUNTER: 190.0, "sam/draft/bytes": 9.0, "sam_val/draft/catch_up_tokens": 1190.0},
+    3: {COUNTER: 30.0, "sam/draft/bytes": 3.0},
+    4: {COUNTER: 40.0, "sam/draft/bytes": math.nan},
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "counted"), [(3, [100.0, 40.0, 30.0, 10.0]), (4, [150.0, 190.0, 30.0, 40.0])]
+)
+def test_counters_are_of_their_step_whatever_the_folders_version(tmp_path, version, counted):
+    folder = RunFolder(tmp_path)
+    folder.write_start(replace(INFO, schema_version=version))
+    for step, metrics in SINCE_THE_START.items():
+        folder.append_train_step(step, metrics)
+    steps = folder.read_train_steps()
+    assert [steps[step][COUNTER] for step in (1, 2, 3, 4)] == counted
+    assert [steps[step]["sam/draft/bytes"] for step in (1, 2, 3)] == [7.0, 9.0, 3.0], "no counter"
+    validated = steps[2]["sam_val/draft/catch_up_tokens"]
+    assert validated == (1000.0 if version == 3 else 1190.0)
+
+
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next_entry(folder):
     folder.append_train_step(1, {"a": 1.0})
     with open(folder.train_steps_path, "a") as file:

@@ -21,6 +21,7 @@ GRAPH = ("experiment=article_32b_graph",)
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["off", "matched", "on"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):

@@ -30,6 +30,7 @@ def root_level(program: str) -> str:
     return done.stdout.split()[-1]
 
 
+@pytest.mark.slow
 def test_the_root_logger_still_lets_warnings_through():
     assert root_level("import verl\n" + LEVEL) == "WARNING"
 

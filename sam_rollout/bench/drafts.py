@@ -7,11 +7,11 @@ greedy replay (`replay.py`) and does not depend on the machine; times do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sam_rollout.bench import corpora, generator, sides
-from sam_rollout.bench.drafter_costs import CostSizes, measure_calls, measure_costs
+from sam_rollout.bench.draft_costs import CostSizes, measure_calls, measure_costs
 from sam_rollout.bench.machine import machine
 from sam_rollout.bench.replay import CONTEXT_BIN, Replay, read_through, replay
 from sam_rollout.bench.sides import Side
@@ -21,7 +21,6 @@ COT, GROUPS, REWRITES, CODE, PROSE = "CoT", "CoT groups", "rewrites", "code", "p
 SECOND_EPOCH, TRACES = "second epoch", "traces"
 KS = (3, 8)
 CONTEXT_K = 3  # of the curve against context length, as published
-GENERATED = (COT, GROUPS, REWRITES, SECOND_EPOCH)  # from a seed
 # Of the generated texts. The generator was fitted on others; the constants of the rule that drafts
 # from own text were chosen on these: another seed makes texts that nothing was chosen on.
 SEED = 11
@@ -36,8 +35,6 @@ SWEEP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST)
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.FIRST, sides.NGRAM,
                sides.NGRAM_24, sides.ARCTIC)  # fmt: skip
 COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
-HELD_OUT_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_HISTORY, sides.FIRST,
-                  sides.ARCTIC)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Measure everything. JSON values."""
         datasets = self.datasets()
-        acceptance, context = self._acceptance(datasets)
+        acceptance, context = self.acceptance(datasets)
         self.progress("acceptance against k")
         sweep = self._sweep(datasets[0])
         self.progress("calls")
@@ -147,26 +144,7 @@ class Bench:
             "costs": costs,
         }
 
-    def held_out(self) -> dict[str, Any]:
-        """Acceptance alone, of the texts that the seed makes and by the sides of interest. JSON."""
-        datasets = [
-            replace(data, sides=tuple(name for name in data.sides if name in HELD_OUT_SIDES))
-            for data in self.datasets()
-            if data.name in GENERATED
-        ]
-        acceptance, _ = self._acceptance(datasets)
-        return {
-            "machine": {**machine("numpy", "numba"), **sides.versions()},
-            "seed": self.seed,
-            "missing": {
-                name: self.missing[name] for name in HELD_OUT_SIDES if name in self.missing
-            },
-            "acceptance": acceptance,
-        }
-
-    def _acceptance(
-        self, datasets: list[Data]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def acceptance(self, datasets: list[Data]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows of every side and k, and those against the length of the context."""
         acceptance, context = [], []
         for data in datasets:

@@ -6,12 +6,11 @@ import pytest
 from sam_rollout.bench.generator import Problem, group
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import OWN, all_sides
-from sam_rollout.simulation.acceptance import (
+from sam_rollout.simulation.chances import (
     Acceptance,
     Counts,
     count_replay,
     fit_from_right,
-    pool,
     right_drafts,
 )
 
@@ -46,7 +45,7 @@ def test_a_fit_recovers_what_was_counted(trace):
     (right,) = right_drafts([trace], SIDE, 3)
     table = fit_from_right([(len(trace.prompt), right)], [0], 3)
     steps, accepted = walked(right, 3)
-    assert table.mean_length(3)[0] == pytest.approx(1 + accepted / steps)
+    assert table.expected(3, 0) == pytest.approx(1 + accepted / steps)
 
 
 def test_counting_a_replay_sees_every_step(trace):
@@ -80,21 +79,7 @@ def test_texts_read_together_draft_what_each_would_alone():
     assert max(right.max() for right in together) == 4
 
 
-def test_tables_are_pooled_on_common_edges():
-    first = Acceptance(np.array([0.0, 100.0]), np.array([[0.5], [0.6]]))
-    second = Acceptance(np.array([0.0, 50.0]), np.array([[0.1, 0.05], [0.2, 0.1]]))
-    edges, survival = pool([first, second])
-    assert edges.tolist() == [0, 50, 100]
-    assert survival[0, :, 0].tolist() == [0.5, 0.5, 0.6]
-    assert survival[1, :, 1].tolist() == [0.05, 0.1, 0.1]
-    assert survival[0, :, 1].tolist() == [0, 0, 0], "beyond its longest draft nothing is accepted"
-
-
-def test_tables_are_checked_and_survive_json():
-    table = Acceptance(np.array([0.0, 10.0]), np.array([[0.5, 0.25], [0.75, 0.5]]))
-    again = Acceptance.from_json(table.to_json())
-    assert (again.edges == table.edges).all() and (again.survival == table.survival).all()
-    assert table.scaled(2.0).survival.max() == 1.0
+def test_tables_are_checked():
     with pytest.raises(ValueError, match="rise from 0"):
         Acceptance(np.array([1.0]), np.array([[0.5]]))
     with pytest.raises(ValueError, match=r"0\.\.1"):

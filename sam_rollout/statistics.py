@@ -1,4 +1,4 @@
-"""Gains and differences with intervals over repeats and steps.
+"""Intervals: of gains and differences over repeats and steps, of ratios over units, of shares.
 
 Runs hold steps, and the same step has the same prompts in every run of a seed. So a draw takes
 repeats of each side with replacement, then steps with replacement, the same steps for all runs (a
@@ -8,15 +8,18 @@ n of both sides with a seed of its own, are drawn as pairs: what the seed does t
 A bootstrap of two or three repeats is too narrow. Where both sides have repeats an interval also
 spans the t-interval of the runs' totals (Welch's, or that of pairs), which knows how few they are.
 Where a side has one run only, the interval holds the noise within the run alone.
+
+Of one run alone, ratios of sums are compared over independent units, by the jackknife's variance of
+their logarithm. Engines import this module: scipy.stats, which takes a second, is imported where it
+is used.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
 
 RESAMPLES = 10_000
 SEED = 0  # the same runs give the same intervals
@@ -123,14 +126,28 @@ def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
     """Half the t-interval of the difference of two means; None where a side has one run."""
     if min(len(base), len(sam)) < 2:
         return None
-    parts = [side.var(ddof=1) / len(side) for side in ([base - sam] if paired else [base, sam])]
-    if not sum(parts):
-        return 0.0  # runs that agree to the last digit
-    runs = [len(base)] if paired else [len(base), len(sam)]
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (count - 1) for part, count in zip(parts, runs, strict=True)
-    )
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(sum(parts)))
+    return t_width(*map(_error, [base - sam] if paired else [base, sam]))
+
+
+def _error(values: np.ndarray) -> tuple[float, float]:
+    """Squared standard error of a mean, and its degrees of freedom."""
+    return values.var(ddof=1) / len(values), len(values) - 1
+
+
+def t_width(*parts: tuple[float, float]) -> float:
+    """Half the t-interval of a sum of independent estimates.
+
+    Args:
+        parts: Squared standard error and degrees of freedom of each. Of one the interval is
+            Student's, of several Welch's.
+    """
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return 0.0  # values that agree to the last digit
+    from scipy import stats
+
+    freedom = variance**2 / sum(part**2 / count for part, count in parts)
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance))
 
 
 # [draws, runs of BASE], [draws, runs of SAM], [draws, steps]
@@ -178,6 +195,122 @@ def _estimate(
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):
         return Estimate(value, None, None)
-    outside = (1 - CONFIDENCE) / 2
-    ends = [*np.quantile(draws, [outside, 1 - outside]), *also]
+    ends = [*percentiles(draws), *also]
     return Estimate(value, float(min(ends)), float(max(ends)))
+
+
+def percentiles(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The limits that leave out as many draws of a bootstrap on either side."""
+    outside = (1 - confidence) / 2
+    low, high = np.quantile(draws, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+def mean(values: Sequence[float] | np.ndarray) -> Estimate:
+    """Mean of independent values, with its bootstrap interval.
+
+    One value, or values that are all the same, have an interval of one point.
+    """
+    data = np.asarray(values, float)
+    value = float(data.mean())
+    if np.ptp(data) == 0:
+        return Estimate(value, value, value)
+    return Estimate(value, *percentiles(_resampled(data, SEED)))
+
+
+def share(right: int, total: int) -> Estimate:
+    """The share ``right / total`` with Wilson's score interval."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(right / total, float(interval.low), float(interval.high))
+
+
+@dataclass(frozen=True)
+class Change:
+    """By how much a mean differs from another, by Welch and by a bootstrap; two-sided p (Welch)."""
+
+    welch: Estimate
+    bootstrap: Estimate
+    p_value: float
+
+
+def change(first: np.ndarray, last: np.ndarray) -> Change:
+    """Mean of `last` less mean of `first`, values that are independent of each other."""
+    value = float(last.mean() - first.mean())
+    draws = _resampled(last, SEED) - _resampled(first, SEED + 1)
+    bootstrap = Estimate(value, *percentiles(draws))
+    if np.ptp(first) == 0 and np.ptp(last) == 0:  # no spread to test
+        return Change(Estimate(value, value, value), bootstrap, float(value == 0))
+    from scipy import stats
+
+    test = stats.ttest_ind(last, first, equal_var=False)
+    low, high = test.confidence_interval(CONFIDENCE)
+    return Change(Estimate(value, float(low), float(high)), bootstrap, float(test.pvalue))
+
+
+def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
+    """Means of the values drawn with replacement, [RESAMPLES]."""
+    blocks = range(RESAMPLES // _AT_ONCE)
+    drawn = [_drawn(len(values), seed, block) @ values for block in blocks]
+    return np.concatenate(drawn) / len(values)
+
+
+Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators, float [units] each
+
+
+def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
+    """Compare two ratios of sums over independent units.
+
+    The interval is Welch's t-interval of the difference of the logarithms. A logarithm's variance
+    is the jackknife's over units, and its degrees of freedom count units by their weight: where a
+    few long ones decide a ratio, the plain linearised variance covers the truth in 86 to 90 % of
+    cases instead of 95 % (`tests/unit/test_statistics.py` has the simulation).
+
+    Returns:
+        (ratio of the treated) / (ratio of the control) - 1, without limits where a side has one
+        unit; None if a side has nothing.
+    """
+    arms = [_log_ratio(*arm) for arm in (treated, control)]
+    if None in arms:
+        return None
+    (log, *error), (other_log, *other_error) = arms
+    return _log_gain(log - other_log, error, other_error)
+
+
+def paired_gain(numerator: np.ndarray, denominator: np.ndarray) -> Estimate | None:
+    """Compare two sums over the same units, float [units] each.
+
+    The interval is Student's, with the jackknife's variance of the logarithm as in `ratio_gain`.
+
+    Returns:
+        (sum of the numerators) / (sum of the denominators) - 1, without limits of one unit; None if
+        a side has nothing.
+    """
+    found = _log_ratio(numerator, denominator)
+    return None if found is None else _log_gain(found[0], found[1:])
+
+
+def _log_ratio(
+    numerator: np.ndarray, denominator: np.ndarray
+) -> tuple[float, float | None, float] | None:
+    """Logarithm of a ratio of sums, its variance (None of one unit) and degrees of freedom."""
+    used = denominator > 0
+    numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
+    if not numerator.sum() > 0:
+        return None
+    value, units = numerator.sum() / denominator.sum(), len(numerator)
+    if units == 1:
+        return math.log(value), None, 0.0
+    weight = denominator / denominator.sum()
+    left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
+    variance = float((left_out**2).sum() * (units - 1) / units)
+    return math.log(value), variance, max(1 / float((weight**2).sum()) - 1, 1.0)
+
+
+def _log_gain(log: float, *errors: Sequence[float | None]) -> Estimate:
+    """A gain by its logarithm; `errors` are a variance and its degrees of freedom each."""
+    if any(variance is None for variance, _ in errors):
+        return Estimate(math.expm1(log), None, None)
+    width = t_width(*errors)
+    return Estimate(math.expm1(log), math.expm1(log - width), math.expm1(log + width))

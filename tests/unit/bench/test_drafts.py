@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sam_rollout.bench import drafter, drafter_check, drafter_report, generator, sides
-from sam_rollout.bench.drafter_costs import Batch, CostSizes
+from benchmarks.bench_drafter import GENERATED, HELD_OUT_SIDES, held_out
+from sam_rollout.bench import draft_tables, draft_targets, drafts, generator, sides
+from sam_rollout.bench.draft_costs import Batch, CostSizes
 from sam_rollout.bench.traces import Trace
 from sam_rollout.bench.verdicts import show_check
 from sam_rollout.cli import app
 
-TINY = drafter.Sizes(
+TINY = drafts.Sizes(
     cot=(1, 400),
     groups=(1, 300),
     rewrites=(1, 200),
@@ -47,7 +48,7 @@ def without_engines():
 
 @pytest.fixture(scope="module")
 def result():
-    return drafter.Bench(TINY).run()
+    return drafts.Bench(TINY).run()
 
 
 def test_every_side_of_ours_is_there(result):
@@ -57,12 +58,12 @@ def test_every_side_of_ours_is_there(result):
 def test_every_set_of_texts_is_measured_with_every_side_that_is_there(result):
     seen = {(row["data"], row["side"]) for row in result["acceptance"]}
     assert {data for data, _ in seen} == {
-        drafter.COT, drafter.CODE, drafter.PROSE, drafter.GROUPS, drafter.REWRITES,
-        drafter.SECOND_EPOCH,
+        drafts.COT, drafts.CODE, drafts.PROSE, drafts.GROUPS, drafts.REWRITES,
+        drafts.SECOND_EPOCH,
     }  # fmt: skip
-    assert {(drafter.GROUPS, sides.OWN_SIBLINGS), (drafter.COT, sides.FIRST)} <= seen
-    assert {(drafter.SECOND_EPOCH, name) for name in drafter.EPOCH_SIDES if name in OURS} <= seen
-    assert {(name, sides.LATEST_SIBLINGS) for name in (drafter.GROUPS, drafter.REWRITES)} <= seen
+    assert {(drafts.GROUPS, sides.OWN_SIBLINGS), (drafts.COT, sides.FIRST)} <= seen
+    assert {(drafts.SECOND_EPOCH, name) for name in drafts.EPOCH_SIDES if name in OURS} <= seen
+    assert {(name, sides.LATEST_SIBLINGS) for name in (drafts.GROUPS, drafts.REWRITES)} <= seen
     for row in result["acceptance"]:
         assert 1 <= row["mean_acceptance_length"] <= row["k"] + 1
         assert row["drafted_per_step"] <= row["k"]
@@ -101,7 +102,7 @@ def test_a_second_epoch_is_drafted_from_the_first(result):
     lengths = {
         row["side"]: row["mean_acceptance_length"]
         for row in result["acceptance"]
-        if (row["data"], row["k"]) == (drafter.SECOND_EPOCH, 3)
+        if (row["data"], row["k"]) == (drafts.SECOND_EPOCH, 3)
     }
     assert lengths[sides.OWN_HISTORY] > 1.2 * lengths[sides.OWN]
 
@@ -124,41 +125,41 @@ def test_groups_of_a_batch_have_nothing_in_common():
 
 
 def test_another_seed_is_measured_on_generated_texts_alone():
-    bench = drafter.Bench(TINY, seed=5)
-    result = bench.held_out()
-    assert {row["data"] for row in result["acceptance"]} == set(drafter.GENERATED)
-    assert {row["side"] for row in result["acceptance"]} <= set(drafter.HELD_OUT_SIDES)
+    result = held_out(TINY, 5)
+    assert {row["data"] for row in result["acceptance"]} == set(GENERATED)
+    assert {row["side"] for row in result["acceptance"]} <= set(HELD_OUT_SIDES)
     assert result["seed"] == 5 and "calls" not in result
-    tokens = [one.datasets()[0].runs[0][0].traces[0].tokens for one in (bench, drafter.Bench(TINY))]
+    benches = (drafts.Bench(TINY, seed=5), drafts.Bench(TINY))
+    tokens = [one.datasets()[0].runs[0][0].traces[0].tokens for one in benches]
     assert (tokens[0] != tokens[1]).any()
     json.dumps(result, allow_nan=False)
 
 
 def test_the_user_s_traces_are_measured_in_order_of_steps():
-    groups = drafter.Bench(TINY).datasets()[3].runs[0][0].traces
-    data = drafter.Bench(TINY, groups).datasets()[-1]
-    assert data.name == drafter.TRACES and data.rows == len(groups)
+    groups = drafts.Bench(TINY).datasets()[3].runs[0][0].traces
+    data = drafts.Bench(TINY, groups).datasets()[-1]
+    assert data.name == drafts.TRACES and data.rows == len(groups)
 
 
 def test_tables_and_picture(result, tmp_path):
     console = Console(width=160, record=True, file=io.StringIO())
-    drafter_report.show({**result, "missing": {"a peer": "not installed"}}, console)
+    draft_tables.show({**result, "missing": {"a peer": "not installed"}}, console)
     text = console.export_text()
-    for word in ("a peer", "not installed", *OURS, drafter.PROSE, "4 x 512", "bytes a token"):
+    for word in ("a peer", "not installed", *OURS, drafts.PROSE, "4 x 512", "bytes a token"):
         assert word in text, word
-    drafter_report.plot(result, tmp_path / "a.png")
+    draft_tables.plot(result, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def good_result() -> dict:
     """A result that reaches every target exactly or with little to spare."""
     lengths = {
-        (drafter.COT, 3): {sides.OWN: 2.1, sides.FIRST: 2.0, sides.ARCTIC: 2.0},
-        (drafter.COT, 8): {sides.OWN: 2.3, sides.ARCTIC: 2.0, sides.ADAPTIVE: 2.25},
-        (drafter.CODE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
-        (drafter.PROSE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
-        (drafter.GROUPS, 3): {sides.OWN: 1.5, sides.OWN_SIBLINGS: 1.9},
-        (drafter.SECOND_EPOCH, 3): {sides.OWN_SIBLINGS: 1.6, sides.ALL_SOURCES: 1.8},
+        (drafts.COT, 3): {sides.OWN: 2.1, sides.FIRST: 2.0, sides.ARCTIC: 2.0},
+        (drafts.COT, 8): {sides.OWN: 2.3, sides.ARCTIC: 2.0, sides.ADAPTIVE: 2.25},
+        (drafts.CODE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
+        (drafts.PROSE, 3): {sides.OWN: 1.7, sides.FIRST: 1.6},
+        (drafts.GROUPS, 3): {sides.OWN: 1.5, sides.OWN_SIBLINGS: 1.9},
+        (drafts.SECOND_EPOCH, 3): {sides.OWN_SIBLINGS: 1.6, sides.ALL_SOURCES: 1.8},
     }
     cost = {
         "median_ns": 150.0, "growth": 3.0, "slowest_ms": 1.9, "slowest_long_ms": 1.0,
@@ -167,7 +168,7 @@ def good_result() -> dict:
     }  # fmt: skip
     return {
         "missing": {},
-        "setting": {"cot": [8, drafter_check.POLICY_TOKENS]},
+        "setting": {"cot": [8, draft_targets.POLICY_TOKENS]},
         "acceptance": [
             {
                 "data": data,
@@ -189,11 +190,11 @@ def good_result() -> dict:
 
 
 def missed(result: dict) -> list[str]:
-    return [v.target for v in drafter_check.judge(result) if v.reached is not True]
+    return [v.target for v in draft_targets.judge(result) if v.reached is not True]
 
 
 def test_targets_that_are_reached():
-    verdicts = drafter_check.judge(good_result())
+    verdicts = draft_targets.judge(good_result())
     assert len(verdicts) == 17 and missed(good_result()) == []
 
 
@@ -227,7 +228,7 @@ def test_no_length_can_fall_unnoticed(row):
     changed["mean_acceptance_length"] /= 2
     compared = (sides.FIRST, sides.ARCTIC)
     only_compared = (changed["data"], changed["side"]) in (
-        (drafter.GROUPS, sides.OWN), (drafter.SECOND_EPOCH, sides.OWN_SIBLINGS),
+        (drafts.GROUPS, sides.OWN), (drafts.SECOND_EPOCH, sides.OWN_SIBLINGS),
     )  # fmt: skip
     assert bool(missed(result)) != (changed["side"] in compared or only_compared)
 
@@ -242,12 +243,12 @@ def test_a_policy_that_drafts_as_much_is_missed():
 
 def test_the_policy_is_not_judged_by_short_texts():
     result = good_result()
-    result["setting"]["cot"] = list(drafter.QUICK.cot)
+    result["setting"]["cot"] = list(drafts.QUICK.cot)
     for row in result["acceptance"]:
         row["drafted_per_accepted"] = 5.0
-    (verdict,) = [v for v in drafter_check.judge(result) if v.reached is not True]
+    (verdict,) = [v for v in draft_targets.judge(result) if v.reached is not True]
     assert verdict.reached is None and sides.ADAPTIVE in verdict.target
-    assert "0.0% fewer" in verdict.measured and str(drafter.QUICK.cot[1]) in verdict.measured
+    assert "0.0% fewer" in verdict.measured and str(drafts.QUICK.cot[1]) in verdict.measured
 
 
 def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
@@ -256,7 +257,7 @@ def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
     for table in ("acceptance", "costs"):
         result[table] = [row for row in result[table] if row["side"] not in gone]
     result["missing"] = {sides.ARCTIC: "no module", sides.OWN_SIBLINGS: "unknown key"}
-    verdicts = {v.target: v for v in drafter_check.judge(result)}
+    verdicts = {v.target: v for v in draft_targets.judge(result)}
     peers = [v for target, v in verdicts.items() if sides.ARCTIC in target]
     ours = [v for target, v in verdicts.items() if sides.OWN_SIBLINGS in target]
     assert [v.reached for v in peers] == [None, None] and "no module" in peers[0].measured
@@ -269,9 +270,9 @@ def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, tmp_path):
-    monkeypatch.setattr(drafter.Bench, "run", lambda self: result)
-    verdict = drafter_check.Verdict("as good", "this", reached)
-    monkeypatch.setattr(drafter_check, "judge", lambda measured: [verdict])
+    monkeypatch.setattr(drafts.Bench, "run", lambda self: result)
+    verdict = draft_targets.Verdict("as good", "this", reached)
+    monkeypatch.setattr(draft_targets, "judge", lambda measured: [verdict])
     arguments = ["bench", "drafter", "--quick", "--check", "--json", str(tmp_path / "a.json")]
     outcome = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "a.png")])
     assert outcome.exit_code == (0 if reached else 1), outcome.output
@@ -281,10 +282,10 @@ def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, 
     assert (tmp_path / "a.png").exists()
 
 
-@pytest.mark.parametrize(("options", "seed"), [([], drafter.SEED), (["--seed", "0"], 0)])
+@pytest.mark.parametrize(("options", "seed"), [([], drafts.SEED), (["--seed", "0"], 0)])
 def test_the_command_passes_the_seed_on(options, seed, result, monkeypatch):
     seeds = []
-    monkeypatch.setattr(drafter.Bench, "run", lambda self: seeds.append(self.seed) or result)
+    monkeypatch.setattr(drafts.Bench, "run", lambda self: seeds.append(self.seed) or result)
     outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick", *options])
     assert (outcome.exit_code, seeds) == (0, [seed]), outcome.output
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.drafter import CONTEXT_K, COT, TRACES
+from sam_rollout.bench.drafts import CONTEXT_K, COT, TRACES
 from sam_rollout.bench.generator import PUBLISHED
 from sam_rollout.bench.replay import CONTEXT_BIN
 

@@ -14,8 +14,7 @@ siblings advance together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -53,32 +52,10 @@ class Acceptance:
         """Longest draft that the table knows."""
         return self.survival.shape[1]
 
-    def mean_length(self, k: int) -> FloatArray:
-        """Mean acceptance length by context, bonus token included, float64[S]."""
-        return 1.0 + self.survival[:, :k].sum(axis=1)
-
     def expected(self, k: int, context: float) -> float:
         """Mean acceptance length of steps of k drafts at a context, bonus token included."""
         at = int(np.searchsorted(self.edges, context, side="right")) - 1
         return 1.0 + float(self.survival[at, :k].sum())
-
-    def scaled(self, factor: float) -> Acceptance:
-        """All chances times `factor`, at most 1."""
-        return dataclasses.replace(self, survival=np.minimum(self.survival * factor, 1.0))
-
-    def refined(self, edges: FloatArray) -> Acceptance:
-        """The same chances on other edges, those of the stretch that each of them lies in."""
-        at = np.searchsorted(self.edges, edges, side="right") - 1
-        return Acceptance(edges, self.survival[at])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists; `from_json` restores an equal object."""
-        return {"edges": self.edges.tolist(), "survival": np.round(self.survival, 5).tolist()}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Acceptance:
-        """From what `to_json` made."""
-        return cls(np.array(content["edges"], float), np.array(content["survival"], float))
 
 
 class Counts:
@@ -104,17 +81,6 @@ class Counts:
         pooled = at_least[:, 1:].sum(axis=0) / total
         weight = at_least[:, :1] + prior_steps
         return Acceptance(self.edges, (at_least[:, 1:] + prior_steps * pooled) / weight)
-
-
-def pool(tables: Sequence[Acceptance]) -> tuple[FloatArray, FloatArray]:
-    """Tables side by side, as the simulation reads them: edges [S], survival [kinds, S, K]."""
-    edges = np.unique(np.concatenate([table.edges for table in tables]))
-    longest = max(table.max_k for table in tables)
-    stacked = []
-    for table in tables:
-        fine = table.refined(edges).survival
-        stacked.append(np.pad(fine, ((0, 0), (0, longest - fine.shape[1]))))
-    return edges, np.stack(stacked)
 
 
 def right_drafts(

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.report.runs import Run
-from sam_rollout.telemetry.records import SOURCES
-from sam_rollout.telemetry.schema import PREFIXES
+from sam_rollout.sources import NAMES
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,14 @@ def _source(runs: list[Run], steps: list[int], name: str) -> Source:
 def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:
     """Tokens of a source in each of `steps`: by the engine steps, else by the run's counter."""
     counted = _counted(run, steps, f"sam/draft/{kind}_{name}")
-    if name not in SOURCES:
+    if name not in NAMES:
         return counted
     rows = run.engine_steps[run.engine_steps["step"].isin(steps)]
     drafted, tokens = (_by_source(rows[f"{column}_per_source"]) for column in ("drafted", kind))
     by_step = rows[["step", "draft_tokens"]].assign(
         # Older folders do not tell sources apart, nor does an engine that stopped taking notes.
         by_source=drafted.sum(axis=1),
-        tokens=tokens[:, SOURCES.index(name)],
+        tokens=tokens[:, NAMES.index(name)],
     )
     summed = by_step.groupby("step").sum()
     whole = summed["by_source"] == summed["draft_tokens"]
@@ -131,7 +130,7 @@ def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:
 
 def _by_source(lists: pd.Series) -> np.ndarray:
     """Lists by source as float [rows, sources]; 0 where there is none."""
-    table = np.zeros((len(lists), len(SOURCES)))
+    table = np.zeros((len(lists), len(NAMES)))
     told = lists.map(lambda row: row is not None and len(row) > 0).to_numpy(dtype=bool)
     if told.any():
         table[told] = np.stack(lists[told].to_list())
@@ -147,20 +146,5 @@ def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
 
 
 def _counted(run: Run, steps: list[int], name: str) -> pd.Series:
-    """How far a counter that runs since the start of the run rose in the rollouts of `steps`.
-
-    It counts validation, too, whose rise does not belong to the next step's rollout: a step's
-    validation comes after its rollout. A resumed run counts from zero again.
-    """
-    of_validation = re.sub(f"^{PREFIXES['train']}/", f"{PREFIXES['val']}/", name)
-    told = {
-        order: run.steps[known].dropna()
-        for order, known in enumerate((name, of_validation))
-        if known in run.steps
-    }
-    if 0 not in told:
-        return pd.Series(0.0, index=steps)
-    counter = pd.concat(told).swaplevel().sort_index()  # by step, then rollout before validation
-    rise = counter.diff()
-    rise = rise.where(rise >= 0, counter)  # the first value, and the first after a restart
-    return rise.xs(0, level=1).reindex(steps).fillna(0.0)
+    """A counter of each of `steps`; 0 where it is unknown."""
+    return run.steps.get(name, pd.Series(dtype=float)).reindex(steps).fillna(0.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.drafter import CODE, COT, GROUPS, PROSE, SECOND_EPOCH, Sizes
+from sam_rollout.bench.drafts import CODE, COT, GROUPS, PROSE, SECOND_EPOCH, Sizes
 from sam_rollout.bench.verdicts import Verdict
 
 # What drafts are worth, mean acceptance length against another side.

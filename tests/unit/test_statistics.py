@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sam_rollout.report import statistics
-from sam_rollout.report.statistics import Sides, difference, gain
+from sam_rollout import statistics
+from sam_rollout.statistics import Sides, difference, gain, mean, paired_gain, ratio_gain, share
 
 
 def sides(base, sam, paired=False) -> Sides:
@@ -90,3 +90,73 @@ def test_what_the_seed_of_a_pair_does_cancels():
     assert apart.low < 0 < 0.25 < apart.high
     shift = difference(sides(times, times + 1, paired=True))
     assert (shift.low, shift.value, shift.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def groups_of(rng, count: int, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and steps of groups that differ in length and in what drafts bring them."""
+    steps = rng.lognormal(5, 1.0, count)
+    return steps * mean * rng.lognormal(-0.045, 0.3, count), steps
+
+
+@pytest.mark.parametrize(("treated", "control"), [(6, 3), (30, 6), (90, 10)])
+def test_the_interval_covers_the_truth_as_often_as_it_says(treated, control):
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(800):
+        found = ratio_gain(groups_of(rng, treated, 1.8), groups_of(rng, control, 1.2))
+        assert found.low < found.value < found.high
+        covered.append(found.low <= 0.5 <= found.high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_a_control_that_does_not_vary_leaves_the_others_spread():
+    """As without padding: control rows gain exactly one token a step."""
+    rng = np.random.default_rng(2)
+    covered = []
+    for _ in range(600):
+        steps = rng.lognormal(5, 1.0, 8)
+        found = ratio_gain(groups_of(rng, 40, 1.7), (steps, steps))
+        covered.append(found.low <= 0.7 <= found.high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_one_unit_has_a_gain_without_interval():
+    found = ratio_gain(
+        (np.array([6.0]), np.array([2.0])), (np.array([3.0, 1.0]), np.array([3.0, 0.0]))
+    )
+    assert found.value == pytest.approx(2.0)
+    assert (found.low, found.high) == (None, None)
+    assert ratio_gain((np.zeros(0), np.zeros(0)), (np.ones(2), np.ones(2))) is None
+
+
+def test_the_paired_interval_covers_the_truth_as_often_as_it_says():
+    """Steps of very different length, whose two times go together."""
+    rng = np.random.default_rng(4)
+    covered = []
+    for _ in range(800):
+        with_s = rng.lognormal(3, 0.5, 12)
+        found = paired_gain(with_s * 1.3 * rng.lognormal(-0.005, 0.1, 12), with_s)
+        covered.append(found.low <= 0.3 <= found.high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_a_share_has_wilsons_interval():
+    """Wilson (1927): 3 of 10, 95 %."""
+    found = share(3, 10)
+    assert (found.low, found.value, found.high) == pytest.approx((0.1078, 0.3, 0.6032), abs=1e-4)
+    assert share(10, 10).high == pytest.approx(1.0)
+
+
+def test_a_mean_covers_its_standard_error_and_is_repeatable():
+    values = np.random.default_rng(1).random(400)
+    found = mean(values)
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert found.low < found.value < found.high
+    assert mean(values) == found
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25]])
+def test_values_that_do_not_vary_have_a_point_for_an_interval(values):
+    found = mean(values)
+    assert found.low == found.value == found.high == values[0]

@@ -1,0 +1,87 @@
+"""What the programs here have in common: options, turns, prompts of the tiny model, the record."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sam_rollout.identity import RequestIdentity
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
+MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+
+
+def parser(about: str, record: str) -> argparse.ArgumentParser:
+    """Options of a program: its docstring's first line, and where its record goes."""
+    made = argparse.ArgumentParser(description=about.splitlines()[0])
+    made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
+    return made
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record that is there already; empty if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a record as JSON; what is not finite has no place in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    print(f"written: {path}", flush=True)
+
+
+def turns(sides: Sequence[str], number: int) -> list[str]:
+    """The sides in the order of a round: rotated, so that none always follows the same other."""
+    turn = number % len(sides)
+    return [*sides[turn:], *sides[:turn]]
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of a figure over rounds."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": low, "q3": high}
+
+
+def load_prompts(count: int, seed: int = 2) -> list[list[int]]:
+    """Token ids of synthetic problems, as the tiny model is asked them."""
+    from transformers import AutoTokenizer
+
+    from recipes.dapo_qwen3.synthetic_math import draw_problems
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=seed, count=count)
+    ]
+
+
+def requests_of(
+    prompts: Sequence[list[int]], siblings: int, step: int
+) -> list[tuple[list[int], RequestIdentity]]:
+    """Every prompt as often as it has siblings, with who each request is in a step."""
+    from sam_rollout.identity import identify
+
+    return [
+        (ids, identify(ids, seed=1, step=step, sibling=sibling, split="train"))
+        for ids in prompts
+        for sibling in range(siblings)
+    ]
+
+
+def vllm_requests(
+    requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
+) -> tuple[list[Any], list[Any]]:
+    """The same as prompts and `SamplingParams` of vLLM; `sampling` are arguments of the latter."""
+    from vllm import SamplingParams, TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
+    identities = (identity.to_extra_args() for _, identity in requests)
+    return prompts, [SamplingParams(extra_args=extra, **sampling) for extra in identities]

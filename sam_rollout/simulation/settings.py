@@ -1,0 +1,104 @@
+"""What a replay of a recorded step compares: the baseline, thresholds, k, siblings, `auto`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+
+from sam_rollout.gating import ThresholdGate
+from sam_rollout.routing import GroupRouter, LeastLoaded
+from sam_rollout.simulation.chances import Acceptance
+from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.policies import MeasuredBudget, gate_budget
+from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
+from sam_rollout.simulation.workload import Workload
+
+
+def replay_settings(
+    workload: Workload, table: CostTable, fleet: Fleet, thresholds: Iterable[int],
+    ks: Iterable[int], *, siblings: bool = False, captured: Iterable[int] | None = None,
+    pad: bool = False, tail_threshold: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Outcome]:  # fmt: skip
+    """A recorded step under several settings, the baseline first.
+
+    Args:
+        workload: with exact acceptance (`with_right`), or with the chances the run saw.
+        table: step costs.
+        fleet: engines.
+        thresholds, ks: every pair of them is a setting.
+        siblings: also draft from siblings, spread and grouped; needs texts.
+        captured: query lengths with captured graphs; None runs eager.
+        pad: fill steps up to the next captured length.
+        tail_threshold: what counts as the long tail.
+        progress: called with settings done and their number.
+
+    Warns:
+        UserWarning: drafts, or requests that draft, beyond the verify steps of the table.
+
+    Raises:
+        CostTableError: the table has no verify steps, or none in a captured graph.
+    """
+    thresholds, ks = list(thresholds), list(ks)
+    _warn_unverified(table, ks, min(max(thresholds), fleet.max_num_seqs, len(workload.round)))
+    costs = table.compile(max(ks), captured=captured, pad=pad)
+    plain = table.compile(1, captured=None if captured is None else {1, *captured})
+    # Groups stay whole where nothing else runs.
+    largest = int(np.unique(workload.round.group, return_counts=True)[1].max())
+    routers = {"siblings": LeastLoaded}
+    routers["siblings, grouped"] = partial(GroupRouter, max_imbalance=largest)
+    by_k = _chances_by_k(workload, max(ks))
+    # `auto` would have measured the steps itself: here it drafts where the table has some.
+    limits = [table.verified_up_to(k) for k in range(1, len(by_k) + 1)]
+    settings = {"baseline": Setting()}
+    for k in ks:
+        shared = {
+            name: (workload.siblings_chances(k, fleet.engines, router), router)
+            for name, router in (routers.items() if siblings else ())
+        }
+        for threshold in thresholds:
+            budget = gate_budget(ThresholdGate(threshold, k))
+            name = f"k={k}, threshold {threshold}"
+            settings[name] = Setting(budget, workload.chances)
+            for title, (chances, router) in shared.items():
+                settings[f"{name}, {title}"] = Setting(budget, chances, router)
+    auto = MeasuredBudget(costs, by_k, limits)
+    settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1])
+    found = {}
+    for name, setting in settings.items():
+        # Tables stand for siblings' drafts, exact counts for those from a request's own text.
+        right = None if "siblings" in name else workload.round.right
+        found[name] = simulate(
+            dataclasses.replace(workload.round, right=right),
+            fleet,
+            plain if name == "baseline" else costs,
+            dataclasses.replace(setting, tail_threshold=tail_threshold),
+        )
+        if progress is not None:
+            progress(len(found), len(settings))
+    return found
+
+
+def _warn_unverified(table: CostTable, ks: Iterable[int], most: int) -> None:
+    """Say which drafts of up to `most` requests the table has no verify steps for."""
+    for k in ks:
+        measured = table.verified_up_to(k)
+        if measured < most:
+            known = f"up to {measured} requests" if measured else "no number of requests"
+            warnings.warn(
+                f"k={k}, up to {most} requests: the cost table has verify steps of {k} drafts for "
+                f"{known}; other times are guessed from its last rows",
+                stacklevel=3,
+            )
+
+
+def _chances_by_k(workload: Workload, max_k: int) -> tuple[Acceptance, ...]:
+    """Chances of 1, 2, ... drafts from a request's own text, as far as they are known."""
+    if workload.round.right is not None:
+        return tuple(workload.own_chances(k) for k in range(1, max_k + 1))
+    assert workload.chances is not None
+    return (workload.chances,) * min(max_k, workload.chances.max_k)
