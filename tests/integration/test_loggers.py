@@ -20,8 +20,8 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME
-from sam_rollout.telemetry.records import EngineSteps
 from tests.integration.wandb_file import read_wandb
+from tests.records import engine_step, engine_steps
 
 STEPS = {
     0: {"val-core/gsm8k/acc/mean@1": 0.25, "sam_val/engine/rollout_s": 2.0},
@@ -48,8 +48,6 @@ def logged(tmp_path_factory):
     translate(config, run)
     plain = OmegaConf.to_container(config)
     info = collect_run_info(config, run.sam)
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_DIR", str(folder))
@@ -61,7 +59,7 @@ def logged(tmp_path_factory):
         curves = CurveLogger(tracking.logger, 8)
         for step, metrics in STEPS.items():
             if step:
-                curves.log([steps.to_table()], "sam=on", step)
+                curves.log([engine_steps(engine_step())], "sam=on", step)
             tracking.log(metrics, step)
         tracking.finish()
     files = list(folder.glob("wandb/offline-run-*/*.wandb"))
