@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class _Response:
     split: str
     sibling: int
     # Fixed by the first turn: later turns' prompts contain what this sibling said.
-    first_prompt_ids: list[int] | None = None
+    first_prompt_ids: Sequence[int] = ()
     # Random numbers are keyed by position in the text. A turn whose prompt was shortened (a chat
     # template that drops earlier thoughts) comes to positions that were used: it gets another key.
     end: int = 0
@@ -71,8 +71,7 @@ class IdentityClient:
     ) -> Any:
         """Forward to verl's client with ``extra_args["sam"]`` filled in."""
         response = _current_response.get()
-        if response.first_prompt_ids is None:
-            response.first_prompt_ids = list(prompt_ids)
+        response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         if len(prompt_ids) < response.end:
             response.rewinds += 1
         output = await self._client.generate(

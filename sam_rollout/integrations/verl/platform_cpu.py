@@ -11,7 +11,7 @@ import os
 import resource
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -150,12 +150,12 @@ def use_single_gloo_backend() -> None:
     """
     import verl.utils.distributed as verl_distributed
 
-    original = verl_distributed.initialize_global_process_group_ray
+    original: Any = verl_distributed.initialize_global_process_group_ray
     if getattr(original, "defaults_to_gloo", False):
         return
 
     def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
         return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
 
-    initialize.defaults_to_gloo = True
-    verl_distributed.initialize_global_process_group_ray = initialize
+    verl_distributed.initialize_global_process_group_ray = replaced = cast(Any, initialize)
+    replaced.defaults_to_gloo = True

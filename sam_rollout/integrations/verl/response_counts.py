@@ -44,7 +44,7 @@ class ResponseCounts(NamedTuple):
     def plus(self, other: ResponseCounts) -> ResponseCounts:
         """Both together; a response is one of control if any part was."""
         *sums, _ = (a + b for a, b in zip(self, other, strict=True))
-        return ResponseCounts(*sums, self.control or other.control)
+        return ResponseCounts._make([*sums, self.control or other.control])
 
 
 class ResponseBook:

@@ -8,7 +8,7 @@ the YAML file that ``rollout.router_config_path`` names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
         if not self._servers:
             raise RuntimeError("No available servers in load balancer")
         identity = RequestIdentity.from_extra_args((sampling_params or {}).get("extra_args"))
-        group, siblings = request_id, 1
+        group: Hashable = request_id
+        siblings = 1
         if identity is not None:
             group = (identity.split, identity.step, identity.group)
             siblings = self._siblings.get(identity.split, 1)
@@ -80,11 +81,10 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
         """A request has ended; nothing is to be done if its server has left since."""
-        places = self._running.get(request_id, [])
-        for group, server in places:
+        for group, server in self._running.get(request_id or "", []):
             if server == server_id:
                 super().release_server(server_id)
-                self._forget(request_id, group, server)
+                self._forget(str(request_id), group, server)
                 break
 
     def add_servers(self, servers: dict[str, Any]) -> None:

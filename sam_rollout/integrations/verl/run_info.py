@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 import ray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import sam_rollout
 from sam_rollout.config import SamConfig
 from sam_rollout.hardware import cpu_model
+from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.telemetry.records import RunInfo
 
 _PACKAGES = (
@@ -106,7 +107,7 @@ def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:
     """Describe the run that ``config`` (fully composed) starts; ``sam`` is its group, parsed."""
     return RunInfo(
         label=_label(sam),
-        config=OmegaConf.to_container(config, resolve=True),
+        config=plain(config),
         versions=_versions(),
         seeds={"rollout": config.actor_rollout_ref.rollout.seed, "data": config.data.seed},
         host=_host(),

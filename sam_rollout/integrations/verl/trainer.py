@@ -60,7 +60,8 @@ class SamTrainerSync(PPOTrainerSync):
         self._run_folder = RunFolder(config.run_dir)
         self._run_info = collect_run_info(config, self._run.sam)
         self._run_folder.write_start(self._run_info)
-        write_settings(config, self._run.sam.sources.siblings)
+        sources: Any = self._run.sam.sources  # its fields are those of the registry
+        write_settings(config, sources.siblings)
         path = self._run.compare.baseline_run
         earlier = self._earlier_steps() if path or self._control.share else {}
         self._baseline = Baseline(path, earlier) if path else None
@@ -101,8 +102,8 @@ class SamTrainerSync(PPOTrainerSync):
         loggers = self.logger.logger
         if WANDB in loggers:
             loggers[WANDB] = GuardedWandb(loggers[WANDB])
-            self.validation_generations_logger = GuardedTable(self.validation_generations_logger)
-            self.dapo_filtered_reward_logger = GuardedTable(self.dapo_filtered_reward_logger)
+            for name in ("validation_generations_logger", "dapo_filtered_reward_logger"):
+                setattr(self, name, GuardedTable(getattr(self, name)))
         self._curve_logger = CurveLogger(loggers, self._telemetry.tail_threshold)
         if self._telemetry.curve_every:
             self._curve_logger.warm_up()
@@ -150,7 +151,7 @@ class SamTrainerSync(PPOTrainerSync):
     def _log_curve(self) -> None:
         """Draw the step's rollout, outside of what the step's timers measure."""
         every = self._telemetry.curve_every
-        if every and self.global_steps % every == 0:
+        if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._engine_steps, title, self.global_steps)
         self._engine_steps = []
@@ -183,7 +184,7 @@ class SamTrainerSync(PPOTrainerSync):
 
     def _write_step(self, metrics: dict[str, Any]) -> None:
         # Some of verl's entries are tables or text for its own loggers.
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
+        numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._run_folder.append_train_step(self.global_steps, numbers)
         except OSError:
