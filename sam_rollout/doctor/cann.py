@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from sam_rollout.doctor.line import Line, fail, ok, warn
+from sam_rollout.doctor.line import Line, fail, judge, warn
 from sam_rollout.doctor.matrix import CANN
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.versions import compare
@@ -21,27 +21,22 @@ def check_environment(question: Question) -> Iterator[Line]:
     """Look for what the two set_env.sh leave in the environment."""
     environment = question.environment
     home = _home(question)
+    libraries = [Path(part) for part in environment.get("LD_LIBRARY_PATH", "").split(":")]
+    wrong = ""
     if home is None:
-        found = " and ".join(HOME_VARIABLES)
-        yield fail("set_env.sh", f"not sourced: {found} are not set", SOURCE_CANN)
+        wrong = f"not sourced: {' and '.join(HOME_VARIABLES)} are not set"
     elif not home.is_dir():
-        yield fail("set_env.sh", f"names {home}, which does not exist", SOURCE_CANN)
-    else:
-        libraries = [Path(part) for part in environment.get("LD_LIBRARY_PATH", "").split(":")]
-        inside = any(path.is_relative_to(home) for path in libraries)
-        whole = inside and "ASCEND_OPP_PATH" in environment
-        if whole:
-            yield ok("set_env.sh", f"sourced, {home}")
-        else:
-            found = f"{home} is named, but LD_LIBRARY_PATH or ASCEND_OPP_PATH lacks it"
-            yield fail("set_env.sh", found, SOURCE_CANN)
+        wrong = f"names {home}, which does not exist"
+    elif "ASCEND_OPP_PATH" not in environment or not any(p.is_relative_to(home) for p in libraries):
+        wrong = f"{home} is named, but LD_LIBRARY_PATH or ASCEND_OPP_PATH lacks it"
+    yield judge("set_env.sh", wrong or f"sourced, {home}", SOURCE_CANN, fails=bool(wrong))
     atb = environment.get("ATB_HOME_PATH")
     if atb is None:
         yield fail("ATB", "ATB_HOME_PATH is not set", SOURCE_ATB)
-    elif not Path(atb).is_dir():
-        yield fail("ATB", f"ATB_HOME_PATH names {atb}, which does not exist", SOURCE_ATB)
     else:
-        yield ok("ATB", atb)
+        there = Path(atb).is_dir()
+        found = atb if there else f"ATB_HOME_PATH names {atb}, which does not exist"
+        yield judge("ATB", found, SOURCE_ATB, fails=not there)
 
 
 def check_version(question: Question) -> Iterator[Line]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from sam_rollout.doctor.line import Line, fail, ok, warn
+from sam_rollout.doctor.line import Line, fail, judge, ok, warn
 from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.question import Question
 
@@ -41,11 +41,12 @@ def check_machine(_question: Question) -> Iterator[Line]:
     except ProbeError as error:
         yield fail("llvmlite", error, "pip install llvmlite: is there a wheel for this machine?")
         return
-    if triple.partition("-")[0] != machine:
-        found = f"{version} compiles for {triple} on {machine}"
-        yield fail("llvmlite", found, "install the wheel of this machine, without emulation")
-    else:
-        yield ok("llvmlite", f"{version}, {triple}, {cpu}")
+    fix = "install the wheel of this machine, without emulation"
+    other = triple.partition("-")[0] != machine
+    found = (
+        f"{version} compiles for {triple} on {machine}" if other else f"{version}, {triple}, {cpu}"
+    )
+    yield judge("llvmlite", found, fix, fails=other)
 
 
 def check_environment(question: Question) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from sam_rollout.doctor.line import Line, fail, ok, warn
+from sam_rollout.doctor.line import Line, fail, judge, ok, warn
 from sam_rollout.doctor.probe import ProbeError, run, run_python
 from sam_rollout.doctor.question import Question
 
@@ -74,11 +74,9 @@ def check_torch(question: Question) -> Iterator[Line]:
         yield fail("torch", error, fix)
         return
     expected = visible(question, count_devices(question.device))
-    if count == 0 or count < expected:
-        found = f"sees {count} of {expected} devices"
-        yield fail("torch", found, "is it the build for this device and driver?")
-    else:
-        yield ok("torch", f"sees {count} devices")
+    few = count == 0 or count < expected
+    found = f"sees {count} of {expected} devices" if few else f"sees {count} devices"
+    yield judge("torch", found, "is it the build for this device and driver?", fails=few)
 
 
 def check_cpu(question: Question) -> Iterator[Line]:
@@ -88,11 +86,8 @@ def check_cpu(question: Question) -> Iterator[Line]:
     available, total = memory.available / 2**30, memory.total / 2**30
     yield ok("cores", f"{cores} of {os.cpu_count()} may be used")
     found = f"{available:.1f} of {total:.1f} GiB are free"
-    if available < CPU_RUN_GIB:
-        fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
-        yield warn("memory", found, fix)
-    else:
-        yield ok("memory", found)
+    fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
+    yield judge("memory", found, fix, warns=available < CPU_RUN_GIB)
 
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -124,13 +119,10 @@ def _count(question: Question, count: int, driver: str) -> Iterator[Line]:
     name, seen = VISIBLE[question.device], visible(question, count)
     found = f"{count}" if seen == count else f"{seen} of {count}, by {name}={os.environ[name]!r}"
     wanted = int(question.setting("trainer.n_gpus_per_node", 0))
-    if not question.config:
-        yield ok("devices", found)
-    elif seen < wanted:
-        fix = f"trainer.n_gpus_per_node={seen}, or make more of them visible ({name})"
-        yield fail("devices", f"{found}; the experiment uses {wanted} a node", fix)
-    else:
-        yield ok("devices", f"{found}; the experiment uses {wanted} a node")
+    if question.config:
+        found += f"; the experiment uses {wanted} a node"
+    fix = f"trainer.n_gpus_per_node={seen}, or make more of them visible ({name})"
+    yield judge("devices", found, fix, fails=seen < wanted)
 
 
 def _condition(question: Question, devices: Sequence[Device]) -> Iterator[Line]:
@@ -150,11 +142,9 @@ def _condition(question: Question, devices: Sequence[Device]) -> Iterator[Line]:
     fullest = max(devices, key=lambda device: device.used_gib / device.total_gib)
     share = question.setting("actor_rollout_ref.rollout.gpu_memory_utilization", 0.9)
     found = f"up to {fullest.used_gib:.1f} of {fullest.total_gib:.0f} GiB are taken"
-    if fullest.used_gib > (1 - share) * fullest.total_gib:
-        fix = f"end what holds it: the engine takes {share:.0%} of a device and starts no other way"
-        yield fail("memory in use", found, fix)
-    else:
-        yield ok("memory in use", found)
+    fix = f"end what holds it: the engine takes {share:.0%} of a device and starts no other way"
+    full = fullest.used_gib > (1 - share) * fullest.total_gib
+    yield judge("memory in use", found, fix, fails=full)
 
 
 def parse_npu_smi(table: str) -> list[Device]:

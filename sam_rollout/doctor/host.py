@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sam_rollout.config import ConfigError
-from sam_rollout.doctor.line import Line, fail, ok, skip, warn
+from sam_rollout.doctor.line import Line, judge, ok, skip, warn
 from sam_rollout.doctor.question import Question
 from sam_rollout.sizing import GIB, ModelShape
 
@@ -24,10 +24,8 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
     usage = shutil.disk_usage(SHARED_MEMORY)
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB are free"
     if not question.config:
-        if usage.total < LEAST_SHARED_GIB * GIB:
-            yield warn(str(SHARED_MEMORY), found, BIGGER_SHM)
-        else:
-            yield ok(str(SHARED_MEMORY), found)
+        small = usage.total < LEAST_SHARED_GIB * GIB
+        yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, warns=small)
         return
     bucket_mib = question.setting(
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 0
@@ -41,13 +39,10 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
     possible = store + (buckets if question.device != "cuda" else 0)
     parts = f"{(possible - store) / GIB:.2f} for weights, {store / GIB:.2f} for Ray's object store"
     found = f"{found}; wanted are {parts}"
-    if usage.free < certain:
-        yield fail(str(SHARED_MEMORY), found, BIGGER_SHM)
-    elif usage.free < possible:
+    fails, fix = usage.free < certain, BIGGER_SHM
+    if not fails:
         fix = f"needed only if the NPU driver cannot share a device's memory: {BIGGER_SHM}"
-        yield warn(str(SHARED_MEMORY), found, fix)
-    else:
-        yield ok(str(SHARED_MEMORY), found)
+    yield judge(str(SHARED_MEMORY), found, fix, fails=fails, warns=usage.free < possible)
 
 
 def check_open_files(question: Question) -> Iterator[Line]:
@@ -61,7 +56,7 @@ def check_open_files(question: Question) -> Iterator[Line]:
         yield warn("open files", soft, f"{raising}; scripts/node.sh does that by itself")
         return
     raising += f", after raising the hard limit ({hard}) in /etc/security/limits.conf"
-    yield (fail if question.many_nodes else warn)("open files", soft, raising)
+    yield judge("open files", soft, raising, fails=question.many_nodes, warns=True)
 
 
 def check_disk(question: Question) -> Iterator[Line]:
@@ -85,12 +80,7 @@ def check_disk(question: Question) -> Iterator[Line]:
     wanted = _checkpoints_at_once(question)
     found = f"{found}; a checkpoint takes about {size / GIB:.2f} GiB, there will be {wanted}"
     fix = "free the disk, trainer.default_local_dir=..., or trainer.max_actor_ckpt_to_keep=1"
-    if free < size:
-        yield fail("checkpoints", found, fix)
-    elif free < size * wanted:
-        yield warn("checkpoints", found, fix)
-    else:
-        yield ok("checkpoints", found)
+    yield judge("checkpoints", found, fix, fails=free < size, warns=free < size * wanted)
 
 
 def _checkpoints_at_once(question: Question) -> int:

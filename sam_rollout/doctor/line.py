@@ -38,6 +38,13 @@ def fail(what: str, found: object, fix: str) -> Line:
     return Line(Status.FAIL, what, str(found), fix)
 
 
+def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: bool = False) -> Line:
+    """A failure or a warning where its condition holds; else all is as it should be."""
+    if fails:
+        return fail(what, found, fix)
+    return warn(what, found, fix) if warns else ok(what, found)
+
+
 def skip(what: str, why: str) -> Line:
     """A line about something that was not looked at."""
     return Line(Status.SKIP, what, why)

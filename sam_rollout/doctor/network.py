@@ -2,13 +2,13 @@
 
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 from packaging.version import Version
 
-from sam_rollout.doctor.line import Line, fail, ok, skip, warn
+from sam_rollout.doctor.line import Line, fail, judge, ok, skip, warn
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.versions import installed
 
@@ -37,7 +37,7 @@ def check_ray_ports(question: Question) -> Iterator[Line]:
             continue
         found = f"taken by {owner[:80] or 'a process of another user'}, wanted for {whose}"
         fix = "end that process, or start the head with another port"
-        yield (fail if question.many_nodes else warn)(f"port {port}", found, fix)
+        yield judge(f"port {port}", found, fix, fails=question.many_nodes, warns=True)
 
 
 def check_ray_token(question: Question) -> Iterator[Line]:
@@ -48,7 +48,7 @@ def check_ray_token(question: Question) -> Iterator[Line]:
     elif Version(version) < Version(RAY_WITH_TOKEN):
         found = f"ray {version} knows none: who reaches its ports can run programs here"
         fix = f"keep its ports from others (a firewall), or install ray >= {RAY_WITH_TOKEN}"
-        yield warn("Ray's token", found, fix) if question.many_nodes else ok("Ray's token", found)
+        yield judge("Ray's token", found, fix, warns=question.many_nodes)
     else:
         yield ok("Ray's token", f"ray {version} asks for one if RAY_AUTH_TOKEN is set")
 
@@ -93,14 +93,14 @@ def check_hccl_ports(question: Question) -> Iterator[Line]:
     if len(ports) - len(taken) < wanted:
         found = f"{given}: {len(taken)} of {len(ports)} are taken, {wanted} processes need one each"
         yield fail(HCCL_RANGE, found, "end what holds them, or give a longer range")
-    elif not set(ports) <= set(kept_from_connections()):
+    elif set(ports) <= kept_from_connections():
+        yield ok(HCCL_RANGE, f"{given}, {len(taken)} taken")
+    else:
         fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={given}"
         yield warn(HCCL_RANGE, f"{given}: the system gives them to connections, too", fix)
-    else:
-        yield ok(HCCL_RANGE, f"{given}, {len(taken)} taken")
 
 
-def kept_from_connections() -> Iterable[int]:
+def kept_from_connections() -> set[int]:
     """Ports that the kernel does not give to outgoing connections."""
     first, last = map(int, (KERNEL / "ip_local_port_range").read_text().split())
     kept = set(range(1, 65536)) - set(range(first, last + 1))
@@ -142,11 +142,8 @@ def interface_addresses() -> dict[str, str]:
     found = {}
     for name, entries in psutil.net_if_addrs().items():
         inet = [e.address for e in entries if e.family == socket.AF_INET]
-        inet += [
-            e.address
-            for e in entries
-            if e.family == socket.AF_INET6 and not e.address.startswith("fe80")
-        ]
+        inet6 = [e.address for e in entries if e.family == socket.AF_INET6]
+        inet += [address for address in inet6 if not address.startswith("fe80")]
         up = name in states and states[name].isup
         found[name] = inet[0] if inet and up else ""
     return found
@@ -161,8 +158,6 @@ def matching(given: str, addresses: Mapping[str, str]) -> list[str]:
     names = [name for name in given.lstrip("^=").split(",") if name]
 
     def selected(interface: str) -> bool:
-        if exact:
-            return interface in names
-        return any(interface.startswith(name) for name in names)
+        return interface in names if exact else interface.startswith(tuple(names))
 
     return [name for name in addresses if selected(name) != without]

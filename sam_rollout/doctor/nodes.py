@@ -146,9 +146,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
         try:
             findings, known[name] = ray.get(done[0])
         except Exception as error:  # the node's Python lacks us, or the node went away
-            cause = getattr(error, "cause", None) or error
-            found = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-            yield Finding(GROUP, fail("checks", found, INSTALL), name)
+            yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
             continue
         yield from (dataclasses.replace(finding, node=name) for finding in findings)
     for answer in waiting:
@@ -179,6 +177,12 @@ def _on(node: Mapping[str, Any], function: Callable[..., Any], *arguments: Any) 
     place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(function)
     return remote.remote(*arguments)
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong on a node, in one line."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
 
 
 def _resources(question: Question, resources: Mapping[str, float]) -> Line:
@@ -254,9 +258,8 @@ def shared_checkpoints(question: Question, names: Sequence[str], ask: Callable[.
         finally:
             ask(first, remove_marker, folder, marker, made)
     except Exception as error:  # of the file system, or of a node that went away
-        cause = getattr(error, "cause", None) or error
-        found = f"{folder}: {type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-        return fail(what, found, "run_dir=... in a folder that every node can write to")
+        fix = "run_dir=... in a folder that every node can write to"
+        return fail(what, f"{folder}: {_cause(error)}", fix)
     if blind:
         found = f"{folder} of {first} is not that of {_listed(blind)}"
         return fail(what, found, "run_dir=... in a file system that all nodes share")

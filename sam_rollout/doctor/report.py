@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from rich import box
 from rich.console import Console
@@ -93,17 +93,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 def to_json(question: Question, findings: Sequence[Finding]) -> str:
     """All findings, none merged, as one JSON object."""
-    rows = [
-        {
-            "node": finding.node,
-            "group": finding.group,
-            "status": finding.line.status,
-            "what": finding.line.what,
-            "found": finding.line.found,
-            "fix": finding.line.fix,
-        }
-        for finding in findings
-    ]
+    rows = [{"node": f.node, "group": f.group, **asdict(f.line)} for f in findings]
     return json.dumps(
         {
             "schema_version": SCHEMA_VERSION,

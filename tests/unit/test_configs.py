@@ -139,6 +139,7 @@ def test_no_variable_is_set_for_node_and_process(device):
     """The node's script sets what Ray and the operating system read before a run starts."""
     script = (REPOSITORY / "scripts" / "env" / f"{device}.sh").read_text()
     of_node = set(re.findall(r"^set_default (\w+)", script, re.MULTILINE))
+    assert of_node
     # Ray's daemon reads it when it starts: on one machine the run starts it.
     both = {"RAY_memory_monitor_refresh_ms"} if device == "cpu" else set()
     assert of_node & set(composed(f"device={device}").environment) == both

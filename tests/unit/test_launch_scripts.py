@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import yaml
 
 from sam_rollout.doctor import host, network, nodes
 
@@ -293,18 +292,6 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
     assert "of the vendor" in done.stderr
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_variable_is_set_in_one_place(device):
-    node_level = set(
-        re.findall(r"^set_default (\w+)", (ROOT / f"scripts/env/{device}.sh").read_text(), re.M)
-    )
-    run_level = yaml.safe_load((ROOT / f"configs/device/{device}.yaml").read_text())["environment"]
-    assert node_level
-    # Ray's daemon reads it when it starts, which on one machine the run does itself.
-    both = {"RAY_memory_monitor_refresh_ms"} if device == "cpu" else set()
-    assert node_level & set(run_level) == both
-
-
 def test_the_interface_is_that_of_the_default_route(tmp_path):
     route = tmp_path / "route"
     route.write_text(
@@ -363,27 +350,30 @@ def test_an_unknown_device_is_refused():
     assert "--device tpu: must be one of ascend_910c cpu cuda" in done.stderr
 
 
-def test_a_program_on_the_port_is_named_and_left_alone(tmp_path):
+@pytest.fixture
+def port():
+    """A port of this machine on which somebody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        done = node(
-            "head", "--device=cpu", "--num-nodes=1", "--head-address=127.0.0.1", f"--port={port}",
-            "--config", "experiment=x", TMPDIR=str(tmp_path),
-        )  # fmt: skip
+        yield server.getsockname()[1]
+
+
+def test_a_program_on_the_port_is_named_and_left_alone(port, tmp_path):
+    done = node(
+        "head", "--device=cpu", "--num-nodes=1", "--head-address=127.0.0.1", f"--port={port}",
+        "--config", "experiment=x", TMPDIR=str(tmp_path),
+    )  # fmt: skip
     assert done.returncode == 3
     assert f"port {port} of " in done.stderr
     assert f"is taken by process {os.getpid()} (" in done.stderr
 
 
-def test_a_listener_that_cannot_be_asked_is_another_program(scripts, monkeypatch):
+def test_a_listener_that_cannot_be_asked_is_another_program(scripts, port, monkeypatch):
     def gone(pid):
         raise psutil.NoSuchProcess(pid)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert str(os.getpid()) in scripts.processes.listener(port)
-        monkeypatch.setattr(scripts.processes.psutil, "Process", gone)
-        assert scripts.processes.listener(port) == "another program"
+    assert str(os.getpid()) in scripts.processes.listener(port)
+    monkeypatch.setattr(scripts.processes.psutil, "Process", gone)
+    assert scripts.processes.listener(port) == "another program"
 
 
 def node_state(scripts, rank, alive=True, devices=16, port=1):
@@ -457,68 +447,41 @@ def test_a_port_of_rays_own_is_refused(scripts, option):
     assert settled(scripts, "worker", f"{option}=12000", *moved)
 
 
-class Returning:
-    """A watch that sees some states of the nodes, and from then on ``last``."""
-
-    def __init__(self, states, last):
-        self._states, self._last = list(states), last
-
-    @property
-    def nodes(self):
-        return self._states.pop(0) if self._states else self._last
-
-
-def watched_job(scripts, command, nodes, monkeypatch):
-    """Status and lost nodes of a job whose cluster looks like ``nodes``, or what it gives."""
+@pytest.mark.parametrize(
+    ("command", "seen", "status"),
+    [
+        ("sleep 600", ["dead"], 4),  # it waits for the dead node, and is ended
+        ("sleep 600", ["dead", "there"], 4),  # the node came back, the job does not
+        ("sleep 0.1; exit 9", ["dead", "there"], 4),
+        ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
+        ("exit 9", ["there"], 9),
+        ("exit 0", ["there"], 0),
+    ],
+)
+def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, command, seen, status):
+    """What Ray says of the second node, one look after the other; the last one stays."""
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
+    second = {
+        "there": node_state(scripts, 1, port=port),
+        "dead": node_state(scripts, 1, alive=False, port=port),
+        "unreachable": node_state(scripts, 1),
+    }
+    looks = [{0: node_state(scripts, 0, port=port), 1: second[state]} for state in seen]
+
+    class Watch:
+        nodes = property(lambda _: looks.pop(0) if len(looks) > 1 else looks[0])
+
     identity = scripts.identity.Identity(0, 2, "10.0.0.1", ("node-1", "node-2"))
-    job = scripts.cluster.Job(command, dict(os.environ))
+    part = SimpleNamespace(identity=identity, options=SimpleNamespace(loss_grace=0.2))
+    started, ray = time.monotonic(), SimpleNamespace(running=True)
+    job = scripts.cluster.Job(["sh", "-c", command], dict(os.environ))
     try:
-        return scripts.cluster.watch_job(
-            SimpleNamespace(identity=identity, options=SimpleNamespace(loss_grace=0.2)),
-            job,
-            SimpleNamespace(running=True),
-            nodes if isinstance(nodes, Returning) else SimpleNamespace(nodes=nodes),
-            scripts.cluster.Stop(),
-        )
+        found = scripts.cluster.watch_job(part, job, ray, Watch(), scripts.cluster.Stop())
     finally:
         job.end()
         assert job.status is not None
-
-
-def test_a_job_that_waits_for_a_dead_node_is_ended(scripts, monkeypatch):
-    nodes = {0: node_state(scripts, 0), 1: node_state(scripts, 1, alive=False)}
-    started = time.monotonic()
-    result = watched_job(scripts, ["sleep", "600"], nodes, monkeypatch)
-    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
+    assert found == (status, ["node-2"] if status == scripts.cluster.EXIT_NODE_LOST else [])
     assert time.monotonic() - started < 30
-
-
-@pytest.mark.parametrize("command", ["sleep 600", "sleep 0.1; exit 9"])
-def test_a_node_that_came_back_was_lost(scripts, monkeypatch, command):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        there = {rank: node_state(scripts, rank, port=port) for rank in (0, 1)}
-        lost = {**there, 1: node_state(scripts, 1, alive=False, port=port)}
-        watch = Returning([lost], there)
-        result = watched_job(scripts, ["sh", "-c", command], watch, monkeypatch)
-    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
-
-
-def test_a_job_that_noticed_a_dead_node_before_ray_did(scripts, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = server.getsockname()[1]
-        nodes = {rank: node_state(scripts, rank, port=port) for rank, port in enumerate((there, 1))}
-        result = watched_job(scripts, ["sh", "-c", "exit 9"], nodes, monkeypatch)
-    assert result == (scripts.cluster.EXIT_NODE_LOST, ["node-2"])
-
-
-def test_the_jobs_own_status_is_passed_on(scripts, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        nodes = {rank: node_state(scripts, rank, port=server.getsockname()[1]) for rank in (0, 1)}
-        for status in (0, 9):
-            result = watched_job(scripts, ["sh", "-c", f"exit {status}"], nodes, monkeypatch)
-            assert result == (status, [])
 
 
 def test_a_signal_ends_the_wait_that_it_interrupts(scripts):

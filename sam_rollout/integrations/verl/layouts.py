@@ -19,6 +19,7 @@ from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, Traini
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
 ROLLOUT = "actor_rollout_ref.rollout"
+NO_EXPERTS = "must be 1: the model has no experts"
 ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
 # (field, its value, whether that is right, what is allowed)
 Rule = tuple[str, Any, bool, str]
@@ -183,19 +184,18 @@ def _divides(field: str, value: int, whole: int, name: str) -> Rule:
     return field, value, whole % value == 0, f"must divide {name} = {whole}"
 
 
+def _fits(field: str, value: int, whole: int, name: str) -> Rule:
+    right = whole % value == 0 or value % whole == 0
+    return field, value, right, f"must divide {name} = {whole} or be a multiple of it"
+
+
 def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     rollout = config.actor_rollout_ref.rollout
     layout, shape = run.rollout, run.shape
     node = config.trainer.n_gpus_per_node
     field = f"{ROLLOUT}.tensor_model_parallel_size"
     yield _divides(field, layout.tensor, shape.heads, "model_shape.heads")
-    kv_heads = shape.kv_heads
-    yield (
-        field,
-        layout.tensor,
-        kv_heads % layout.tensor == 0 or layout.tensor % kv_heads == 0,
-        f"must divide model_shape.kv_heads = {kv_heads} or be a multiple of it",
-    )
+    yield _fits(field, layout.tensor, shape.kv_heads, "model_shape.kv_heads")
     if not shape.experts:
         yield _divides(field, layout.tensor, shape.intermediate, "model_shape.intermediate")
     elif layout.expert == 1:
@@ -206,12 +206,7 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     replica = layout.tensor * layout.data
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
     yield _divides(product, replica, layout.devices, ALL_DEVICES)
-    yield (
-        product,
-        replica,
-        node % replica == 0 or replica % node == 0,
-        f"must divide trainer.n_gpus_per_node = {node} or be a multiple of it",
-    )
+    yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     fraction = rollout.gpu_memory_utilization
     yield (
         f"{ROLLOUT}.gpu_memory_utilization",
@@ -225,7 +220,7 @@ def _expert_rules(layout: RolloutLayout, shape: ModelShape) -> Iterator[Rule]:
     field = f"{ROLLOUT}.expert_parallel_size"
     if layout.expert == 1:
         return
-    yield field, layout.expert, shape.experts > 0, "must be 1: the model has no experts"
+    yield field, layout.expert, shape.experts > 0, NO_EXPERTS
     yield (
         field,
         layout.expert,
@@ -266,15 +261,10 @@ def _megatron_rules(run: RunLayout) -> Iterator[Rule]:
         ALL_DEVICES,
     )
     expert = f"{MEGATRON}.expert_model_parallel_size"
-    yield (
-        expert,
-        layout.expert,
-        shape.experts % layout.expert == 0 if shape.experts else layout.expert == 1,
-        f"must divide model_shape.experts = {shape.experts}"
-        if shape.experts
-        else "must be 1: the model has no experts",
-    )
-    if shape.experts:
+    if not shape.experts:
+        yield expert, layout.expert, layout.expert == 1, NO_EXPERTS
+    else:
+        yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
         yield _divides(
             f"{MEGATRON}.{{expert_model,expert_tensor,pipeline_model}}_parallel_size",
             layout.expert * layout.expert_tensor * layout.pipeline,
@@ -288,12 +278,7 @@ def _batch_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     layout = run.training
     mini = actor.ppo_mini_batch_size
     field = f"{ACTOR}.ppo_mini_batch_size"
-    yield (
-        field,
-        mini,
-        config.data.train_batch_size % mini == 0,
-        f"must divide data.train_batch_size = {config.data.train_batch_size}",
-    )
+    yield _divides(field, mini, config.data.train_batch_size, "data.train_batch_size")
     yield (
         field,
         mini,

@@ -42,12 +42,8 @@ def test_the_dies_of_a_table():
     assert parse_npu_smi("No permission") == []
 
 
-def node(files, monkeypatch, tmp_path, table):
-    """A machine with these device files, whose npu-smi prints a table."""
-    for name in ("davinci_manager", "null", *(f"davinci{n}" for n in range(files))):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(devices, "NPU_FILES", tmp_path)
-    monkeypatch.setattr(devices, "run", lambda *_: answer(table))
+ENOUGH_FREE = TWO_CARDS.replace("59351", "3351 ")
+ONE_ILL = HEAD + die(0, 0, 3437) + die(0, 1, 3437, health="Alarm")
 
 
 def answer(said):
@@ -56,68 +52,67 @@ def answer(said):
     return said
 
 
-def ask(wanted=4, share=0.8, memory_gib=64):
-    rollout = {"gpu_memory_utilization": share}
+def ask(wanted=4):
+    rollout = {"gpu_memory_utilization": 0.8}
     return Question(
         "ascend_910c",
         {
             "trainer": {"n_gpus_per_node": wanted},
             "actor_rollout_ref": {"rollout": rollout},
-            "hardware": {"memory_gib": memory_gib},
+            "hardware": {"memory_gib": 64},
         },
     )
 
 
-@pytest.fixture(autouse=True)
-def all_visible(monkeypatch):
+@pytest.fixture
+def node(monkeypatch, tmp_path):
+    """A machine with so many device files, all to be seen, whose npu-smi prints a table."""
+
+    def make(files, table=TWO_CARDS):
+        for name in ("davinci_manager", "null", *(f"davinci{n}" for n in range(files))):
+            (tmp_path / name).touch()
+        monkeypatch.setattr(devices, "NPU_FILES", tmp_path)
+        monkeypatch.setattr(devices, "run", lambda *_: answer(table))
+
     for name in devices.VISIBLE.values():
         monkeypatch.delenv(name, raising=False)
+    return make
 
 
-def test_devices_against_the_experiment(monkeypatch, tmp_path, about):
-    node(4, monkeypatch, tmp_path, TWO_CARDS)
-    assert about(devices.check_npus(ask(4)), "devices").status == "ok"
-    line = about(devices.check_npus(ask(16)), "devices")
-    assert (line.status, line.found) == ("fail", "4; the experiment uses 16 a node")
+@pytest.mark.parametrize(
+    ("table", "wanted", "seen", "line"),
+    [
+        (TWO_CARDS, 4, None, "ok devices 4; the experiment uses 4 a node"),
+        (TWO_CARDS, 16, None, "fail devices 4; the experiment uses 16 a node"),
+        (TWO_CARDS, 4, "0,1", "fail devices 2 of 4, by ASCEND_RT_VISIBLE_DEVICES='0,1'"),
+        (TWO_CARDS, 4, "", "fail devices 0 of 4"),
+        (TWO_CARDS, 4, None, "fail memory in use up to 58.0 of 64 GiB"),
+        (ENOUGH_FREE, 4, None, "ok memory in use up to 3.4 of 64 GiB"),
+        (TWO_CARDS.replace("65536", "32768"), 4, None, "warn memory 32 GiB; "),
+        (ONE_ILL, 4, None, "fail health device 1: Alarm"),
+    ],
+)
+def test_npus_against_the_experiment(node, monkeypatch, table, wanted, seen, line):
+    node(4, table)
+    if seen is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", seen)
+    lines = [f"{n.status} {n.what} {n.found}" for n in devices.check_npus(ask(wanted))]
+    assert [found for found in lines if found.startswith(line)], lines
 
 
-def test_devices_that_may_not_be_seen(monkeypatch, tmp_path, about):
-    node(4, monkeypatch, tmp_path, TWO_CARDS)
-    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
-    line = about(devices.check_npus(ask(4)), "devices")
-    assert line.status == "fail" and line.found.startswith("2 of 4, by ASCEND_RT_VISIBLE_DEVICES")
-    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "")
-    assert about(devices.check_npus(ask(4)), "devices").found.startswith("0 of 4")
+@pytest.mark.parametrize(
+    ("files", "table", "statuses"),
+    [
+        (0, ProbeError("npu-smi: No such file or directory"), ["fail", "fail"]),
+        (4, "something new", ["ok", "warn"]),
+    ],
+)
+def test_an_npu_smi_that_tells_nothing(node, files, table, statuses):
+    node(files, table)
+    assert [line.status for line in devices.check_npus(ask())] == statuses
 
 
-def test_memory_that_others_hold(monkeypatch, tmp_path, about):
-    node(4, monkeypatch, tmp_path, TWO_CARDS)
-    assert about(devices.check_npus(ask()), "memory in use").status == "fail"
-    node(4, monkeypatch, tmp_path, TWO_CARDS.replace("59351", "3351 "))
-    assert about(devices.check_npus(ask()), "memory in use").status == "ok"
-
-
-def test_smaller_and_ill_devices(monkeypatch, tmp_path, about):
-    node(4, monkeypatch, tmp_path, TWO_CARDS.replace("65536", "32768"))
-    assert about(devices.check_npus(ask()), "memory").status == "warn"
-    node(2, monkeypatch, tmp_path, HEAD + die(0, 0, 3437) + die(0, 1, 3437, health="Alarm"))
-    line = about(devices.check_npus(ask(2)), "health")
-    assert (line.status, line.found) == ("fail", "device 1: Alarm")
-
-
-def test_no_npu_at_all(monkeypatch, tmp_path, about):
-    node(0, monkeypatch, tmp_path, ProbeError("npu-smi: No such file or directory"))
-    lines = list(devices.check_npus(ask()))
-    assert [line.status for line in lines] == ["fail", "fail"]
-
-
-def test_a_table_of_another_kind_is_a_warning(monkeypatch, tmp_path, about):
-    node(4, monkeypatch, tmp_path, "something new")
-    lines = list(devices.check_npus(ask()))
-    assert [line.status for line in lines] == ["ok", "warn"]
-
-
-def test_gpus(monkeypatch, about):
+def test_gpus(node, monkeypatch, about):
     monkeypatch.setattr(devices, "run", lambda *_: "1024, 81559\n70000, 81559\n")
     lines = list(devices.check_gpus(Question("cuda")))
     assert about(lines, "devices").found == "2"
@@ -130,8 +125,8 @@ def test_gpus(monkeypatch, about):
     ("said", "status"),
     [("4", "ok"), ("0", "fail"), ("2", "fail"), (ProbeError("no torch_npu"), "fail")],
 )
-def test_torch_has_to_see_them(monkeypatch, tmp_path, said, status):
-    node(4, monkeypatch, tmp_path, TWO_CARDS)
+def test_torch_has_to_see_them(node, monkeypatch, said, status):
+    node(4)
     monkeypatch.setattr(devices, "run_python", lambda *_: answer(said))
     (line,) = devices.check_torch(ask())
     assert line.status == status

@@ -67,10 +67,7 @@ def cut(folder):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-def point(folder):
-    (folder / "b.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0"
-    )
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0"
 
 
 def lose_tensor(folder):
@@ -82,7 +79,7 @@ def lose_tensor(folder):
     [
         (lambda folder: (folder / "b.safetensors").unlink(), "lacks b.safetensors (1 of 2)"),
         (cut, "its header says"),
-        (point, "git-lfs"),
+        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "git-lfs"),
         (lose_tensor, "z is in no file"),
         (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no readable header"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),

@@ -55,22 +55,18 @@ def test_a_containers_default_is_too_little(monkeypatch, question):
     [
         ((1024, 1048576), 1, "warn"),
         ((1024, 1048576), 2, "warn"),  # scripts/node.sh raises it
+        ((1024, resource.RLIM_INFINITY), 2, "warn"),
+        ((1024, 4096), 1, "warn"),
         ((1024, 4096), 2, "fail"),
         ((65536, 65536), 2, "ok"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1, "ok"),
     ],
 )
 def test_open_files(monkeypatch, limits, nodes, status):
     monkeypatch.setattr(host.resource, "getrlimit", lambda _: limits)
     (line,) = host.check_open_files(ask(nnodes=nodes))
     assert line.status == status
-    assert ("limits.conf" in line.fix) == (limits[1] < host.OPEN_FILES)
-
-
-def test_open_files_without_limit(monkeypatch, question):
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(host.resource, "getrlimit", lambda _: unlimited)
-    (line,) = host.check_open_files(question)
-    assert line.status == "ok"
+    assert ("limits.conf" in line.fix) == (0 <= limits[1] < host.OPEN_FILES)
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,5 @@ def test_json_holds_every_finding(question):
     findings = [Finding("versions", NUMBA, "one"), Finding("host", FULL, "two")]
     answer = json.loads(to_json(question, findings))
     assert (answer["status"], answer["device"], answer["experiment"]) == ("fail", "cpu", "")
-    assert answer["findings"][1] == {
-        "node": "two",
-        "group": "host",
-        "status": "fail",
-        "what": "/dev/shm",
-        "found": FULL.found,
-        "fix": FULL.fix,
-    }
+    line = {"status": "fail", "what": "/dev/shm", "found": FULL.found, "fix": FULL.fix}
+    assert answer["findings"][1] == {"node": "two", "group": "host", **line}
