@@ -6,8 +6,8 @@ and what it spends memory on; they are no measurement.
 
 from sam_rollout.sizing.batch import RolloutRound
 from sam_rollout.sizing.memory import GIB, host_bytes
-from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
-from sam_rollout.sizing.plan import EngineLimits, MemoryPlan, plan_memory
+from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
+from sam_rollout.sizing.plan import MemoryPlan, plan_memory
 from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 __all__ = [

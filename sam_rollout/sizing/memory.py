@@ -11,7 +11,7 @@ NPU graphs, and experts that get more than their share of tokens are not in them
 import dataclasses
 import math
 
-from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
+from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
 from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 GIB = 1 << 30
@@ -179,13 +179,7 @@ def sampling_bytes(shape: ModelShape, rows: int) -> float:
 
 
 def rollout_memory(
-    shape: ModelShape,
-    layout: RolloutLayout,
-    hardware: HardwareConfig,
-    *,
-    memory_fraction: float,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
+    shape: ModelShape, layout: RolloutLayout, hardware: HardwareConfig, limits: EngineLimits
 ) -> dict[str, float]:
     """Items of one device while the engine generates, bytes; the last is the KV cache.
 
@@ -194,12 +188,12 @@ def rollout_memory(
     cache means that the engine does not fit.
     """
     items = {f"weights: {name}": size for name, size in rollout_weights(shape, layout).items()}
-    items["prompt activations"] = prefill_activations(shape, layout, max_num_batched_tokens)
-    items["sampling, no drafts"] = sampling_bytes(shape, max_num_seqs)
+    items["prompt activations"] = prefill_activations(shape, layout, limits.max_num_batched_tokens)
+    items["sampling, no drafts"] = sampling_bytes(shape, limits.max_num_seqs)
     items["driver and communication"] = hardware.runtime_gib * GIB
     if hardware.kv_cache_gib:
         items["KV cache"] = hardware.kv_cache_gib * GIB
     else:
-        share = memory_fraction * hardware.memory_gib * GIB
+        share = limits.memory_fraction * hardware.memory_gib * GIB
         items["KV cache"] = share - math.fsum(items.values())
     return items

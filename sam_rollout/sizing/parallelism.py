@@ -1,4 +1,4 @@
-"""How training and rollout divide a model among devices."""
+"""How training and rollout divide a model among devices, and what one engine may hold."""
 
 import dataclasses
 
@@ -76,3 +76,25 @@ class RolloutLayout:
     def engines(self) -> int:
         """Schedulers, each with its own requests and KV cache."""
         return self.replicas * self.data
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineLimits:
+    """What one engine may hold and score at once.
+
+    Attributes:
+        memory_fraction: share of the device that the engine takes (`gpu_memory_utilization`).
+        max_num_seqs: requests at once.
+        max_num_batched_tokens: tokens of one step.
+        max_model_len: longest text, tokens.
+        draft_tokens: k; 0 without speculation.
+        verified_requests: most requests with k draft tokens in a step: as many as the gate lets
+            draft, or as are filled up to k (`sam.pad_drafts`).
+    """
+
+    memory_fraction: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    draft_tokens: int
+    verified_requests: int

@@ -10,32 +10,10 @@ from sam_rollout.sizing.memory import (
     sampling_bytes,
     training_memory,
 )
-from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
+from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
 from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 KV_CACHE = "KV cache"
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineLimits:
-    """What one engine may hold and score at once.
-
-    Attributes:
-        memory_fraction: share of the device that the engine takes (`gpu_memory_utilization`).
-        max_num_seqs: requests at once.
-        max_num_batched_tokens: tokens of one step.
-        max_model_len: longest text, tokens.
-        draft_tokens: k; 0 without speculation.
-        verified_requests: most requests with k draft tokens in a step: as many as the gate lets
-            draft, or as are filled up to k (`sam.pad_drafts`).
-    """
-
-    memory_fraction: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    draft_tokens: int
-    verified_requests: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +53,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Reckon both phases of a step and judge them."""
     update = training_memory(shape, training, hardware)
-    generate = rollout_memory(
-        shape,
-        rollout,
-        hardware,
-        memory_fraction=limits.memory_fraction,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-    )
+    generate = rollout_memory(shape, rollout, hardware, limits)
     resident = resident_training_bytes(shape, training)
     memory = hardware.memory_gib * GIB
     share = math.fsum(generate.values())

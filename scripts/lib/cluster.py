@@ -721,6 +721,15 @@ def settle(options: argparse.Namespace) -> Part:
     return Part(options, identity, options.devices_per_node)
 
 
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a node and of the launcher, which hands them to every node."""
+    add = parser.add_argument
+    add("--port", type=int, default=PORT, help="of Ray on the head")
+    add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
+    add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
+    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -736,10 +745,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--num-nodes", type=int)
     add("--names", help="names of all nodes by rank, separated by commas")
     add("--head-address", help="address or name at which every node reaches the head")
-    add("--port", type=int, default=PORT, help="of Ray on the head")
-    add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
-    add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
-    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
+    add_cluster_options(parser)
     add("--interface", required=True, help="network of training (default: of the default route)")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")

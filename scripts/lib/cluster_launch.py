@@ -22,17 +22,14 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster import (
-    DASHBOARD_PORT,
     EXIT_NO_CLUSTER,
     EXIT_REFUSED,
     JOINED,
-    LOSS_GRACE_S,
     POLL_S,
-    PORT,
     REPOSITORY,
     TAIL_LINES,
-    TIMEOUT_S,
     Stop,
+    add_cluster_options,
     check_ports,
     say,
     shell_status,
@@ -260,10 +257,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--device", choices=("ascend_910c", "cuda", "cpu"), help="default: what each node has")
     add("--devices-per-node", type=int, help="default: as many as each node has")
     add("--interface", help="network interface of training (default: of the default route)")
-    add("--port", type=int, default=PORT, help="of Ray on the head")
-    add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
-    add("--timeout", type=int, default=TIMEOUT_S, help="s, for all nodes to join")
-    add("--loss-grace", type=int, default=LOSS_GRACE_S, help="s, for a job that lost a node to end")
+    add_cluster_options(parser)
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="on every node; repeat")
     add("--ray-options", help="more options for ray start")
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")

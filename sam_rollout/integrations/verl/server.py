@@ -73,6 +73,11 @@ class _FinishedRequest:
             "end_s": self.end_s,
         }
 
+    def trace(self, place: dict[str, Any]) -> TraceRecord:
+        """The tokens themselves."""
+        tokens = {"prompt_ids": self.prompt_ids, "response_ids": self.response_ids}
+        return TraceRecord(**place, **tokens, **self.who_and_when())
+
 
 def worker_extension(device: str) -> str:
     """Name the class to mix into the engine's workers on a device of verl's."""
@@ -200,7 +205,13 @@ class SamHttpServer(vLLMHttpServer):
         shares = self._recorders.share_out(finished)
         first = self.replica_rank * len(answers)
         return [
-            self._records(first + index, recorder, workers, asked_s, share, step, split)
+            self._records(
+                {"step": step, "split": split, "replica": first + index},
+                recorder,
+                workers,
+                asked_s,
+                share,
+            )
             for index, (recorder, workers, share) in enumerate(
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
@@ -208,42 +219,36 @@ class SamHttpServer(vLLMHttpServer):
 
     def _records(
         self,
-        replica: int,
+        place: dict[str, Any],
         recorder: EngineStepRecorder,
         workers: list[dict | None],
         asked_s: float,
         finished: list[_FinishedRequest],
-        step: int,
-        split: str,
     ) -> ReplicaRecords:
-        """Join what an engine's workers, its recorder and the server know."""
+        """Join what an engine's workers, its recorder and the server know.
+
+        Args:
+            place: Columns of every record: step, split and replica.
+        """
         # One rank's drafts are used; the others have no session.
         session = next((part for part in workers if part), None)
         engine_steps = recorder.drain(
-            step=step,
-            split=split,
-            replica=replica,
-            session_steps=on_this_clock(session, asked_s) if session else None,
+            **place, session_steps=on_this_clock(session, asked_s) if session else None
         )
-        traced = None
+        traces = None
         if self._settings.record_traces:
-            traced = self._trace_table(finished, replica, step, split)
+            traces = table_of(TraceRecord, (request.trace(place) for request in finished))
         return ReplicaRecords(
-            replica=replica,
+            replica=place["replica"],
             engine_steps=engine_steps,
-            requests=self._request_table(finished, session, replica, step, split),
+            requests=self._request_table(finished, session, place),
             request_ids=[request.request_id for request in finished],
-            traces=traced,
+            traces=traces,
             drafter_counters=session["counters"] if session else {},
         )
 
     def _request_table(
-        self,
-        finished: list[_FinishedRequest],
-        session: dict | None,
-        replica: int,
-        step: int,
-        split: str,
+        self, finished: list[_FinishedRequest], session: dict | None, place: dict[str, Any]
     ) -> pa.Table:
         # vLLM appends "-" and eight random characters to the id it was given.
         totals = {
@@ -254,33 +259,13 @@ class SamHttpServer(vLLMHttpServer):
             RequestRecord,
             (
                 RequestRecord(
-                    step=step,
-                    split=split,
-                    replica=replica,
+                    **place,
                     prompt_tokens=len(request.prompt_ids),
                     response_tokens=len(request.response_ids),
                     finish_reason=request.finish_reason,
                     control=request.control,
                     **request.who_and_when(),
                     **totals.get(request.request_id, RequestTotals())._asdict(),
-                )
-                for request in finished
-            ),
-        )
-
-    def _trace_table(
-        self, finished: list[_FinishedRequest], replica: int, step: int, split: str
-    ) -> pa.Table:
-        return table_of(
-            TraceRecord,
-            (
-                TraceRecord(
-                    step=step,
-                    split=split,
-                    replica=replica,
-                    prompt_ids=request.prompt_ids,
-                    response_ids=request.response_ids,
-                    **request.who_and_when(),
                 )
                 for request in finished
             ),

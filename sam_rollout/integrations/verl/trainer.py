@@ -8,6 +8,7 @@ other nodes hand theirs over, so no shared file system is needed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -42,6 +43,15 @@ from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 logger = logging.getLogger(__name__)
+
+
+def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
+    """The metrics of a call; none, and a warning, where it fails: the step's others stay."""
+    try:
+        return measure()
+    except Exception:
+        logger.warning(lost, exc_info=True)
+        return {}
 
 
 @register_trainer(TRAINER_NAME)
@@ -141,8 +151,15 @@ class SamTrainerSync(PPOTrainerSync):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         with self._recording.running(COLLECT_S):
-            metrics.update(self._spec_metrics(batch))
-            metrics.update(self._baseline_metrics(metrics))
+            metrics |= _attempt(
+                lambda: self._responses.metrics(batch),
+                "verl's metrics of speculation are left out.",
+            )
+            if (baseline := self._baseline) is not None:
+                metrics |= _attempt(
+                    lambda: baseline.metrics(self.global_steps, metrics),
+                    "This step is not laid beside the baseline's.",
+                )
         with self._recording.running(CURVE_S):
             self._log_curve()
         metrics.update(self._recording.take(metrics.get("timing_s/step")))
@@ -164,24 +181,6 @@ class SamTrainerSync(PPOTrainerSync):
             reward_extra_infos_dict=reward_extra_infos_dict, dump_path=dump_path, **kwargs
         )
 
-    def _spec_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Return verl's own metrics of speculation."""
-        try:
-            return self._responses.metrics(batch)
-        except Exception:
-            logger.warning("verl's metrics of speculation are left out.", exc_info=True)
-            return {}
-
-    def _baseline_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Lay the step beside the baseline's; if that fails, its other metrics stay."""
-        if self._baseline is None:
-            return {}
-        try:
-            return self._baseline.metrics(self.global_steps, metrics)
-        except Exception:
-            logger.warning("This step is not laid beside the baseline's.", exc_info=True)
-            return {}
-
     def _write_step(self, metrics: dict[str, Any]) -> None:
         # Some of verl's entries are tables or text for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
@@ -192,12 +191,9 @@ class SamTrainerSync(PPOTrainerSync):
 
     def _drain(self, split: str) -> dict[str, float]:
         """Move records from replicas to the run folder; returns the step's aggregates."""
-        try:
-            return self._collect(split)
-        except Exception:
-            # A full disk or a lost replica's records must not cost a training run.
-            logger.warning("This step's rollout records are lost; training goes on.", exc_info=True)
-            return {}
+        # A full disk or a lost replica's records must not cost a training run.
+        lost = "This step's rollout records are lost; training goes on."
+        return _attempt(lambda: self._collect(split), lost)
 
     def _collect(self, split: str) -> dict[str, float]:
         step = max(self.global_steps, 0)
@@ -226,7 +222,10 @@ class SamTrainerSync(PPOTrainerSync):
             split=split,
         )
         if split == TRAIN_SPLIT and self._control.share:
-            metrics |= self._control_metrics(tables, requests, metrics)
+            metrics |= _attempt(
+                lambda: self._control_metrics(tables, requests, metrics),
+                "This step's control metrics are left out.",
+            )
         return metrics
 
     def _control_metrics(
@@ -235,21 +234,17 @@ class SamTrainerSync(PPOTrainerSync):
         requests: list[pa.Table],
         metrics: dict[str, float],
     ) -> dict[str, float]:
-        """Compare the step's two arms; if that fails, its other metrics stay."""
-        try:
-            values = control_metrics(
-                pa.concat_tables(engine_steps),
-                pa.concat_tables(requests),
-                unit=self._control.unit,
-                tail_threshold=self._telemetry.tail_threshold,
-            )
-            self._control_steps[self.global_steps] = metrics | values
-            done = {
-                step: known
-                for step, known in self._control_steps.items()
-                if step <= self.global_steps  # a resumed run may go back
-            }
-            return values | so_far(done)
-        except Exception:
-            logger.warning("This step's control metrics are left out.", exc_info=True)
-            return {}
+        """Compare the step's two arms."""
+        values = control_metrics(
+            pa.concat_tables(engine_steps),
+            pa.concat_tables(requests),
+            unit=self._control.unit,
+            tail_threshold=self._telemetry.tail_threshold,
+        )
+        self._control_steps[self.global_steps] = metrics | values
+        done = {
+            step: known
+            for step, known in self._control_steps.items()
+            if step <= self.global_steps  # a resumed run may go back
+        }
+        return values | so_far(done)

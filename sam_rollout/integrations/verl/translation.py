@@ -43,9 +43,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     settings = EngineSettings(
         run.sam, run.sampler, run.telemetry.record_traces, control if control.share else None
     )
-    rollout.engine_kwargs.vllm = OmegaConf.merge(
-        rollout.engine_kwargs.vllm, settings.arguments()
-    )
+    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, settings.arguments())
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:

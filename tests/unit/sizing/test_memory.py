@@ -9,7 +9,14 @@ import math
 
 import pytest
 
-from sam_rollout.sizing import GIB, HardwareConfig, RolloutLayout, TrainingLayout, host_bytes
+from sam_rollout.sizing import (
+    GIB,
+    EngineLimits,
+    HardwareConfig,
+    RolloutLayout,
+    TrainingLayout,
+    host_bytes,
+)
 from sam_rollout.sizing.memory import (
     expert_workspace,
     layer_activations,
@@ -24,6 +31,7 @@ from sam_rollout.sizing.memory import (
 MIB = 1 << 20
 DIE = HardwareConfig("die", memory_gib=64, runtime_gib=2, asleep_gib=9)
 PUBLISHED_ROLLOUT = RolloutLayout(devices=128, tensor=4, data=32, expert=128)
+LIMITS = EngineLimits(0.87, 64, 4096, max_model_len=36864, draft_tokens=3, verified_requests=8)
 
 
 def published_training(context: int = 4) -> TrainingLayout:
@@ -122,25 +130,10 @@ def test_optimizer_states_are_sharded_over_what_is_replicated(moe):
 
 
 def test_the_kv_cache_takes_what_the_share_leaves(moe):
-    items = rollout_memory(
-        moe,
-        PUBLISHED_ROLLOUT,
-        DIE,
-        memory_fraction=0.87,
-        max_num_seqs=64,
-        max_num_batched_tokens=4096,
-    )
+    items = rollout_memory(moe, PUBLISHED_ROLLOUT, DIE, LIMITS)
     assert math.fsum(items.values()) == pytest.approx(0.87 * 64 * GIB)
     told = dataclasses.replace(DIE, kv_cache_gib=1)
-    items = rollout_memory(
-        moe,
-        PUBLISHED_ROLLOUT,
-        told,
-        memory_fraction=0.87,
-        max_num_seqs=64,
-        max_num_batched_tokens=4096,
-    )
-    assert items["KV cache"] == GIB
+    assert rollout_memory(moe, PUBLISHED_ROLLOUT, told, LIMITS)["KV cache"] == GIB
 
 
 def test_rows_of_logits_count_at_full_vocabulary(dense):
