@@ -40,6 +40,10 @@ class Question:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of the run's processes on this machine: the shell's win over the device's."""
+        return {**self.variables, **os.environ}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables that the experiment sets; those set to null are left out."""
         given = self.setting("environment", {})
-        ours = {name: str(value) for name, value in given.items() if value is not None}
-        return {**ours, **os.environ}
+        return {name: str(value) for name, value in given.items() if value is not None}

@@ -17,8 +17,7 @@ def check_variables(question: Question) -> Iterator[Line]:
     if question.cluster:
         yield skip(WHAT, "those of the head's shell count: ask there without --cluster")
         return
-    given = question.setting("environment", {})
-    wanted = {name: str(value) for name, value in given.items() if value is not None}
+    wanted = question.variables
     other = [name for name in wanted if os.environ.get(name, wanted[name]) != wanted[name]]
     for name in other:
         found = f"{os.environ[name]} in this shell, which counts; the experiment says"

@@ -75,14 +75,8 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
         f"experiment:{experiment}",
         *filter(None, os.environ.get("WANDB_TAGS", "").split(",")),
     ]
-    described = {
-        "label": info.label,
-        "versions": dict(info.versions),
-        "seeds": dict(info.seeds),
-        "host": dict(info.host),
-        "started_at": info.started_at,
-        "git": dict(info.git),
-    }
+    names = ("label", "versions", "seeds", "host", "started_at", "git")
+    described = {name: getattr(info, name) for name in names}
     return {
         "project": config.trainer.project_name,
         # Runs of one experiment differ by their folders: base-1, sam-1, ...

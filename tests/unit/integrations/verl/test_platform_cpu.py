@@ -30,19 +30,12 @@ def test_it_is_chosen_by_name_only(platform, monkeypatch, value, chosen):
     assert platform.is_platform_available() is chosen
 
 
-def test_tensors_can_be_sent_to_its_device(platform):
+def test_what_it_is_to_verl(platform):
     assert torch.ones(1).to(platform.current_device()).device.type == "cpu"
     assert (platform.device_name, platform.device_count()) == ("cpu", 1)
-
-
-def test_one_logical_gpu_stands_for_a_training_process(platform):
-    assert platform.ray_resource_name() == "GPU"
-    assert platform.ray_noset_envvars() == []
-
-
-def test_weights_travel_without_device_memory_handles(platform):
-    assert not platform.is_ipc_supported()
-    assert platform.communication_backend_name() == "gloo"
+    # One logical GPU stands for a training process, whose weights travel through shared memory.
+    assert (platform.ray_resource_name(), platform.ray_noset_envvars()) == ("GPU", [])
+    assert (platform.is_ipc_supported(), platform.communication_backend_name()) == (False, "gloo")
 
 
 def test_what_a_cpu_lacks_does_nothing(platform):
