@@ -44,6 +44,7 @@ FIGURES = (
     ("sam/draft/catch_up_us_per_step", "drafter, gate closed", "us"),
 )
 RATIOS = (("stock", "off"), ("off", "matched"), ("off", "on"), ("stock", "on"))
+COLUMNS = ("stock", "off", "matched", "on", *(f"{base}/{side}" for base, side in RATIOS))
 
 # Before vLLM is imported.
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -133,10 +134,9 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print the summary as a table."""
     print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    columns = ("stock", "off", "matched", "on", *(f"{base}/{side}" for base, side in RATIOS))
-    print(f"{'median [quartiles]':<26}" + "".join(f"{column:>22}" for column in columns))
+    print(f"{'median [quartiles]':<26}" + "".join(f"{column:>22}" for column in COLUMNS))
     for metric, name, unit in FIGURES:
-        cells = [result["summary"][metric].get(column) for column in columns]
+        cells = [result["summary"][metric].get(column) for column in COLUMNS]
         texts = [f"{c['median']:.3g} [{c['q1']:.3g}, {c['q3']:.3g}]" if c else "" for c in cells]
         print(f"{f'{name}, {unit}':<26}" + "".join(f"{text:>22}" for text in texts))
 

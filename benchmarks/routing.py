@@ -136,13 +136,17 @@ def show(record: dict[str, Any]) -> None:
     """Print the summary of one number of replicas as a table."""
     print(", ".join(f"{name} {value}" for name, value in record["machine"].items()))
     print(f"{'median [lowest, highest]':<42}" + "".join(f"{side:>24}" for side in SIDES))
-    rows = [(figure, f"{title}, {unit}".rstrip(", "), "") for figure, title, unit in FIGURES]
-    rows.append(("rollout_s", f"rollout, {BASE} / side", f"{BASE} / "))
-    for figure, title, prefix in rows:
+    for figure, title, prefix in lines():
         cells = [record["summary"][figure][prefix + side] for side in SIDES]
         texts = [f"{c['median']:.4g} [{c['low']:.3g}, {c['high']:.3g}]" for c in cells]
         print(f"{title:<42}" + "".join(f"{text:>24}" for text in texts))
     print(f"identical texts: {least_identical(record):.1%} at least")
+
+
+def lines() -> list[tuple[str, str, str]]:
+    """Figure, title, and what stands before a side's name in the figure, of each line shown."""
+    figures = [(figure, f"{title}, {unit}".rstrip(", "), "") for figure, title, unit in FIGURES]
+    return [*figures, ("rollout_s", f"rollout, {BASE} / side", f"{BASE} / ")]
 
 
 def least_identical(record: dict[str, Any]) -> float:
