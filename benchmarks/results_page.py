@@ -120,7 +120,7 @@ def section(name: str, record: dict[str, Any]) -> str:
     if name == "compare_tiny_cpu":
         recorded = load_recorded(RESULTS)
         given |= {"recorded": recorded, "tables": published(recorded.comparisons)}
-    parts = _templates().get_template(f"{name}.md").render(given).strip().split("\n\n")
+    parts = _templates().get_template(f"{name}.md.j2").render(given).strip().split("\n\n")
     return "\n\n".join(
         part if part.startswith(("|", "```")) else part.replace("\n", " ") for part in parts
     )
