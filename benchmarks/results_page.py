@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks import rollout, routing
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from recipes.dapo_qwen3 import published_setups
+from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
 
@@ -47,22 +47,6 @@ RECORDS = (
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "operators_tiny_cpu", "sampler", "drafter",
     "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate", "simulate_validation",
 )  # fmt: skip
-
-
-def pivot(
-    rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
-) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
-    """Rows of a record by what stands before a line and above a column, and all columns.
-
-    Lines and columns are named by tuples of values and come in order of appearance.
-    """
-    lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
-    columns: dict[tuple, None] = {}
-    for row in rows:
-        line, column = (tuple(row[name] for name in names) for names in (down, across))
-        lines.setdefault(line, {})[column] = row
-        columns[column] = None
-    return lines, list(columns)
 
 
 def _machine(record: dict[str, Any]) -> str:

@@ -221,7 +221,7 @@ def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
     return statistics.median(taken[-max(1, int(len(taken) * LAST_SHARE)) :])
 
 
-def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float]:
+def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
     """The slowest call while many requests grow from nothing, and the memory they end with."""
     context = max(sizes.contexts)
     start = 2 * len(texts[0].prompt)

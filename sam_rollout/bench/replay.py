@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -89,9 +90,10 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
         for row in reversed(ended):  # the last row moves up, as in vLLM's batch
             last = len(ids) - 1
             token_ids[row] = token_ids[last]
-            for rows in (ids, texts, known, sampled):
-                rows[row] = rows[last]
-                rows.pop()
+            columns: tuple[list[Any], ...] = (ids, texts, known, sampled)
+            for column in columns:
+                column[row] = column[last]
+                column.pop()
         if not ids:
             break
         drafts = session.propose(ids, token_ids, np.array(known, np.int32), sampled)
