@@ -14,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks import rollout, routing
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from recipes.dapo_qwen3 import published_setups
 from sam_rollout.bench.draft_tables import pivot
@@ -65,6 +64,11 @@ def _figure(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
+def _least_identical(record: dict[str, Any]) -> float:
+    """Share of responses that equal the base side's, in the round and side where it is least."""
+    return min(side["identical"] for one in record["rounds"] for side in one.values())
+
+
 def _raw_and_equal(row: TimeRow | None) -> str:
     """What equal tokens leave of a row's gain; nothing where it has not both."""
     if row is None or row.raw is None or row.equal_tokens is None:
@@ -82,15 +86,13 @@ def _templates() -> Environment:
     )
     environment.filters |= {
         "fmt": format,
-        "least_identical": routing.least_identical,
+        "least_identical": _least_identical,
         "machine": _machine,
         "spread": _spread,
     }
     environment.globals |= {
         "pivot": pivot,
         "raw_and_equal": _raw_and_equal,
-        "rollout": rollout,
-        "routing": routing,
         "sides_picture": SIDES_PICTURE,
     }
     return environment
