@@ -89,8 +89,8 @@ def test_a_row_that_moves_keeps_its_text():
 
 def test_steps_are_booked_by_the_length_of_the_context():
     result = Replay()
-    result.book(known=999, drafted=3, accepted=3, remaining=100)
-    result.book(known=1_000, drafted=3, accepted=0, remaining=1)
+    result.book(text=0, known=999, drafted=3, accepted=3, remaining=100)
+    result.book(text=0, known=1_000, drafted=3, accepted=0, remaining=1)
     assert dict(result.steps_at) == {0: 1, 1: 1} and dict(result.tokens_at) == {0: 4, 1: 1}
 
 
