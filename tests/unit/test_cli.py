@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from sam_rollout import __version__
 from sam_rollout.cli import app
 from sam_rollout.telemetry.docs import render
-from sam_rollout.telemetry.records import RunFolder, RunInfo, TraceRecord, table_of
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import trace, traces
 
 
 def run_cli(*arguments: object):
@@ -76,11 +77,8 @@ def test_compare_without_both_sides_is_wrong_usage(pair, arguments):
 
 
 def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
-    trace = TraceRecord(
-        group="g", sibling=0, step=1, split="train", replica=0, prompt_ids=[1, 2],
-        response_ids=[3, 4, 5], start_s=0.0, end_s=1.0,
-    )  # fmt: skip
-    RunFolder(tmp_path / "run").write_traces(0, table_of(TraceRecord, [trace]))
+    text = trace(prompt_ids=[1, 2], response_ids=[3, 4, 5])
+    RunFolder(tmp_path / "run").write_traces(0, traces(text))
     (tmp_path / "more.jsonl").write_text("[1, 2, 3, 9]\n")
     corpus = tmp_path / "corpora" / "a.sam"
     built = run_cli(
