@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,25 +67,17 @@ def entries(setup: str, inherited: bool = True) -> list[Entry]:
         inherited: With the values of the setups it extends.
     """
     described = catalogue()["setups"][setup]
-    own = [*_same(described), *_different(described)]
+    own = [
+        Entry(key, value, source, ours=value)
+        for source, values in described["values"].items()
+        for key, value in values.items()
+    ]
+    own += [Entry(**entry) for entry in described.get("differences", ())]
     parent = described.get("extends")
     if not inherited or parent is None:
         return own
     named = {entry.key for entry in own if entry.key}
     return [*(entry for entry in entries(parent) if entry.key not in named), *own]
-
-
-def _same(described: dict[str, Any]) -> Iterator[Entry]:
-    for source, values in described["values"].items():
-        for key, value in values.items():
-            yield Entry(key, value, source, ours=value)
-
-
-def _different(described: dict[str, Any]) -> Iterator[Entry]:
-    for entry in described.get("differences", ()):
-        yield Entry(
-            entry["key"], entry["published"], entry["source"], entry["why"], entry.get("ours")
-        )
 
 
 @cache

@@ -31,6 +31,9 @@ SLURM = {
     "SLURM_NODEID": "1",
     "SLURMD_NODENAME": "gpu-08",
 }
+WORKER = (
+    "worker", "--devices-per-node=8", "--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1",
+)  # fmt: skip
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 
@@ -195,14 +198,11 @@ def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_worker_joins_the_head_with_its_devices(device):
-    exported, (ray,) = printed(
-        "worker", f"--device={device}", "--devices-per-node=4", "--node-rank=2", "--num-nodes=3",
-        "--names=a,b,c", "--head-address=10.0.0.1", "--port=7000",
-    )  # fmt: skip
+    exported, (ray,) = printed(*WORKER, f"--device={device}", "--names=a,b", "--port=7000")
     assert "--address=10.0.0.1:7000" in ray and "--head" not in ray
-    assert "--node-name=c" in ray and "--labels=sam-rollout/rank=2" in ray
-    assert ('{"NPU": 4}' in ray) == (device == "ascend_910c")
-    assert ("--num-gpus=4" in ray) == (device != "ascend_910c")
+    assert "--node-name=b" in ray and "--labels=sam-rollout/rank=1" in ray
+    assert ('{"NPU": 8}' in ray) == (device == "ascend_910c")
+    assert ("--num-gpus=8" in ray) == (device != "ascend_910c")
     assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
     own = {"ascend_910c": ["HCCL_SOCKET_IFNAME"], "cuda": ["NCCL_SOCKET_IFNAME"], "cpu": []}
     assert [name for name in exported if re.match("(HCCL|NCCL)_", name)] == own[device]
@@ -240,10 +240,7 @@ def test_stop_and_help_need_nothing_of_the_node(tmp_path, argument):
 
 
 def test_a_value_of_the_shell_wins():
-    exported, _ = printed(
-        "worker", "--device=cuda", "--devices-per-node=8", "--node-rank=1", "--num-nodes=2",
-        "--head-address=10.0.0.1", NCCL_SOCKET_IFNAME="ib0",
-    )  # fmt: skip
+    exported, _ = printed(*WORKER, "--device=cuda", NCCL_SOCKET_IFNAME="ib0")
     assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
@@ -261,11 +258,8 @@ def test_a_vendors_script_is_sourced(tmp_path, what):
     script, exported = VENDORS_SCRIPTS[what]
     program(tmp_path / "ascend-toolkit" / "set_env.sh", script)
     python = program(tmp_path / "bin" / "python3", f'exec {sys.executable} "$@"')
-    done = node(
-        "worker", "--device=ascend_910c", "--devices-per-node=16", "--node-rank=1",
-        "--num-nodes=2", "--head-address=10.0.0.1", "--print",
-        ASCEND_ROOT=str(tmp_path), PYTHON=str(python),
-    )  # fmt: skip
+    variables = {"ASCEND_ROOT": str(tmp_path), "PYTHON": str(python)}
+    done = node(*WORKER, "--device=ascend_910c", "--print", **variables)
     assert done.returncode == 0, done.stderr
     assert f"export {exported.format(root=tmp_path)}\n" in done.stdout
     said = "ascend-toolkit/set_env.sh ended with status 1" in done.stdout

@@ -74,17 +74,11 @@ class IdentityClient:
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         if len(prompt_ids) < response.end:
             response.rewinds += 1
+        identity = self._identity_of(response).to_extra_args()
+        extra_args = {**(sampling_params.get("extra_args") or {}), **identity}
+        sampling_params = {**sampling_params, "extra_args": extra_args}
         output = await self._client.generate(
-            request_id,
-            prompt_ids=prompt_ids,
-            sampling_params={
-                **sampling_params,
-                "extra_args": {
-                    **(sampling_params.get("extra_args") or {}),
-                    **self._identity_of(response).to_extra_args(),
-                },
-            },
-            **kwargs,
+            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
         )
         response.end = len(prompt_ids) + len(output.token_ids)
         return output

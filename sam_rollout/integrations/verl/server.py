@@ -75,8 +75,12 @@ class _FinishedRequest:
 
     def trace(self, place: dict[str, Any]) -> TraceRecord:
         """The tokens themselves."""
-        tokens = {"prompt_ids": self.prompt_ids, "response_ids": self.response_ids}
-        return TraceRecord(**place, **tokens, **self.who_and_when())
+        return TraceRecord(
+            **place,
+            **self.who_and_when(),
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+        )
 
 
 def worker_extension(device: str) -> str:

@@ -136,9 +136,8 @@ def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
     )
     PPOTrainer._shutdown_dump_executor(ours)
     first, second, third = map(json.loads, (tmp_path / "7.jsonl").read_text().splitlines())
-    assert first["output"] == "x"
-    assert first["spec_num_draft_tokens"] == 12
-    assert first["spec_num_accepted_tokens"] == 6
-    assert first["spec_num_verify_steps"] == 4
-    assert first["generation_s"] == 1.5
+    assert first.items() >= {
+        "output": "x", "spec_num_draft_tokens": 12, "spec_num_accepted_tokens": 6,
+        "spec_num_verify_steps": 4, "generation_s": 1.5,
+    }.items()  # fmt: skip
     assert second["spec_num_draft_tokens"] == 0 and third["control"] is False

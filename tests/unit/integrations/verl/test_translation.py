@@ -24,9 +24,14 @@ def translated(*overrides: str):
     return config
 
 
+def engine_of(config) -> dict:
+    """Arguments of vLLM, plain."""
+    return OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+
+
 def test_drafting_is_switched_on_in_the_engine():
     config = translated("sam.max_draft_tokens=4", "rollout_telemetry.record_traces=true")
-    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    engine = engine_of(config)
     assert engine["speculative_config"] == {
         "method": "custom_class",
         "model": PROPOSER_CLASS,
@@ -47,30 +52,28 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
         "rollout_telemetry.tail_threshold=3", f"{ROLLOUT}.seed=7",
     )  # fmt: skip
     plain, changed = (
-        OmegaConf.to_container(OmegaConf.select(translated(*overrides), ENGINE))
-        for overrides in ((), others)
+        engine_of(translated(*overrides))["additional_config"] for overrides in ((), others)
     )
-    assert plain["additional_config"] == changed["additional_config"]
+    assert plain == changed
 
 
 def test_a_control_is_assigned_under_the_rollouts_seed():
-    overrides = ("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
-    config = translated(*overrides)
-    ours = OmegaConf.to_container(OmegaConf.select(config, ENGINE))["additional_config"]
-    made = ControlAssignment(**ours["sam_rollout"]["control"])
-    assert made == ControlAssignment(share=0.25, unit="groups", seed=7, replicas=1)
+    config = translated("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
+    ours = engine_of(config)["additional_config"]["sam_rollout"]
+    assert ControlAssignment(**ours["control"]) == ControlAssignment(
+        share=0.25, unit="groups", seed=7, replicas=1
+    )
 
 
 def test_without_drafts_there_is_no_control(capsys):
-    overrides = ("sam=off", "rollout_telemetry.control_share=0.25")
-    config = composed(*overrides)
+    config = composed("sam=off", "rollout_telemetry.control_share=0.25")
     assert control_assignment(config, check(config)).share == 0
     assert "no control without drafts" in capsys.readouterr().out
 
 
 def test_a_schedule_reaches_the_engine_and_survives_json():
     config = translated("sam.gate.kind=schedule", "+sam.gate.schedule={16: 1, 4: 3}")
-    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    engine = engine_of(config)
     ours = json.loads(json.dumps(engine["additional_config"]))["sam_rollout"]
     gate = SamConfig.from_mapping(ours["sam"]).gate
     assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
