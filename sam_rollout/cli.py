@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -88,7 +88,7 @@ def _write_json(path: Path | None, content: object, indent: int = 1) -> None:
 class _CompareCommand(TyperCommand):
     """Lets --with take every folder up to the next option, as well as being repeated."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spread, after_with = [], False
         for argument in args:
             if argument.startswith("--with="):

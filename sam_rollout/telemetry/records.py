@@ -137,7 +137,9 @@ class RequestRecord:
         _INT, "engine steps that the gate let the drafter draft for, draft or not", 0, added=True
     )
     open_tokens: int = column(_INT, "tokens gained in them", 0, added=True)
-    control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False, added=True)
+    control: bool = column(
+        pa.bool_(), "sampled without drafts, to compare with", False, added=True
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,7 +201,9 @@ def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
     """Records of one type as a table of its schema, in their order."""
     rows, schema = list(rows), _schema(record)
     # Not astuple: it would copy every token id of every response.
-    arrays = [pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema]
+    arrays = [
+        pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

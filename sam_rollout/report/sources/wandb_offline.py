@@ -159,7 +159,7 @@ def records(file: Path, problems: list[str]) -> Iterator[bytes]:
     content = file.read_bytes()
     if content[: _HEADER.size] != _HEADER.pack(*_MAGIC):
         raise RunFolderError(f"{file}: not a log of wandb (its first bytes are others)")
-    position, parts = _HEADER.size, []
+    position, parts = _HEADER.size, list[bytes]()
     while position < len(content):
         left = _BLOCK - position % _BLOCK
         if left < _CHUNK.size:  # too little for a chunk: padding
