@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -19,16 +21,8 @@ def run_cli(*arguments: object):
 
 def make_run(path, sam: bool, time_s: float):
     folder = RunFolder(path)
-    folder.write_start(
-        RunInfo(
-            f"sam={'on' if sam else 'off'}",
-            {"sam": {"enabled": sam}},
-            {},
-            {},
-            {},
-            "2026-07-01T00:00:00+00:00",
-        )
-    )
+    label, config = f"sam={'on' if sam else 'off'}", {"sam": {"enabled": sam}}
+    folder.write_start(RunInfo(label, config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in range(1, 7):
         accuracy = 0.1 * step + 0.01 * (step % 2)
         metrics = {"timing_s/gen": time_s, "sam/rounds/accuracy_unfiltered": accuracy}
@@ -166,13 +160,14 @@ def test_picture_into_a_missing_folder_is_one_line(pair, tmp_path):
     assert str(tmp_path / "missing" / "out.png") in line
 
 
-def test_metrics_docs_writes_and_checks(tmp_path):
+def test_the_reference_is_written_and_checked(tmp_path):
     page = tmp_path / "metrics.md"
-    assert run_cli("metrics-docs", "--path", page).exit_code == 0
+    shutil.copy(Path(__file__).parents[2] / "docs" / "configuration.md", tmp_path)
+    assert run_cli("reference", "--docs", tmp_path).exit_code == 0
     assert page.read_text() == render()
-    assert run_cli("metrics-docs", "--check", "--path", page).exit_code == 0
+    assert run_cli("reference", "--check", "--docs", tmp_path).exit_code == 0
     page.write_text(render() + "more")
-    result = run_cli("metrics-docs", "--check", "--path", page)
+    result = run_cli("reference", "--check", "--docs", tmp_path)
     assert result.exit_code == 1
     assert "out of date" in result.stderr
     assert page.read_text().endswith("more")
