@@ -495,17 +495,10 @@ def _warm_up(both: Both) -> Iterator[Finding]:
 
 
 def _texts(lossless: Losslessness) -> Iterator[Finding]:
-    pairs = lossless.pairs
-    if not pairs:
+    counts = lossless.counts()
+    if not counts:
         yield Finding("samples", UNKNOWN, "neither texts nor lengths of responses are recorded")
         return
-    counts = {
-        by: (
-            sum(p.identical for p in pairs if p.by == by),
-            sum(p.matched + p.unmatched for p in pairs if p.by == by),
-        )
-        for by in dict.fromkeys(p.by for p in pairs)
-    }
     told = " and ".join(
         f"{same} of {total} {'responses' if by == TOKEN_IDS else 'response lengths'}"
         for by, (same, total) in counts.items()
@@ -514,7 +507,7 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
     if all(same == total for same, total in counts.values()):
         yield Finding("samples", NOTE, f"{told} are the same on both sides", figures)
     elif lossless.coupled:
-        first = min(p.first_step for p in pairs if p.first_step is not None)
+        first = min(p.first_step for p in lossless.pairs if p.first_step is not None)
         text = (
             f"{told} are the same, the first other one is of step {first}: the coupled sampler "
             "would make them all the same under equal logits and seeds"

@@ -61,6 +61,14 @@ class Losslessness:
     controls: list[Pair]  # repeats of one side among each other
     lost_texts: dict[str, list[int]]
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """What was compared -> identical responses of the pairs, and all of them."""
+        table: dict[str, tuple[int, int]] = {}
+        for pair in self.pairs:
+            same, total = table.get(pair.by, (0, 0))
+            table[pair.by] = same + pair.identical, total + pair.matched + pair.unmatched
+        return table
+
 
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""

@@ -72,14 +72,11 @@ def _ratio(faster: Estimate, noise: str) -> str:
 
 
 def _samples(comparison: Comparison) -> str:
-    pairs, lossless = comparison.lossless.pairs, comparison.lossless
-    if not pairs:
+    counts = comparison.lossless.counts()
+    if not counts:
         return "Whether the responses are identical is not recorded."
-    by_text = [pair for pair in pairs if pair.by == TOKEN_IDS]
-    what = "responses" if len(by_text) == len(pairs) else "response lengths"
-    shown = by_text if len(by_text) == len(pairs) else pairs
-    same = sum(pair.identical for pair in shown)
-    total = sum(pair.matched + pair.unmatched for pair in shown)
+    what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
+    same, total = map(sum, zip(*counts.values(), strict=True))
     if same == total:
         untold = "" if what == "responses" else "; not all texts are recorded"
         return f"All {total:,} {what} are identical{untold}."
@@ -87,5 +84,5 @@ def _samples(comparison: Comparison) -> str:
         True: "the coupled sampler should have made all of them so",
         False: "this sampler keeps the distribution, not the texts",
         None: "which sampler was used is not recorded",
-    }[lossless.coupled]
+    }[comparison.lossless.coupled]
     return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
