@@ -106,7 +106,15 @@ class SamDrafter:
         Args:
             token_ids, num_tokens: as for `draft`.
             sampled: int32[B], tokens each row gained, bonus token included; 0 for none.
+
+        Raises:
+            ValueError: shapes disagree with the batch that is bound.
         """
+        if not num_tokens.shape == sampled.shape == (len(self._bound),):
+            raise ValueError(
+                f"{len(self._bound)} requests, but num_tokens{list(num_tokens.shape)} and "
+                f"sampled{list(sampled.shape)}"
+            )
         verified = self.batch.verify(token_ids, num_tokens, sampled)
         if self.batch.pending:
             self._policy.learn(verified)
@@ -168,12 +176,12 @@ class SamDrafter:
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._max_draft_tokens, out=budget)
         k, chosen = self._policy.plan(self._matches, budget, batch.source)
+        batch.pending = any(chosen)  # first: drafts of a source that fails are cleared, too
         tokens, counts = batch.tokens[:rows], batch.counts[:rows]
         for number, source in enumerate(self.sources):
             if chosen[number]:
                 source.draft(self._matches[number, :rows], k[number], tokens, counts)
         batch.length[:rows] = num_tokens
-        batch.pending = any(chosen)
         self._drafted_tokens += int(np.add.reduce(counts))
 
     def step(

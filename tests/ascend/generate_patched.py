@@ -50,12 +50,12 @@ def generate(llm) -> dict:
     ]
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     (drained,) = llm.collective_rpc("sam_drain")
-    _, drafted, accepted = zip(*drained["requests"].values(), strict=True)
+    _, drafted, accepted, *_ = zip(*drained["requests"].values(), strict=True)
     return {
         "texts": [list(output.outputs[0].token_ids) for output in outputs],
         "drafted": sum(drafted),
         "accepted": sum(accepted),
-        "failures": drained["counters"]["failures"],
+        "failures": drained["counters"]["draft/failures"],
     }
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     bound = llm.collective_rpc("sam_bind")
     report["start-up"] = f"{check_drafters(bound, SAM)}\n{check_samplers(bound, SAMPLER)}"
     for name, gate in {"closed": CLOSED, "open": OPEN}.items():
-        runner.drafter.gate = make_gate(
+        runner.drafter.session.gate = make_gate(
             gate, max_rows=len(PROMPTS), max_draft_tokens=SAM.max_draft_tokens
         )
         report[name] = generate(llm)

@@ -18,7 +18,7 @@ def test_imports_no_engine(package):
     names = [f"sam_rollout.{package}.{module}" for module in MODULES[package]]
     foreign = {"torch", "vllm", "verl", "vllm_ascend", "ray"}
     if package == "telemetry":
-        # The registry of sources names the automaton's interface; its kernels need Numba.
+        # Sources declare their metrics; the kernels they draft with are loaded when they are made.
         foreign |= {"numba", "sam_rollout.drafting", "sam_rollout.integrations"}
     code = f"import sys, {', '.join(names)}; print(sorted({foreign!r} & set(sys.modules)))"
     done = subprocess.run(

@@ -4,28 +4,30 @@ import asyncio
 import math
 import platform
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_rollout.config import RolloutTelemetryConfig
+from sam_rollout.config import RolloutTelemetryConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders
-from sam_rollout.integrations.vllm.ledger import VerifiedPadding
+from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.records import DraftNote, RunFolder
 from sam_rollout.telemetry.schema import declared
 
 CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
 PROMPTS = [[number, number + 1, 7] for number in range(8)]
 STEP = 3
 RESPONSE = [4, 5, 6, 7]
+NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0, telemetry_us=2.0)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def asked(monkeypatch) -> list[dict]:
 @pytest.fixture
 def ours() -> SamHttpServer:
     ours = object.__new__(SamHttpServer)
-    ours._control, ours._record_traces, ours.replica_rank = CONTROL, False, 0
+    ours._settings, ours.replica_rank = EngineSettings(SamConfig(), control=CONTROL), 0
     ours.engine, ours._finished, ours._recorders = None, [], EngineRecorders(1)
     return ours
 
@@ -83,7 +85,7 @@ def test_validation_and_requests_without_identity_have_no_control(ours, asked):
 
 
 def test_a_server_without_control_asks_for_drafts_always(ours, asked):
-    ours._control = None
+    ours._settings = EngineSettings(SamConfig())
     asyncio.run(respond(ours))
     assert not any(call["extra_args"]["sam_control"] for call in asked)
 
@@ -114,21 +116,13 @@ def drained_worker(drafting: list[int]) -> dict:
     ids = {number: f"request-{number}-0a1b2c3d" for number in range(len(PROMPTS))}
     return {
         "steps": {
-            "time_s": [time.monotonic() - 1000],
-            "gate_open": [True],
-            "drafter_us": [40.0],
-            "padding": [VerifiedPadding()],
-            "draft_budget": [3],
-            "drafted_per_source": [[]],
-            "accepted_per_source": [[]],
-            "sampler_us": [20.0],
-            "telemetry_us": [2.0],
+            "noted_s": [time.monotonic() - 1000],
+            **{name: [value] for name, value in asdict(NOTE).items()},
         },
         "host": platform.node(),
         "clock_s": time.monotonic(),
-        "requests": {ids[n]: (2, 6, 1) if n in drafting else (0, 0, 0) for n in ids},
-        "open": {ids[n]: (2, 3) if n in drafting else (3, 3) for n in ids},
-        "counters": {"failures": 0, "verify_context_0": 8},
+        "requests": {ids[n]: (2, 6, 1, 2, 3) if n in drafting else (0, 0, 0, 3, 3) for n in ids},
+        "counters": {"draft/failures": 0, "draft/verify_context_0": 8},
     }
 
 

@@ -1,0 +1,147 @@
+"""A source is one file: what is written there shows up wherever sources are told apart.
+
+The file is the one that CONTRIBUTING.md starts a reader from.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import sam_rollout
+from recipes.dapo_qwen3.main import REPOSITORY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # compiles the drafter's kernels
+
+PROBE = """
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import sam_rollout
+from sam_rollout.bench.sides import all_sides
+from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.dashboard.layout import SECTIONS
+from sam_rollout.session.session import DraftSession
+from sam_rollout.sources import NAMES
+from sam_rollout.telemetry import docs
+from sam_rollout.telemetry.records import ENGINE_STEPS, DraftNote
+from sam_rollout.telemetry.schema import METRICS
+
+config = SamConfig.from_mapping(
+    {"sources": {"own": {"enabled": False}, "toy": {"enabled": True, "token": 9}}}
+)
+found = {"package": sam_rollout.__file__, "names": NAMES, "section": config.sources.toy.token}
+try:
+    SamConfig.from_mapping({"sources": {"toy": {"tokn": 9}}})
+except ConfigError as error:
+    found["refusal"] = str(error)
+found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
+found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
+settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
+found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
+found["sides"] = [side.name for side in all_sides() if "toy" in side.name]
+found["panels"] = [
+    panel.title
+    for section in SECTIONS
+    for panel in section.panels
+    if "sam/draft/accepted_toy" in panel.metrics
+]
+found["column"] = ENGINE_STEPS.field("drafted_per_source").metadata[b"sources"].decode()
+
+
+class Requests:
+    live = ("a", "b")
+
+    def identity(self, request_id):
+        return None
+
+    def is_control(self, request_id):
+        return False
+
+
+session = DraftSession(config, Requests(), max_rows=2, max_model_len=20)
+texts = np.zeros((2, 20), np.int32)
+texts[0, 5:10] = 9, 9, 9, 1, 1
+for lengths, sampled in (([5, 5], [1, 1]), ([9, 6], [4, 1])):
+    lengths, sampled = np.array(lengths, np.int32), np.array(sampled, np.int32)
+    batch = session.step(["a", "b"], texts, lengths, sampled)
+    found["drafts"] = batch.to_lists()
+drained = session.drain()
+found["drafted"] = drained["steps"]["drafted_per_source"]
+found["accepted"] = drained["steps"]["accepted_per_source"]
+found["own count"] = drained["counters"]["draft/toy_drafts"]
+print(json.dumps(found))
+"""
+
+
+def toy() -> str:
+    """The first program of the walk."""
+    walk = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Add a draft source\n")[2]
+    return textwrap.dedent(re.search(r" *```python\n(.*?)```", walk, re.DOTALL)[1])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    """What a process with one more file among its sources says."""
+    folder = tmp_path_factory.mktemp("toy")
+    package = Path(sam_rollout.__file__).parent
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, folder / "sam_rollout", ignore=ignore)
+    (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(REPOSITORY / "docs" / "configuration.md")],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert Path(told["package"]).is_relative_to(folder)
+    return told
+
+
+def test_it_is_found_in_its_place(found):
+    assert found["names"] == ["own", "siblings", "history", "corpus", "toy"]
+
+
+def test_it_has_a_section_of_the_configuration(found):
+    assert found["section"] == 9
+    expected = "sam.sources.toy.tokn = 9: unknown key; did you mean 'token'?"
+    assert found["refusal"].startswith(expected)
+    row = "| `sam.sources.toy.token` | int | `7` | at least 0 | The token. |"
+    assert row in found["page of settings"]
+
+
+def test_it_has_metrics_and_rows_on_their_page(found):
+    expected = ["sam/draft/drafted_toy", "sam/draft/accepted_toy", "sam/draft/toy_drafts"]
+    assert sorted(found["metrics"]) == sorted(expected)
+    for name in expected:
+        assert any(line.startswith(f"| `{name}`") for line in found["page of metrics"])
+    assert "Drafts of one token." in "".join(found["page of metrics"])
+
+
+def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
+    assert found["column"] == "own,siblings,history,corpus,toy"
+    assert found["sides"] == ["own + toy"]
+
+
+def test_it_has_a_curve_on_the_dashboard(found):
+    assert found["panels"] == ["Accepted by source"]
+
+
+def test_its_drafts_come_out_of_a_session_and_are_counted(found):
+    assert found["drafts"] == [[9, 9, 9]] * 2
+    assert found["drafted"] == [[], [0, 0, 0, 0, 6]]
+    assert found["accepted"] == [[], [0, 0, 0, 0, 3]]
+    assert found["own count"] == 4
