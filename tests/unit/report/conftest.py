@@ -204,20 +204,11 @@ def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
     """pairs(seeds, **fields) -> paths of both sides, a run of each seed."""
 
     def make(seeds: Any, **fields: Any) -> tuple[list[Path], list[Path]]:
-        base, sam = (
-            [
-                synthetic(
-                    f"{name}-{seed}",
-                    seed=seed,
-                    sam=name == "on",
-                    **fields,
-                    fields={"seeds": {"rollout": seed}},
-                )
-                for seed in seeds
-            ]
-            for name in ("off", "on")
-        )
-        return base, sam
+        def run(name: str, seed: int) -> Path:
+            own = {"seeds": {"rollout": seed}}
+            return synthetic(f"{name}-{seed}", seed=seed, sam=name == "on", fields=own, **fields)
+
+        return [run("off", seed) for seed in seeds], [run("on", seed) for seed in seeds]
 
     return make
 
