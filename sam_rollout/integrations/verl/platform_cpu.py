@@ -92,23 +92,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """There is only one."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """CPU work is synchronous."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """There is no caching allocator to configure."""
-
-    def empty_cache(self) -> None:
-        """There is no caching allocator to empty."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -123,12 +110,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        """No device profiler."""
-
-    def profiler_stop(self) -> None:
-        """No device profiler."""
-
     def ray_resource_name(self) -> str:
         return "GPU"  # verl accepts no other name; it is a logical count
 
@@ -138,8 +119,9 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
-    def cudart(self) -> None:
-        return None
+    # There is one device, whose work is synchronous, without caching allocator and profiler.
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
 
 def use_single_gloo_backend() -> None:
