@@ -67,6 +67,8 @@ def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "dapo_qwen3.yaml").write_text("defaults: [{device: none}]\n")
     monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
+    # Hydra is to know the paths of the real checkout in the tests that follow.
+    monkeypatch.setattr(composition, "prepare", lambda checkout: None)
     with pytest.raises(RefusedError, match="device/none") as error:
         compose()
     assert "\n" not in str(error.value)
