@@ -1,7 +1,8 @@
 """Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
 
-A program of its own (``python -m tests.ascend.generate``): it bends vLLM's process to the CPU. What
-is ours gets into the engines as it does on an NPU, by the plugin and the worker extension.
+A program of its own (``python -m tests.ascend.generate [ENGINE...]``): it bends vLLM's process to
+the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or by a patch of
+vllm-ascend's source, and by the worker extension.
 """
 
 from __future__ import annotations
@@ -155,10 +156,10 @@ def mistaken_for_ngram() -> str:
 
 
 def main() -> None:
-    results = {name: try_out(*engine) for name, engine in ENGINES.items()}
+    chosen = sys.argv[1:]
     report = {
-        "engines": results,
-        "mistaken_for_ngram": mistaken_for_ngram(),
+        "engines": {name: try_out(*ENGINES[name]) for name in chosen or ENGINES},
+        "mistaken_for_ngram": None if chosen else mistaken_for_ngram(),
         "lengths": LENGTHS,
         "threshold": THRESHOLD,
         "draft_tokens": DRAFT_TOKENS,
