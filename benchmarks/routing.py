@@ -59,7 +59,8 @@ def router_of(rule: str, replicas: int) -> LeastLoaded:
 
 def sources() -> dict[str, Any]:
     """Name -> configuration of each engine."""
-    from sam_rollout.config import GateConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
+    from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+    from sam_rollout.sources.siblings import SiblingsSourceConfig
 
     gate = GateConfig(threshold=THRESHOLD)
     siblings = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))

@@ -545,7 +545,7 @@ def doctor(
         raise typer.BadParameter(str(error), param_hint="experiment") from error
     with report.shown_progress() as progress:
         if cluster:
-            from sam_rollout.doctor.cluster import examine_cluster
+            from sam_rollout.doctor.nodes import examine_cluster
 
             findings.extend(examine_cluster(question, address, progress))
         else:

@@ -7,6 +7,7 @@ and under the name its user typed.
 """
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -143,7 +144,7 @@ class RolloutSamplerConfig(Section):
 
     PATH: ClassVar[str] = "rollout_sampler"
 
-    kind: str = setting("stock", choices=("stock", "vectorised", "coupled"))
+    kind: str = setting("coupled", choices=("stock", "vectorised", "coupled"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +228,7 @@ class DynamicSamplingConfig(Section):
 
     kind: str = setting("rounds", choices=("rounds", "refill", "none"))
     gen_batch_size: int = setting(1, minimum=1)
-    max_rounds: int = setting(0, minimum=0)
+    max_rounds: int = setting(10, minimum=0)
     poll_interval_s: float = setting(0.1, minimum=0.01)
 
 
@@ -282,3 +283,39 @@ def check_engine_limits(
             f"max_num_batched_tokens = {max_num_batched_tokens} the engine cuts drafts short"
         ]
     return []
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Every setting of ours in one run, checked: what its composed configuration is parsed into."""
+
+    sam: SamConfig = SamConfig()
+    sampler: RolloutSamplerConfig = RolloutSamplerConfig()
+    telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
+    sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    compare: CompareConfig = CompareConfig()
+
+    @classmethod
+    def groups(cls) -> dict[str, type[Section]]:
+        """Hydra group -> its section."""
+        return {kind.PATH: kind for kind in typing.get_type_hints(cls).values()}
+
+    @classmethod
+    def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
+        """Build it from Hydra groups; absent ones take their defaults, others are passed over.
+
+        Raises:
+            ConfigError: as `Section.from_mapping` raises it.
+        """
+        sections = {
+            name: kind.from_mapping(groups[kind.PATH])
+            for name, kind in typing.get_type_hints(cls).items()
+            if kind.PATH in groups
+        }
+        return cls(**sections)
+
+    @property
+    def routes_siblings(self) -> bool:
+        """Whether requests go to the engine that runs their siblings."""
+        siblings = self.sam.sources.siblings
+        return self.sam.enabled and siblings.enabled and siblings.routing == "grouped"

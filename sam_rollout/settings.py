@@ -10,8 +10,10 @@ import difflib
 import functools
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
+
+MOST_LISTED = 24  # names in one error
 
 
 class ConfigError(ValueError):
@@ -29,6 +31,19 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.field} = {self.value!r}: {self.allowed}"
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """Why a name is refused: the nearest one there is, and all unless they are very many.
+
+    Args:
+        what: is named, "key" say.
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    if close and len(known) > MOST_LISTED:
+        return f"unknown {what};{hint}"
+    return f"unknown {what};{hint} known {what}s: {', '.join(known) or 'none'}"
 
 
 def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
@@ -77,7 +92,7 @@ class Section:
         values = {}
         for key, value in mapping.items():
             if key not in kinds:
-                raise ConfigError(f"{path}.{key}", value, cls._why_unknown(str(key), list(kinds)))
+                raise ConfigError(f"{path}.{key}", value, unknown("key", str(key), list(kinds)))
             kind = kinds[key]
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
@@ -87,13 +102,6 @@ class Section:
         except ConfigError as error:
             field = path + error.field.removeprefix(cls.PATH)
             raise ConfigError(field, error.value, error.allowed) from None
-
-    @classmethod
-    def _why_unknown(cls, key: str, known: list[str]) -> str:
-        listed = ", ".join(known)
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"unknown key; {hint}known keys: {listed}"
 
     def to_mapping(self) -> dict[str, Any]:
         """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""

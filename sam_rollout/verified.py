@@ -20,7 +20,7 @@ class Verified(NamedTuple):
     drafted: Int32Array  # draft tokens that were verified
     accepted: Int32Array  # of these, the ones kept
     filling: Int32Array  # tokens verified only to keep the step's shape
-    source: Int32Array  # number of the source that drafted, -1 where no draft was verified
+    source: Int32Array  # number of the source that drafted, -1 where none did
 
     def copy(self) -> Verified:
         """The same numbers in arrays of their own."""

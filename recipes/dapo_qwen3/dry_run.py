@@ -15,13 +15,17 @@ from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from sam_rollout.config import ConfigError, GateConfig
-from sam_rollout.integrations.verl import cluster, graphs
-from sam_rollout.integrations.verl.launch import check, environment, translate, validate
+from sam_rollout.config import ConfigError, RunConfig, SamConfig
+from sam_rollout.integrations.verl import graphs
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.environment import environment
+from sam_rollout.integrations.verl.launch import validate
+from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.sizing import (
     GIB,
     EngineLimits,
@@ -42,25 +46,26 @@ def show_plan(config: DictConfig) -> None:
         ConfigError: A setting is wrong, or the setup cannot fit its devices.
         VerlRefusal: verl's own checks refuse it.
     """
-    check(config)
-    notes = _notes_of_verl(config)
-    memory = memory_plan(config)
+    run = check(config)
+    layout = check_layout(config)
+    notes = _notes_of_verl(config, run)
+    memory = memory_plan(config, run.sam, layout)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    for title, rows in sections(config, memory):
+    for title, rows in sections(config, run, layout, memory):
         _print(console, title, rows)
     for note in [*notes, *memory.warnings]:
         console.print(f"Warning: {note}", markup=False)
     if memory.errors:
         raise ConfigError(
-            "hardware.memory_gib", config.hardware.memory_gib, "; ".join(memory.errors)
+            "hardware.memory_gib", layout.hardware.memory_gib, "; ".join(memory.errors)
         )
     console.print("Dry run: the configuration is sound; nothing was started.")
 
 
-def _notes_of_verl(config: DictConfig) -> list[str]:
+def _notes_of_verl(config: DictConfig, run: RunConfig) -> list[str]:
     """Run verl's checks on a copy; returns the warnings it prints."""
     copy = deepcopy(config)
-    translate(copy)
+    translate(copy, run)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         validate(copy)
@@ -80,64 +85,67 @@ def _print(console: Console, title: str, rows: Iterable[Row]) -> None:
     console.print()
 
 
-def memory_plan(config: DictConfig) -> MemoryPlan:
+def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> MemoryPlan:
     """Estimate the memory of one device."""
     rollout = config.actor_rollout_ref.rollout
     return plan_memory(
-        cluster.model_shape(config),
-        cluster.training_layout(config),
-        cluster.rollout_layout(config),
-        cluster.hardware(config),
+        layout.shape,
+        layout.training,
+        layout.rollout,
+        layout.hardware,
         EngineLimits(
             memory_fraction=rollout.gpu_memory_utilization,
             max_num_seqs=rollout.max_num_seqs,
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.max_model_len,
-            draft_tokens=config.sam.max_draft_tokens if config.sam.enabled else 0,
-            verified_requests=_verified_requests(config),
+            draft_tokens=sam.max_draft_tokens if sam.enabled else 0,
+            verified_requests=_verified_requests(config, sam),
         ),
     )
 
 
-def _verified_requests(config: DictConfig) -> int:
+def _verified_requests(config: DictConfig, sam: SamConfig) -> int:
     """Most requests of a step with 1 + k tokens each: drafts, or what fills them up."""
-    if not config.sam.enabled:
+    if not sam.enabled:
         return 0
-    gate = GateConfig.from_mapping(OmegaConf.to_container(config.sam.gate, resolve=True))
-    drafting = gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
-    return max(drafting, graphs.filled_up_requests(config))
+    drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
+    return max(drafting, graphs.filled_up_requests(config, sam))
 
 
-def sections(config: DictConfig, memory: MemoryPlan) -> list[tuple[str, list[Row]]]:
+def sections(
+    config: DictConfig, run: RunConfig, layout: RunLayout, memory: MemoryPlan
+) -> list[tuple[str, list[Row]]]:
     """The plan as (title, rows of label and value)."""
-    hardware = cluster.hardware(config)
+    device = layout.hardware.device
     return [
-        ("Run", _run_rows(config)),
-        ("Parallelism", _parallelism_rows(config)),
-        ("Batch", _batch_rows(config)),
-        ("Speculation", _speculation_rows(config)),
+        ("Run", _run_rows(config, layout)),
+        ("Parallelism", _parallelism_rows(config, run.sam, layout)),
+        ("Batch", _batch_rows(config, run, layout)),
+        ("Speculation", _speculation_rows(run)),
         (
-            f"Memory of a {hardware.device} while training, estimated",
-            _training_rows(config, memory),
+            f"Memory of a {device} while training, estimated",
+            _training_rows(config, layout, memory),
         ),
-        (f"Memory of a {hardware.device} during rollout, estimated", _rollout_rows(config, memory)),
-        ("Environment of every process", sorted(environment(config).items())),
+        (
+            f"Memory of a {device} during rollout, estimated",
+            _rollout_rows(config, layout, memory),
+        ),
+        ("Environment of every process", sorted(environment(config, run).items())),
     ]
 
 
-def _run_rows(config: DictConfig) -> list[Row]:
-    trainer, shape = config.trainer, cluster.model_shape(config)
+def _run_rows(config: DictConfig, layout: RunLayout) -> list[Row]:
+    trainer, shape, hardware = config.trainer, layout.shape, layout.hardware
     parameters = f"{shape.parameters / 1e9:.3g}B parameters"
     if shape.experts:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
-    device = cluster.hardware(config).device
     return [
         ("experiment", trainer.experiment_name),
         ("model", f"{config.actor_rollout_ref.model.path} ({parameters})"),
         (
             "devices",
-            f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {cluster.devices(config)} "
-            f"({device}, {cluster.hardware(config).memory_gib} GiB, {trainer.device})",
+            f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices} "
+            f"({hardware.device}, {hardware.memory_gib} GiB, {trainer.device})",
         ),
         ("run folder", str(Path(config.run_dir).absolute())),
         ("checkpoints", f"{_every(trainer.save_freq)}, resume: {trainer.resume_mode}"),
@@ -151,8 +159,8 @@ def _every(steps: int) -> str:
     return f"every {steps} steps" if steps > 0 else "never"
 
 
-def _parallelism_rows(config: DictConfig) -> list[Row]:
-    training, rollout = cluster.training_layout(config), cluster.rollout_layout(config)
+def _parallelism_rows(config: DictConfig, sam: SamConfig, layout: RunLayout) -> list[Row]:
+    training, rollout = layout.training, layout.rollout
     if training.engine == "fsdp":
         axes = f"{training.shards} shards, sequence parallel {training.sequence}"
     else:
@@ -165,11 +173,11 @@ def _parallelism_rows(config: DictConfig) -> list[Row]:
     own = config.actor_rollout_ref.rollout
     mode = "eager"
     if not own.enforce_eager:
-        sizes = ", ".join(map(str, graphs.capture_sizes(config))) or "the engine's choice of"
-        each = graphs.tokens_per_request(config)
+        sizes = ", ".join(map(str, graphs.capture_sizes(config, sam))) or "the engine's choice of"
+        each = graphs.tokens_per_request(sam)
         mode = (
             f"graphs of {sizes} tokens; at {each} a request they hold "
-            f"{graphs.covered_requests(config)} of {own.max_num_seqs} requests"
+            f"{graphs.covered_requests(config, sam)} of {own.max_num_seqs} requests"
         )
     offload = {
         "parameters": training.offload_parameters,
@@ -191,13 +199,13 @@ def _parallelism_rows(config: DictConfig) -> list[Row]:
     ]
 
 
-def _batch_rows(config: DictConfig) -> list[Row]:
+def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[Row]:
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    sampling = config.dynamic_sampling
+    sampling = run.sampling
     shared = RolloutRound(
         prompts=sampling.gen_batch_size,
         siblings=rollout.n,
-        engines=cluster.rollout_layout(config).engines,
+        engines=layout.rollout.engines,
         max_num_seqs=rollout.max_num_seqs,
     )
     mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
@@ -211,26 +219,26 @@ def _batch_rows(config: DictConfig) -> list[Row]:
         (
             "updates a step",
             f"{training // mini} of {mini * rollout.n} responses, "
-            f"{mini * rollout.n // cluster.training_layout(config).data_parallel} a rank",
+            f"{mini * rollout.n // layout.training.data_parallel} a rank",
         ),
         ("longest text", f"{data.max_prompt_length} + {data.max_response_length} tokens"),
         (
             "sampling",
             f"T = {rollout.temperature}, top_p = {rollout.top_p}, top_k = {rollout.top_k}, "
-            f"sampler {config.rollout_sampler.kind}",
+            f"sampler {run.sampler.kind}",
         ),
     ]
 
 
-def _speculation_rows(config: DictConfig) -> list[Row]:
-    sam = config.sam
-    sources = [name for name, source in sam.sources.items() if source.enabled]
+def _speculation_rows(run: RunConfig) -> list[Row]:
+    sam = run.sam.to_mapping()
+    sources = [name for name, source in sam["sources"].items() if source["enabled"]]
     return [
-        ("sam.enabled", str(sam.enabled).lower()),
-        ("sam.max_draft_tokens", str(sam.max_draft_tokens)),
-        ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam.gate.items())),
+        ("sam.enabled", str(run.sam.enabled).lower()),
+        ("sam.max_draft_tokens", str(run.sam.max_draft_tokens)),
+        ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam["gate"].items())),
         ("sam.sources", ", ".join(sources)),
-        ("tail threshold", str(config.rollout_telemetry.tail_threshold)),
+        ("tail threshold", str(run.telemetry.tail_threshold)),
     ]
 
 
@@ -238,12 +246,11 @@ def _gib(size: float) -> str:
     return f"{size / GIB:8.2f} GiB"
 
 
-def _training_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
-    layout = cluster.training_layout(config)
+def _training_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> list[Row]:
     rows = [(name, _gib(size)) for name, size in memory.training.items()]
     total = math.fsum(memory.training.values())
-    device_gib = cluster.hardware(config).memory_gib
-    host = host_bytes(cluster.model_shape(config), layout) * config.trainer.n_gpus_per_node
+    device_gib = layout.hardware.memory_gib
+    host = host_bytes(layout.shape, layout.training) * config.trainer.n_gpus_per_node
     return [
         *rows,
         ("total", f"{_gib(total)} of {device_gib}"),
@@ -251,9 +258,9 @@ def _training_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
     ]
 
 
-def _rollout_rows(config: DictConfig, memory: MemoryPlan) -> list[Row]:
+def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> list[Row]:
     rollout = config.actor_rollout_ref.rollout
-    device_gib = cluster.hardware(config).memory_gib
+    device_gib = layout.hardware.memory_gib
     rows = [(name, _gib(size)) for name, size in memory.rollout.items()]
     share = math.fsum(memory.rollout.values())
     cached = (

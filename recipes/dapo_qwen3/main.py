@@ -9,38 +9,80 @@ starts a cluster.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from sam_rollout.config import ConfigError
+from sam_rollout.composition import ExperimentError, explain, prepare
+from sam_rollout.config import ConfigError, RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 CHECKPOINTS = "checkpoints: "  # scripts/lib/cluster.py looks for it
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
+# With this variable Hydra raises what it refuses; without it prints a page and ends the process.
+FULL_ERROR = "HYDRA_FULL_ERROR"
+Application = Callable[[DictConfig], None]
+hydra_main = hydra.main(
+    config_path=str(REPOSITORY / "configs"), config_name="dapo_qwen3", version_base="1.3"
+)
+
+try:
+    prepare(REPOSITORY)
+except ExperimentError as error:
+    sys.exit(f"{error}: run scripts/install.sh first")
 
 
-def _locate_verl_config() -> None:
-    """Tell Hydra where verl's configuration lies, without importing verl.
+def _application(act: Application) -> Callable[[], None]:
+    """A program that composes the configuration from its arguments, and acts on it.
 
-    verl settles on a device while it is imported, and which one is part of the configuration.
+    An override or a file that Hydra refuses ends it with one line, or with Hydra's traceback if
+    HYDRA_FULL_ERROR is set.
     """
-    spec = importlib.util.find_spec("verl")
-    if spec is None:
-        sys.exit("verl is not installed in this environment: run scripts/install.sh first")
-    folder = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
-    os.environ["VERL_CONFIG_DIR"] = str(folder)
+
+    @functools.wraps(act)
+    def program() -> None:
+        if FULL_ERROR in os.environ:
+            return hydra_main(act)()
+
+        @functools.wraps(act)
+        def composed(config: DictConfig) -> None:
+            os.environ.pop(FULL_ERROR, None)  # it was for composing; what a run raises stays whole
+            act(config)
+
+        os.environ[FULL_ERROR] = "1"
+        try:
+            return hydra_main(composed)()
+        except (HydraException, OmegaConfBaseException) as error:
+            sys.exit(f"Configuration error: {explain(error)}")
+        finally:
+            os.environ.pop(FULL_ERROR, None)
+
+    return program
 
 
-_locate_verl_config()
-# Paths inside the checkout, whatever the working directory.
-OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """End with one line where a setting or a data file cannot be right."""
+    from sam_rollout.integrations.verl.launch import VerlRefusal
+
+    try:
+        yield
+    except VerlRefusal as error:
+        sys.exit(f"Configuration error: verl refuses it: {error}")
+    except ConfigError as error:
+        sys.exit(f"Configuration error: {error}")
+    except OmegaConfBaseException as error:
+        sys.exit(f"Configuration error: {explain(error)}")
 
 
 def _check_data(config: DictConfig) -> None:
@@ -61,59 +103,60 @@ def _check_data(config: DictConfig) -> None:
                 )
 
 
-def _check(config: DictConfig) -> None:
-    """End with one line if a setting or a data file cannot be right."""
-    from sam_rollout.integrations.verl.launch import check
+def _check(config: DictConfig) -> RunConfig:
+    """Check settings and data files; returns the settings of ours.
 
-    try:
-        check(config)
-        _check_data(config)
-    except ConfigError as error:
-        sys.exit(f"Configuration error: {error}")
+    Raises:
+        ConfigError: One of them cannot be right.
+    """
+    from sam_rollout.integrations.verl.checks import check
+
+    run = check(config)
+    _check_data(config)
+    return run
 
 
-@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+@_application
 def main(config: DictConfig) -> None:
     """Run the composed experiment."""
-    from sam_rollout.integrations.verl.launch import VerlRefusal, export_environment, launch
+    from sam_rollout.integrations.verl.environment import export_environment
+    from sam_rollout.integrations.verl.launch import launch, prepare_run
 
-    _check(config)
-    export_environment(config)
-    try:
-        launch(config)
-    except VerlRefusal as error:
-        sys.exit(f"Configuration error: verl refuses it: {error}")
+    with _refusals():
+        run = _check(config)
+        export_environment(config, run)
+        prepare_run(config, run)
+    launch(config, run)
 
 
-@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+@_application
 def dry_run(config: DictConfig) -> None:
     """Print the plan of the composed experiment."""
     from recipes.dapo_qwen3.dry_run import show_plan
-    from sam_rollout.integrations.verl.launch import VerlRefusal
 
-    try:
+    with _refusals():
         show_plan(config)
-    except ConfigError as error:
-        sys.exit(f"Configuration error: {error}")
-    except VerlRefusal as error:
-        sys.exit(f"Configuration error: verl refuses it: {error}")
 
 
-@hydra.main(config_path="../../configs", config_name="dapo_qwen3", version_base="1.3")
+@_application
 def check_only(config: DictConfig) -> None:
     """Check the composed experiment; the last line names the folder of its checkpoints."""
-    _check(config)
+    with _refusals():
+        _check(config)
     print(f"{CHECKPOINTS}{Path(config.trainer.default_local_dir).absolute()}")
 
 
-if __name__ == "__main__":
+def run_command() -> None:
+    """Do what the arguments ask for."""
     for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
         if flag in sys.argv:
             given = [part for part in sys.argv[1:] if part != flag]
             # Beside the first override: Hydra takes none behind its own flags once there were some.
             place = next((i for i, part in enumerate(given) if "=" in part), len(given))
             sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
-            function()
-            break
-    else:
-        main()
+            return function()
+    return main()
+
+
+if __name__ == "__main__":
+    run_command()

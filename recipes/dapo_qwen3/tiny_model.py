@@ -4,12 +4,12 @@ Why it exists: everything the recipe does - serving, speculation, weight transfe
 must be tried before anybody rents an accelerator. A randomly initialised model cannot serve for
 that: its text never repeats, never ends and is never right. This module trains a byte-level BPE
 tokenizer and a Qwen3 of under a million parameters on the synthetic task of ``synthetic_math``
-(see there for what the demonstrations teach and why half of them are careless), and measures the
-result. The checkpoint in ``tiny_qwen3/`` beside this file was made by
+(see there for what the demonstrations teach and why half of them are careless). The checkpoint in
+``tiny_qwen3/`` beside this file was made by
 
     python -m recipes.dapo_qwen3.tiny_model
 
-which repeats it from the same seed. ``--report-only`` measures a checkpoint without training.
+which repeats it from the same seed. What a checkpoint can do, ``recipes.dapo_qwen3.evaluate`` says.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import copy
 import json
 import math
 import random
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,22 +28,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import (
-    AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from recipes.dapo_qwen3.reward import compute_score
-from recipes.dapo_qwen3.synthetic_math import (
-    DATA_SOURCE,
-    Problem,
-    demonstrate,
-    draw_problem,
-    draw_split,
-)
+from recipes.dapo_qwen3.synthetic_math import Problem, demonstrate, draw_problem, draw_split
 
 DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -330,173 +320,21 @@ def _name_portable_tokenizer_class(path: Path) -> None:
     path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-@torch.inference_mode()
-def sample_responses(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-    temperature: float = 1.0,
-    max_new_tokens: int = MAX_RESPONSE_TOKENS,
-) -> list[tuple[list[int], list[int]]]:
-    """Sample one response per prompt; returns pairs (prompt ids, response ids incl. the end).
-
-    ``temperature`` 0 takes the likeliest token. The number of prompts is the batch size.
-    """
-    inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
-    ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], DynamicCache()
-    pairs = [(row[keep.bool()].tolist(), []) for row, keep in zip(ids, mask, strict=True)]
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    rows = torch.arange(len(pairs))  # which response each row of the batch belongs to
-    while len(rows):
-        logits = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        ids = _next_tokens(logits, temperature)
-        for row, token in zip(rows.tolist(), ids[:, 0].tolist(), strict=True):
-            pairs[row][1].append(token)
-        positions, mask = positions[:, -1:] + 1, functional.pad(mask, (0, 1), value=1)
-        if len(pairs[rows[0]][1]) == max_new_tokens:
-            break
-        going_on = (ids[:, 0] != tokenizer.eos_token_id).nonzero()[:, 0]
-        if len(going_on) < len(rows):
-            # Finished rows leave at once, because a few long responses last far longer.
-            cache.batch_select_indices(going_on)
-            ids, mask, positions = ids[going_on], mask[going_on], positions[going_on]
-            rows = rows[going_on]
-    return pairs
-
-
-def _next_tokens(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the next token of every row, (batch, 1), from logits (batch, vocabulary)."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    return torch.multinomial(torch.softmax(logits.float() / temperature, -1), 1)
-
-
-def replay_acceptance(
-    prompt: Sequence[int], response: Sequence[int], draft_length: int = 3
-) -> float:
-    """Mean tokens emitted per decoding step if a longest-suffix drafter had proposed the response.
-
-    Replays a sampled response: at each step the draft is the continuation of the latest earlier
-    occurrence of the longest suffix of the text so far; the step emits the accepted prefix of the
-    draft and one further token. Quadratic in the length; meant for reports, not for serving.
-    """
-    text, position, steps = list(prompt) + list(response), len(prompt), 0
-    while position < len(text):
-        best_length, best_end = 0, -1
-        for end in range(position - 1, 0, -1):
-            length = 0
-            while length < end and text[end - 1 - length] == text[position - 1 - length]:
-                length += 1
-            if length > best_length:
-                best_length, best_end = length, end
-        draft = text[best_end : min(best_end + draft_length, position)] if best_length else []
-        accepted = 0
-        while accepted < len(draft) and position + accepted < len(text) - 1:
-            if draft[accepted] != text[position + accepted]:
-                break
-            accepted += 1
-        position += accepted + 1
-        steps += 1
-    return len(response) / max(steps, 1)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a checkpoint does at temperature 1; lengths in tokens, shares between 0 and 1."""
-
-    responses: int
-    accuracy: float
-    accuracy_half_width: float
-    clipped_share: float
-    length_quantiles: dict[str, int]
-    prompts_by_right_answers: dict[int, int]
-    mean_acceptance_length: float
-    tokens_per_second: float
-
-
-def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
-    ordered = sorted(lengths)
-    names = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    return {name: ordered[round(q * (len(ordered) - 1))] for name, q in names.items()}
-
-
-def measure(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[Problem],
-    samples_per_prompt: int = 8,
-    batch_size: int = 128,
-    temperature: float = 1.0,
-) -> Report:
-    """Sample ``samples_per_prompt`` responses to each problem and summarise them."""
-    work = [problem for problem in problems for _ in range(samples_per_prompt)]
-    pairs: list[tuple[list[int], list[int]]] = []
-    begin = time.perf_counter()
-    for start in tqdm(range(0, len(work), batch_size), desc="sampling", unit="batch"):
-        prompts = [
-            render_prompt(tokenizer, problem) for problem in work[start : start + batch_size]
-        ]
-        pairs += sample_responses(model, tokenizer, prompts, temperature)
-    seconds = time.perf_counter() - begin
-    texts = tokenizer.batch_decode([ids for _, ids in pairs], skip_special_tokens=True)
-    right = [
-        compute_score(DATA_SOURCE, text, problem.answer)["acc"] > 0
-        for text, problem in zip(texts, work, strict=True)
-    ]
-    groups = [
-        sum(right[i : i + samples_per_prompt]) for i in range(0, len(right), samples_per_prompt)
-    ]
-    lengths = [len(ids) for _, ids in pairs]
-    accuracy = sum(right) / len(right)
-    # Samples of one prompt are not independent, hence the spread between prompts is what counts.
-    variance = sum((g / samples_per_prompt - accuracy) ** 2 for g in groups) / len(groups)
-    replayed = pairs[:: max(1, len(pairs) // 48)]
-    steps = sum(len(r) / replay_acceptance(p, r) for p, r in replayed)
-    return Report(
-        responses=len(work),
-        accuracy=round(accuracy, 4),
-        accuracy_half_width=round(1.96 * math.sqrt(variance / len(groups)), 4),
-        clipped_share=round(sum(n >= MAX_RESPONSE_TOKENS for n in lengths) / len(lengths), 4),
-        length_quantiles=_length_quantiles(lengths),
-        prompts_by_right_answers={k: groups.count(k) for k in range(samples_per_prompt + 1)},
-        mean_acceptance_length=round(sum(len(r) for _, r in replayed) / steps, 3),
-        tokens_per_second=round(sum(lengths) / seconds, 1),
-    )
-
-
-def load_checkpoint(path: Path | str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Load a checkpoint for measuring: bfloat16 weights, computed in float32."""
-    model = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train (unless ``--report-only``), save and measure the tiny model."""
+    """Train and save the tiny model."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads; changes rounding")
-    parser.add_argument("--prompts", type=int, default=64, help="test prompts measured (<= 256)")
-    parser.add_argument("--report-only", action="store_true", help="measure, do not train")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    test = draw_split("test")
-    if not options.report_only:
-        settings = TrainingSettings(steps=options.steps)
-        tokenizer = build_tokenizer(settings.seed)
-        model = build_model(tokenizer, settings.seed)
-        train(model, tokenizer, settings, {problem.question for problem in test})
-        save(deepen(model), tokenizer, options.output)
-    model, tokenizer = load_checkpoint(options.output)
-    torch.manual_seed(0)
-    print(f"parameters: {model.num_parameters():,}, vocabulary: {len(tokenizer)}")
-    print(json.dumps(asdict(measure(model, tokenizer, test[: options.prompts])), indent=2))
+    settings = TrainingSettings(steps=options.steps)
+    tokenizer = build_tokenizer(settings.seed)
+    model = build_model(tokenizer, settings.seed)
+    train(model, tokenizer, settings, {problem.question for problem in draw_split("test")})
+    deeper = deepen(model)
+    save(deeper, tokenizer, options.output)
+    print(f"parameters: {deeper.num_parameters():,}, vocabulary: {len(tokenizer)}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sam_rollout.doctor import (
     cann,
+    compilation,
     devices,
-    drafter,
     files,
     host,
     network,
@@ -42,9 +42,9 @@ CHECKS = (
     Check("plugins", plugins.check_entry_points),
     Check("plugins", plugins.check_filters),
     Check("variables", variables.check_variables),
-    Check("drafter", drafter.check_machine, "loading llvmlite"),
-    Check("drafter", drafter.check_environment),
-    Check("drafter", drafter.check_warm_up, "compiling the drafter's kernels, then loading them"),
+    Check("drafter", compilation.check_machine, "loading llvmlite"),
+    Check("drafter", compilation.check_environment),
+    Check("drafter", compilation.check_warm_up, "compiling the kernels, then loading them"),
     Check("cann", cann.check_environment, devices=ASCEND),
     Check("cann", cann.check_version, devices=ASCEND),
     Check("devices", devices.check_npus, "asking npu-smi", ASCEND),

@@ -168,12 +168,12 @@ class SamDrafter:
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._max_draft_tokens, out=budget)
         k, chosen = self._policy.plan(self._matches, budget, batch.source)
+        batch.pending = any(chosen)  # first: drafts of a source that fails are cleared, too
         tokens, counts = batch.tokens[:rows], batch.counts[:rows]
         for number, source in enumerate(self.sources):
             if chosen[number]:
                 source.draft(self._matches[number, :rows], k[number], tokens, counts)
         batch.length[:rows] = num_tokens
-        batch.pending = any(chosen)
         self._drafted_tokens += int(np.add.reduce(counts))
 
     def step(

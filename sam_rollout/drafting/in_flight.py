@@ -105,7 +105,7 @@ def _verify(
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
         # Otherwise the engine stepped on without asking for drafts, and verified something else.
-        if gained == 0 or counts[i] + filling[i] == 0 or end - start != gained:
+        if gained < 1 or counts[i] + filling[i] == 0 or end - start != gained:
             continue
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue

@@ -242,11 +242,17 @@ class DraftSession:
 
     def end_step(self) -> None:
         """A training step has ended; requests that are live go on."""
+        self._end_and_count()
+
+    def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
+        """End a training step; return what the drafter has done and what it holds, if it works."""
         if self.drafter is not None:
             try:
                 self._end_step(self.drafter)
+                return self.drafter.counters(), self.drafter.levels()
             except Exception:
                 self._switch_off()
+        return {}, {}
 
     def _end_step(self, drafter: SamDrafter) -> None:
         # Its last requests have ended, too: an empty batch asks for no drafts.
@@ -276,12 +282,8 @@ class DraftSession:
             ``RequestTotals``; ``counters``: by metric without ``sam/``, of this stretch alone or,
             where a metric says so, as they stand.
         """
-        self.end_step()
-        totals = {"draft/failures": self.failures, "draft/record_failures": self.record_failures}
-        levels = self.ledger.take_counters()
-        if self.drafter is not None:
-            totals |= self.drafter.counters()
-            levels = self.drafter.levels()
+        totals, levels = self._end_and_count()
+        totals |= {"draft/failures": self.failures, "draft/record_failures": self.record_failures}
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
         self._drained = totals
         return {
@@ -289,5 +291,5 @@ class DraftSession:
             "clock_s": time.monotonic(),
             "host": platform.node(),
             "requests": {name: tuple(one) for name, one in self.ledger.drain().items()},
-            "counters": since | levels | self.gate.drain(),
+            "counters": since | levels | self.ledger.take_counters() | self.gate.drain(),
         }

@@ -383,7 +383,7 @@ SOURCE = SourceEntry(
         Metric(
             "history_failures",
             "failures",
-            "Disk errors survived by switching the history off; at most one an engine.",
+            "Disk errors survived by switching the history off; at most one per engine.",
         ),
         Metric(
             "history_bytes",

@@ -137,9 +137,7 @@ class RequestRecord:
         _INT, "engine steps that the gate let the drafter draft for, draft or not", 0, added=True
     )
     open_tokens: int = column(_INT, "tokens gained in them", 0, added=True)
-    control: bool = column(
-        pa.bool_(), "sampled without drafts, to compare with", False, added=True
-    )
+    control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False, added=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +164,15 @@ def _metadata(one: Field) -> dict[str, str]:
     return {"meaning": one.metadata["meaning"], **by_source}
 
 
+def _columns(record: type) -> list[Field]:
+    """The fields of a record, its own before what it inherits: when and where before what."""
+    declared = [vars(base).get("__annotations__", {}) for base in record.__mro__]
+    return sorted(
+        fields(record),
+        key=lambda one: next(depth for depth, own in enumerate(declared) if one.name in own),
+    )
+
+
 def _schema(record: type) -> pa.Schema:
     return pa.schema(
         [
@@ -175,7 +182,7 @@ def _schema(record: type) -> pa.Schema:
                 nullable=one.default is None or one.metadata["added"],
                 metadata=_metadata(one),
             )
-            for one in fields(record)
+            for one in _columns(record)
         ]
     )
 
@@ -201,9 +208,7 @@ def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
     """Records of one type as a table of its schema, in their order."""
     rows, schema = list(rows), _schema(record)
     # Not astuple: it would copy every token id of every response.
-    arrays = [
-        pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema
-    ]
+    arrays = [pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

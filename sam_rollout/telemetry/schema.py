@@ -138,7 +138,7 @@ _COMPUTED: list[tuple[str, str, str, str, Compute]] = [
      "Drafter time per engine step with the gate closed: catching up alone.",
      lambda r: ratio(r.drafter_us[r.closed].sum(dtype=float), r.closed.sum())),
     *(
-        (f"draft/{kind}_{name}", "tokens", SUM, f"Draft tokens from {name} that were {kind}.",
+        (f"draft/{kind}_{name}", "tokens", SUM, f"Of {kind}_tokens, those from the source {name}.",
          lambda r, kind=kind, number=number: r.by_source(kind)[number])
         for number, name in enumerate(NAMES)
         for kind in ("drafted", "accepted")
@@ -174,7 +174,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Share of verified drafts whose k-th token was accepted, k = 1, 2, ..."),
     ("draft/failures", "failures", SUM, "Drafter errors survived by drafting nothing."),
     ("draft/record_failures", "failures", SUM,
-     "Errors of the drafter's notes on engine steps. Drafting goes on, but from that training "
+     "Errors of the worker's notes on engine steps. Drafting goes on, but from that training "
      "step on the engine's steps count as without drafts, the gate closed; counts of requests "
      "stay right."),
     ("draft/live_requests", "requests", SUM,
@@ -212,14 +212,14 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Engine steps for which k draft tokens were allowed: with sam.gate.kind=auto, and in "
      "engines that share experts."),
     ("gate/trials", "steps", SUM,
-     "sam.gate.kind=auto, as all below: steps with a budget that was tried, not chosen."),
+     "With sam.gate.kind=auto, like all rows below: steps whose budget was tried, not chosen."),
     ("gate/measured_steps", "steps", SUM, "Steps whose time was learned from."),
     ("gate/skipped_steps", "steps", SUM,
      "Steps not looked at, since they could tell nothing new; those measured stand for them."),
     ("gate/left_out_steps", "steps", SUM,
      "Other steps: prompts, requests that joined or left, outliers."),
     ("gate/measured_s", "s", SUM, "Time of the measured steps."),
-    ("gate/predicted_s", "s", SUM, "The same, as expected before each."),
+    ("gate/predicted_s", "s", SUM, "The same, as predicted before each step."),
     ("gate/measured_tokens", "tokens", SUM, "Tokens of the measured steps."),
     ("gate/decoding_s", "s", SUM, "Time of all steps, without what interrupted them."),
     ("gate/trial_loss_s", "s", SUM, "Time that trials lost against the budget chosen."),
@@ -299,10 +299,10 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("rounds/filtered_groups", "groups", STEP,
      "Prompts dropped because all their responses scored alike."),
     ("rounds/surplus_groups", "groups", STEP, "Prompts generated beyond a full batch and dropped."),
-    ("rounds/accuracy_unfiltered_stderr", "1", STEP,
-     "Standard error of accuracy_unfiltered over prompts."),
     ("rounds/accuracy_unfiltered", "1", STEP,
      "Share of right responses before any prompt was dropped."),
+    ("rounds/accuracy_unfiltered_stderr", "1", STEP,
+     "Standard error of accuracy_unfiltered over prompts."),
     ("telemetry/collect_s", "s", STEP,
      "Time for collecting the step's records from the replicas, those of its validation "
      "included, for writing them and for making metrics of them."),
@@ -320,9 +320,8 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast."),
     ("compare/speedup_tail", "1", STEP, "Baseline / this run, time in the long tail."),
     ("compare/speedup_step", "1", STEP, "Baseline / this run, time of the training step."),
-    ("compare/speedup_rollout_so_far", "1", STEP,
-     "Baseline / this run, rollout time summed over the steps compared up to this one, those "
-     "before a resume included."),
+    ("compare/speedup_rollout_so_far", "1", SO_FAR,
+     "Baseline / this run, rollout time summed over the steps compared."),
     ("compare/gain_at_equal_tokens", "1", STEP,
      "Speed-up minus one of the rollout time per generated token."),
 ]  # fmt: skip

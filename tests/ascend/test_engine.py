@@ -114,25 +114,21 @@ def test_filled_up_steps_keep_their_shape_gate_open_or_closed(engines, report):
 def test_filling_is_not_counted_as_drafts(engines, report):
     engine = engines["gated, filled up"]["random"]
     records, k = engine["records"], report["draft_tokens"]
-    padding = records["steps"]["padding"]
+    counters, noted = records["counters"], records["steps"]
     verified = sum(sum(step) for step in engine["steps"])
     drafted = sum(counts[1] for counts in records["requests"].values())
     accepted = sum(counts[2] for counts in records["requests"].values())
-    assert verified == drafted + sum(tokens for _, tokens, _ in padding)
+    assert verified == drafted + counters["draft/padding_tokens"]
     # Every token is one that a step samples anyway, an accepted draft, or a lucky filling.
     steps = sum(len(step) for step in engine["steps"])
-    lucky = sum(sum(by_place) for _, _, by_place in padding)
+    lucky = counters["draft/accepted_padding_tokens"]
     assert lucky > 0, "nothing to tell apart"
     # The last step of a request may verify more than its length has room for.
     surplus = steps + accepted + lucky - sum(report["lengths"])
     assert 0 <= surplus <= k * len(report["lengths"])
-    assert records["counters"]["padding_tokens"] == sum(tokens for _, tokens, _ in padding)
-    closed = [not is_open for is_open in records["steps"]["gate_open"]]
-    rows = [len(step) for step in engine["steps"]]
-    for step, (requests, tokens, _) in enumerate(padding):
-        if step and closed[step]:  # the first one computes the prompts
-            assert (requests, tokens) == (rows[step], rows[step] * k)
-    assert "padding_tokens" not in engines["gated"]["random"]["records"]["counters"]
+    drafts = zip(noted["gate_open"], noted["draft_tokens"], strict=True)
+    assert not any(tokens for is_open, tokens in drafts if not is_open), "all of it is filling"
+    assert engines["gated"]["random"]["records"]["counters"]["draft/padding_tokens"] == 0
 
 
 def test_ngram_in_the_place_of_ours_is_refused(report):

@@ -22,18 +22,18 @@ class ProbeExtension(SamWorkerExtension):
 
     def break_drafter(self, after_steps: int) -> None:
         """Make the drafter raise once it has served ``after_steps`` more steps."""
-        drafter = self.model_runner.drafter.drafter
-        original = drafter.step
+        drafter = self.model_runner.drafter.session.drafter
+        original = drafter.draft
         served = 0
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def draft(*args: Any, **kwargs: Any) -> Any:
             nonlocal served
             served += 1
             if served > after_steps:
                 raise DrafterBrokenOnPurpose(f"after {after_steps} steps")
             return original(*args, **kwargs)
 
-        drafter.step = step
+        drafter.draft = draft
 
     def known_requests(self) -> list[str]:
         """Requests that the runner still holds."""

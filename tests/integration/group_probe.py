@@ -20,19 +20,19 @@ class GroupProbe(SamWorkerExtension):
     def use_gate(self, config: dict[str, Any]) -> None:
         """Put another gate in charge, in the same group of engines, and begin new notes."""
         drafter = self.model_runner.drafter
-        drafter.gate = make_gate(
+        drafter.session.gate = make_gate(
             GateConfig.from_mapping(config),
-            max_rows=drafter.max_rows,
+            max_rows=self.vllm_config.scheduler_config.max_num_seqs,
             max_draft_tokens=drafter.config.max_draft_tokens,
             exchange=drafter.exchange,
         )
         self._budgets: dict[int, tuple[int, int]] = {}
         self._drafts: dict[int, int] = {}
-        decide, gate = drafter.gate.next_budget, drafter.gate
+        decide, gate = drafter.session.gate.next_budget, drafter.session.gate
 
         def next_budget(step: Any, *, whole: bool = False) -> int:
             budget = decide(step, whole=whole)
-            self._budgets[drafter.exchange.received()[0]] = len(step.sampled), budget
+            self._budgets[drafter.exchange.received()[0]] = len(step.verified.sampled), budget
             return budget
 
         gate.next_budget = next_budget

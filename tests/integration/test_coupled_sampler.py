@@ -92,16 +92,16 @@ def texts(outputs: list[Any]) -> list[list[int]]:
     return [list(output.token_ids) for output in outputs]
 
 
-def drained(engine: Any) -> dict[str, tuple[int, int, int]]:
-    """Verify steps, drafted and accepted tokens by request since the last call."""
+def drained(engine: Any) -> dict[str, tuple[int, ...]]:
+    """``RequestTotals`` by request since the last call."""
     return engine.collective_rpc("sam_drain")[0]["requests"]
 
 
-def drafts(engine: Any, before: dict[str, tuple[int, int, int]]) -> tuple[int, int]:
+def drafts(engine: Any, before: dict[str, tuple[int, ...]]) -> tuple[int, int]:
     """Drafted and accepted tokens since ``before`` was drained."""
     # Requests of the last step are told of twice: with that step, and when the next one frees them.
     books = [book for name, book in drained(engine).items() if name not in before]
-    return sum(drafted for _, drafted, _ in books), sum(accepted for _, _, accepted in books)
+    return sum(book[1] for book in books), sum(book[2] for book in books)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +135,12 @@ def test_control_requests_sample_the_same_texts_without_drafts(engine_of, prompt
     assert_same_up_to_ties(prompts, reference, outputs)
     report = engine.collective_rpc("sam_drain")[0]
     new = {name: counts for name, counts in report["requests"].items() if name not in before}
-    without = [name for name, (verified, _, _) in new.items() if not verified]
+    without = [(opened, tokens) for verified, _, _, opened, tokens in new.values() if not verified]
     assert len(without) == len(control) * SIBLINGS, "the others drafted, all of them"
     # Every step after the first was an open one, and gave a control request one token.
     lengths = sorted(len(text) for number, text in enumerate(texts(outputs))
                      if number // SIBLINGS in control)  # fmt: skip
-    steps, tokens = zip(*(report["open"][name] for name in without), strict=True)
+    steps, tokens = zip(*without, strict=True)
     assert steps == tokens
     assert sorted(steps) == [length - 1 for length in lengths]
 

@@ -134,7 +134,9 @@ def test_acceptance_per_request_adds_up(with_sam, prompts):
     _drain(with_sam)
     outputs = _generate(with_sam, prompts[:GATE], temperature=1.0)
     requests = _drain(with_sam)["requests"]
-    verified, drafted, accepted = (sum(column) for column in zip(*requests.values(), strict=True))
+    verified, drafted, accepted, *_ = (
+        sum(column) for column in zip(*requests.values(), strict=True)
+    )
     assert 0 < accepted < drafted <= 3 * verified
     tokens = sum(len(output.token_ids) for output in outputs)
     # Every token came from the prefill (one each), a draft, a bonus, or a step without a draft.
@@ -146,7 +148,7 @@ def test_state_is_freed_when_requests_end(with_sam, prompts):
     _generate(with_sam, prompts, temperature=1.0, max_tokens=40)
     _generate(with_sam, prompts[:1], temperature=1.0, max_tokens=5)
     # What ends with the very last step is freed with the next one.
-    assert _drain(with_sam)["counters"]["live_requests"] <= 1
+    assert _drain(with_sam)["counters"]["draft/live_requests"] <= 1
 
 
 def test_aborted_requests_are_freed(with_sam, prompts):
@@ -163,7 +165,7 @@ def test_aborted_requests_are_freed(with_sam, prompts):
     while core.has_unfinished_requests():
         core.step()
     _generate(with_sam, prompts[:1], temperature=0.0, max_tokens=3)
-    assert _drain(with_sam)["counters"]["live_requests"] <= 1
+    assert _drain(with_sam)["counters"]["draft/live_requests"] <= 1
 
 
 def test_preempted_and_chunked_requests_keep_their_text(small_engine, without_sam, prompts):
@@ -172,7 +174,7 @@ def test_preempted_and_chunked_requests_keep_their_text(small_engine, without_sa
     reference = _generate(without_sam, batch, temperature=0.0)
     assert all(map(_same_until_a_tie, ours, reference))
     preempted = small_engine.collective_rpc("sam_drain")[0]
-    assert preempted["counters"]["failures"] == 0
+    assert preempted["counters"]["draft/failures"] == 0
 
 
 def test_startup_check_names_what_runs(with_sam, without_sam):
@@ -189,5 +191,5 @@ def test_a_broken_drafter_does_not_end_the_rollout(with_sam, without_sam, prompt
     reference = _generate(without_sam, prompts[:4], temperature=0.0)
     assert all(map(_same_until_a_tie, ours, reference))
     drained = _drain(with_sam)
-    assert drained["counters"]["failures"] == 1
+    assert drained["counters"]["draft/failures"] == 1
     assert len(drained["steps"]["gate_open"]) == 20

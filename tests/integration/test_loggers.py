@@ -10,17 +10,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.utils.tracking import Tracking
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout.integrations.verl.launch import translate
 from sam_rollout.integrations.verl.loggers import (
     MEAN_IN_SUMMARY,
     CurveLogger,
     GuardedWandb,
     start_wandb,
 )
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME
-from sam_rollout.telemetry.records import EngineSteps
 from tests.integration.wandb_file import read_wandb
+from tests.records import engine_step, engine_steps
 
 STEPS = {
     0: {"val-core/gsm8k/acc/mean@1": 0.25, "sam_val/engine/rollout_s": 2.0},
@@ -43,23 +44,22 @@ def logged(tmp_path_factory):
                 "trainer.logger=[tensorboard,file,wandb]",
             ],
         )
-    translate(config)
+    run = read_run_config(config)
+    translate(config, run)
     plain = OmegaConf.to_container(config)
-    info = collect_run_info(config)
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
+    info = collect_run_info(config, run.sam)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_DIR", str(folder))
         patch.setenv("TENSORBOARD_DIR", str(folder / "tensorboard"))
         patch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "metrics.jsonl"))
-        start_wandb(config, info)
+        start_wandb(config, run, info)
         tracking = Tracking("sam_rollout", "tiny_cpu", list(config.trainer.logger), plain)
         tracking.logger["wandb"] = GuardedWandb(tracking.logger["wandb"])
         curves = CurveLogger(tracking.logger, 8)
         for step, metrics in STEPS.items():
             if step:
-                curves.log([steps.to_table()], "sam=on", step)
+                curves.log([engine_steps(engine_step())], "sam=on", step)
             tracking.log(metrics, step)
         tracking.finish()
     files = list(folder.glob("wandb/offline-run-*/*.wandb"))

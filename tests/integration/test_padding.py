@@ -10,10 +10,11 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
-from sam_rollout.integrations.vllm.padding import Padding, padding_by_rows
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import check_drafters
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from sam_rollout.session.padding import Padding, padding_by_rows
 from tests.unit.test_configs import composed
 
 PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
@@ -48,45 +49,41 @@ def texts_of(engine: Any, prompts: list[list[int]], temperature: float) -> list[
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def recorded(engine: Any, prompts: list[list[int]], temperature: float) -> tuple[list, Any, dict]:
+    """Texts, the recorder of the engine's own statistics, and what the session noted."""
+    recorder = EngineStepRecorder()
+    loggers = engine.llm_engine.logger_manager.stat_loggers
+    engine.collective_rpc("sam_drain")
+    loggers.append(recorder)
+    texts = texts_of(engine, prompts[:PROMPTS], temperature)
+    loggers.remove(recorder)
+    return texts, recorder, engine.collective_rpc("sam_drain")[0]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_filling_changes_no_text(engines, prompts, temperature):
-    engines[FILLED_UP].collective_rpc("sam_drain")
-    off, filled_up = (
-        texts_of(engine, prompts[:PROMPTS], temperature) for engine in engines.values()
-    )
+    off = texts_of(engines[OFF], prompts[:PROMPTS], temperature)
+    filled_up, recorder, drained = recorded(engines[FILLED_UP], prompts, temperature)
     assert filled_up == off
-    steps = engines[FILLED_UP].collective_rpc("sam_drain")[0]["steps"]
-    assert set(steps["gate_open"]) == {True, False}
-    closed = [
-        requests
-        for is_open, (requests, *_) in zip(steps["gate_open"], steps["padding"], strict=True)
-        if not is_open
-    ]
-    assert max(closed) > THRESHOLD, "a closed gate's steps are filled up, too"
+    assert set(drained["steps"]["gate_open"]) == {True, False}
+    verified = max(record.draft_requests for record in recorder._records)
+    assert verified > THRESHOLD, "a closed gate's steps are filled up, too"
 
 
 def test_the_engines_statistics_less_filling_are_what_the_requests_have(engines, prompts):
     engine = engines[FILLED_UP]
-    recorder = EngineStepRecorder()
-    loggers = engine.llm_engine.logger_manager.stat_loggers
-    loggers.append(recorder)
     # The last request of all before it is still in the books.
     before = engine.collective_rpc("sam_drain")[0]["requests"]
-    texts_of(engine, prompts[:PROMPTS], 1.0)
-    loggers.remove(recorder)
-    drained = engine.collective_rpc("sam_drain")[0]
-    counted = sum(sample.draft_tokens for sample in recorder._samples)
-    table = recorder.drain(
-        step=0, split="train", replica=0, drafter_steps=drained["steps"]
-    ).to_table()
+    _, recorder, drained = recorded(engine, prompts, 1.0)
+    counted = sum(record.draft_tokens for record in recorder._records)
+    table = recorder.drain(step=0, split="train", replica=0, session_steps=drained["steps"])
     requests = [totals for name, totals in drained["requests"].items() if name not in before]
     assert len(requests) == PROMPTS
-    _, drafted, accepted = map(sum, zip(*requests, strict=True))
+    _, drafted, accepted, *_ = map(sum, zip(*requests, strict=True))
     assert 0 < accepted < drafted < counted
     assert sum(table["draft_tokens"].to_pylist()) == drafted
     assert sum(table["accepted_tokens"].to_pylist()) == accepted
-    padding = drained["steps"]["padding"]
-    assert counted == drafted + sum(tokens for _, tokens, _ in padding)
+    assert counted == drafted + drained["counters"]["draft/padding_tokens"]
 
 
 @pytest.mark.parametrize("name", ["article_32b_graph", "reference_script_235b_grpo"])
@@ -96,8 +93,9 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     config = composed(f"experiment={name}", "sam=matched")
-    rollout, k = config.actor_rollout_ref.rollout, config.sam.max_draft_tokens
-    sizes = capture_sizes(config)
+    sam = read_run_config(config).sam
+    rollout, k = config.actor_rollout_ref.rollout, sam.max_draft_tokens
+    sizes = capture_sizes(config, sam)
     compilation = SimpleNamespace(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY,
         cudagraph_capture_sizes=sizes,
@@ -117,7 +115,7 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
         "auto", dispatcher, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
     )
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
-    assert filled_up_requests(config) == rollout.max_num_seqs
+    assert filled_up_requests(config, sam) == rollout.max_num_seqs
 
 
 def test_the_start_up_line_says_so(engines):

@@ -16,8 +16,8 @@ TIMEOUT_S = 120
 DRIVER = """
 import time
 import ray
-from sam_rollout.integrations.verl import progress
-from sam_rollout.integrations.verl.progress import follow_rollouts
+from sam_rollout.integrations.verl import status_line
+from sam_rollout.integrations.verl.status_line import follow_rollouts
 from sam_rollout.telemetry.progress import EngineProgress
 
 @ray.remote(num_cpus=0)
@@ -42,8 +42,8 @@ class Runner:
             time.sleep(0.1)
         print("the run ends")
 
-progress.POLL_S = 0.2
-progress.ANSWER_WITHIN_S = 10
+status_line.POLL_S = 0.2
+status_line.ANSWER_WITHIN_S = 10
 with follow_rollouts("auto"):
     ray.init(num_cpus=2, include_dashboard=False)
     server = Server.options(name="sam_vllm_server_0_0").remote()

@@ -15,6 +15,7 @@ from verl.workers.rollout.router import get_router_handle
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, _current_response, _Response
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.integrations.verl.router import write_settings
+from sam_rollout.sources.siblings import SiblingsSourceConfig
 
 PROMPTS, SIBLINGS = 6, 8
 
@@ -65,12 +66,11 @@ def placed(tmp_path, *, grouped: bool) -> list[Counter]:
         {
             "run_dir": str(tmp_path),
             "actor_rollout_ref": {"rollout": rollout},
-            "sam": {"sources": {"siblings": {}}},
         }
     )
     if grouped:
         config.actor_rollout_ref.rollout.router_config_path = str(tmp_path / ROUTER_SETTINGS)
-    write_settings(config)
+    write_settings(config, SiblingsSourceConfig())
     servers = {f"{number}:80": Server.remote() for number in range(2)}
     balancer = get_router_handle(servers, config.actor_rollout_ref.rollout.router_config_path)
     ray.get([actor.__ray_ready__.remote() for actor in (balancer, *servers.values())])

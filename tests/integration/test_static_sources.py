@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 
-from sam_rollout.config import (
-    ConfigError,
-    CorpusSourceConfig,
-    GateConfig,
-    HistorySourceConfig,
-    SamConfig,
-    SourcesConfig,
-)
-from sam_rollout.drafting.corpus_build import build_corpus
+from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
 from sam_rollout.integrations.vllm.settings import sam_config_of
+from sam_rollout.sources import NAMES
+from sam_rollout.sources.corpus import CorpusSourceConfig
+from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.support.corpus_build import build_corpus
 from tests.integration.conftest import MODEL
 
 REQUESTS = 4
@@ -44,21 +40,30 @@ def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[lis
     return [list(output.outputs[0].token_ids) for output in outputs], drained
 
 
+def drafts_from(source: str, drained: dict) -> tuple[int, int]:
+    """Tokens drafted from a source, and the accepted ones."""
+    place = NAMES.index(source)
+    columns = (drained["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
+    drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
+    return drafted, accepted
+
+
 def test_history_of_earlier_steps_shortens_the_next(make_engine, prompts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("history")
     engine = make_engine(sam(history=HistorySourceConfig(enabled=True, path=str(folder))))
     batch = prompts[:REQUESTS]
     first, before = generate(engine, batch, step=1)
-    assert before["counters"]["drafted_history"] == 0
+    assert drafts_from("history", before) == (0, 0)
     for step in (2, 3):  # read in the background: the first tokens may come sooner
         text, after = generate(engine, batch, step)
     assert text == first
-    assert after["counters"]["accepted_history"] > 20
-    assert after["counters"]["history_failures"] == after["counters"]["failures"] == 0
-    assert len(after["steps"]["time_s"]) < 0.9 * len(before["steps"]["time_s"])
+    assert drafts_from("history", after)[1] > 20
+    failures = ("draft/history_failures", "draft/failures")
+    assert [after["counters"][name] for name in failures] == [0, 0]
+    assert len(after["steps"]["noted_s"]) < 0.9 * len(before["steps"]["noted_s"])
     restarted = make_engine(sam(history=HistorySourceConfig(enabled=True, path=str(folder))))
     _, after = generate(restarted, batch, step=4)
-    assert after["counters"]["history_groups_found"] == REQUESTS
+    assert after["counters"]["draft/history_groups_found"] == REQUESTS
 
 
 def test_a_corpus_is_drafted_from_and_has_to_be_the_models(make_engine, prompts, tmp_path_factory):
@@ -77,7 +82,7 @@ def test_a_corpus_is_drafted_from_and_has_to_be_the_models(make_engine, prompts,
     engine = make_engine(config)
     text, drained = generate(engine, prompts[:REQUESTS], step=1)
     assert text == expected
-    assert drained["counters"]["accepted_corpus"] > 20
+    assert drafts_from("corpus", drained)[1] > 20
     assert sam_config_of(engine.llm_engine.vllm_config) == config
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from recipes.dapo_qwen3 import dry_run
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.layouts import check_layout
+from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import CONFIGS, composed
 
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
@@ -12,7 +14,14 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 @pytest.fixture(autouse=True)
 def without_verl(monkeypatch):
     """verl's own checks take half a minute of imports; tests/integration runs them."""
-    monkeypatch.setattr(dry_run, "_notes_of_verl", lambda config: [])
+    monkeypatch.setattr(dry_run, "_notes_of_verl", lambda config, run: [])
+
+
+def planned(*overrides: str):
+    """The composed configuration, its group `sam`, and the memory of a device."""
+    config = composed(*overrides)
+    sam = read_run_config(config).sam
+    return config, sam, dry_run.memory_plan(config, sam, check_layout(config))
 
 
 def plan_of(capsys, *overrides: str) -> str:
@@ -85,8 +94,8 @@ def test_a_gate_too_wide_for_the_memory_is_warned_of(capsys):
     ("choice", "requests"), [("sam=off", 0), ("sam=matched", 0), ("sam=on", 16)]
 )
 def test_only_open_gates_let_requests_draft(choice, requests):
-    plan = dry_run.memory_plan(composed("experiment=tiny_cpu", choice))
-    assert dry_run._verified_requests(composed("experiment=tiny_cpu", choice)) == requests
+    config, sam, plan = planned("experiment=tiny_cpu", choice)
+    assert dry_run._verified_requests(config, sam) == requests
     assert (plan.verification_ungated > 0) == (choice != "sam=off")
 
 
@@ -101,9 +110,8 @@ def test_only_open_gates_let_requests_draft(choice, requests):
     ],
 )
 def test_filled_up_requests_are_verified_whatever_the_gate_says(experiment, overrides, requests):
-    config = composed(f"experiment={experiment}", *overrides)
-    plan = dry_run.memory_plan(config)
-    assert dry_run._verified_requests(config) == requests
+    config, sam, plan = planned(f"experiment={experiment}", *overrides)
+    assert dry_run._verified_requests(config, sam) == requests
     k, vocabulary = config.sam.max_draft_tokens, config.model_shape.vocab
     rows = config.actor_rollout_ref.rollout.max_num_seqs
     beyond = max(0, requests * (1 + k) - rows) * vocabulary

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from recipes.dapo_qwen3.reward import compute_score
 from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE, demonstrate, draw_problem, draw_split
@@ -18,11 +18,7 @@ from recipes.dapo_qwen3.tiny_model import (
     build_model,
     build_tokenizer,
     deepen,
-    load_checkpoint,
-    measure,
     render_prompt,
-    replay_acceptance,
-    sample_responses,
     train,
 )
 
@@ -41,7 +37,8 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    return load_checkpoint(DEFAULT_OUTPUT)
+    model = Qwen3ForCausalLM.from_pretrained(DEFAULT_OUTPUT, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
 
 
 @pytest.fixture(scope="module")
@@ -153,30 +150,16 @@ def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
     prompts = [render_prompt(tokenizer, problem) for problem in problems]
     torch.manual_seed(0)
-    responses = [ids for _, ids in sample_responses(model, tokenizer, prompts, max_new_tokens=400)]
+    asked = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    sampled = model.generate(**asked, max_new_tokens=256)  # at temperature 1, as the file says
+    responses = sampled[:, asked["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
     right = sum(
         compute_score(DATA_SOURCE, text, problem.answer)["acc"]
         for text, problem in zip(texts, problems, strict=True)
     )
     assert 5 <= right <= 23
-    assert sum(ids[-1] == tokenizer.eos_token_id for ids in responses) >= 20
-
-
-@pytest.mark.slow
-def test_a_report_counts_what_was_sampled(checkpoint):
-    report = measure(*checkpoint, draw_split("test")[:1], samples_per_prompt=2)
-    assert report.responses == 2
-    assert sum(report.prompts_by_right_answers.values()) == 1
-    assert 1 <= report.mean_acceptance_length <= 4
-
-
-def test_replayed_acceptance_counts_drafts_and_the_bonus_token():
-    assert replay_acceptance([1, 2], [3, 4, 5]) == 1.0
-    # After 9 the latest earlier 9 is followed by 1 2 3, accepted whole, and 4 is the bonus.
-    assert replay_acceptance([9, 1, 2, 3, 4, 9], [1, 2, 3, 4]) == 4.0
-    # 7 7 repeats, so the draft 7 is right each time until 8 comes.
-    assert replay_acceptance([7, 7, 7, 7], [7, 7, 7, 8]) == pytest.approx(4 / 2)
+    assert (responses == tokenizer.eos_token_id).any(dim=1).sum() >= 15
 
 
 @pytest.mark.slow

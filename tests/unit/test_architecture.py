@@ -17,6 +17,7 @@ LIBRARY = ROOT / "sam_rollout"
 # Part of sam_rollout -> the other parts it may import. A new part has to be entered here.
 MAY_IMPORT = {
     "settings": set(),
+    "composition": {"settings"},
     "metric": set(),
     "verified": set(),
     "hardware": set(),
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "report": {"dashboard", "sources", "statistics", "telemetry"},
     "dashboard": {"sources", "telemetry"},
     "sizing": {"config"},
-    "doctor": {"config", "sizing"},
+    "doctor": {"composition", "config", "sizing"},
     "bench": {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
@@ -61,7 +62,8 @@ GROUPS = {
         "session", "gating", "drafting", "sources", "verification", "automaton",
     ),
     "shared": (
-        "config", "settings", "metric", "verified", "routing", "identity", "statistics", "hardware",
+        "config", "settings", "composition", "metric", "verified", "routing", "identity",
+        "statistics", "hardware",
     ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

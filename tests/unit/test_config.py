@@ -9,12 +9,12 @@ import pytest
 from sam_rollout.config import (
     ConfigError,
     GateConfig,
-    OwnSourceConfig,
     RolloutTelemetryConfig,
     SamConfig,
     SourcesConfig,
     check_engine_limits,
 )
+from sam_rollout.sources.own import OwnSourceConfig
 
 FULL = {
     "enabled": True,
@@ -55,6 +55,7 @@ def test_round_trip_through_json():
     assert config.gate == GateConfig(threshold=12, schedule={4: 2}, exploration=0.01)
     assert config.to_mapping() == FULL
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+    assert pickle.loads(pickle.dumps(config)) == config
     telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True)
     assert RolloutTelemetryConfig.from_mapping(telemetry.to_mapping()) == telemetry
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import typing
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
@@ -10,28 +12,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout.config import (
-    CompareConfig,
-    ConfigError,
-    DynamicSamplingConfig,
-    RolloutSamplerConfig,
-    RolloutTelemetryConfig,
-    SamConfig,
-)
-from sam_rollout.integrations.verl.launch import check
+from sam_rollout.config import ConfigError, RunConfig, SamConfig
+from sam_rollout.integrations.verl.checks import check
 from sam_rollout.sizing import HardwareConfig, ModelShape
 
 CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
-SECTIONS = {
-    "sam": SamConfig,
-    "rollout_sampler": RolloutSamplerConfig,
-    "rollout_telemetry": RolloutTelemetryConfig,
-    "compare": CompareConfig,
-    "dynamic_sampling": DynamicSamplingConfig,
-    "model_shape": ModelShape,
-    "hardware": HardwareConfig,
-}
+SECTIONS = {**RunConfig.groups(), "model_shape": ModelShape, "hardware": HardwareConfig}
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))
 ]
@@ -162,13 +149,14 @@ def test_a_run_without_an_experiment_names_what_is_missing():
         check(composed())
 
 
-def field_paths(section: type, path: str) -> dict[str, dataclasses.Field]:
-    """Full path -> field of a configuration section, sections inside it included."""
+def field_paths(section: type, path: str) -> dict[str, tuple[type, Mapping]]:
+    """Full path -> type and limits of a section's fields, sections inside it included."""
     found = {}
+    kinds = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
-        name = f"{path}.{field.name}"
-        inner = dataclasses.is_dataclass(field.type)
-        found |= field_paths(field.type, name) if inner else {name: field}
+        name, kind = f"{path}.{field.name}", kinds[field.name]
+        inner = dataclasses.is_dataclass(kind)
+        found |= field_paths(kind, name) if inner else {name: (kind, field.metadata)}
     return found
 
 
@@ -184,6 +172,15 @@ def test_our_groups_set_every_field_and_no_other():
     assert leaves(plain).keys() == OUR_FIELDS.keys()
 
 
+def test_the_groups_hold_the_defaults_of_the_sections():
+    """Whoever uses vLLM alone gets what a run gets."""
+    follows_another = {"dynamic_sampling.gen_batch_size"}
+    for group, section in RunConfig.groups().items():
+        defaults = leaves(section().to_mapping(), group)
+        chosen = leaves(OmegaConf.to_container(composed()[group]), group)
+        assert differing(defaults, chosen) <= follows_another, group
+
+
 def reference_rows() -> dict[str, tuple[str, str, str, str]]:
     """Key -> (type, default, allowed, meaning) of the tables in docs/configuration.md."""
     rows = {}
@@ -196,14 +193,14 @@ def reference_rows() -> dict[str, tuple[str, str, str, str]]:
 @pytest.mark.parametrize("name", OUR_FIELDS)
 def test_the_reference_describes_every_field(name):
     kind, default, allowed, _meaning = reference_rows()[name]
-    field = OUR_FIELDS[name]
-    assert kind == field.type.__name__
+    its_kind, limits = OUR_FIELDS[name]
+    assert kind == its_kind.__name__
     value = OmegaConf.select(OmegaConf.create(raw(composed())), name)
     assert default == f"`{value}`".replace("True", "true").replace("False", "false")
     for limit in ("minimum", "maximum"):
-        if limit in field.metadata:
-            assert re.search(rf"(?<![\d.]){field.metadata[limit]}(?![\d.])", allowed), limit
-    for choice in field.metadata.get("choices", ()):
+        if limit in limits:
+            assert re.search(rf"(?<![\d.]){limits[limit]}(?![\d.])", allowed), limit
+    for choice in limits.get("choices", ()):
         assert f"`{choice}`" in allowed
 
 

@@ -13,7 +13,8 @@ from functools import cache
 import pytest
 
 from recipes.dapo_qwen3.dry_run import memory_plan
-from sam_rollout.integrations.verl.launch import check
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.layouts import check_layout
 from tests.unit.test_configs import composed
 from tests.unit.test_translations import PARSER, ROOT
 
@@ -91,8 +92,8 @@ def test_the_commands_are_found():
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
 def test_a_training_command_is_accepted(page, training):
-    check(training.config)
-    assert not memory_plan(training.config).errors
+    sam, layout = check(training.config).sam, check_layout(training.config)
+    assert not memory_plan(training.config, sam, layout).errors
 
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)

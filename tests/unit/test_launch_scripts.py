@@ -17,8 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from sam_rollout.doctor import cluster as doctor_cluster
-from sam_rollout.doctor import host, network
+from sam_rollout.doctor import host, network, nodes
 
 pytestmark = pytest.mark.slow
 
@@ -321,7 +320,7 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
 def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
-    assert scripts.cluster.RESOURCES == doctor_cluster.RESOURCES
+    assert scripts.cluster.RESOURCES == nodes.RESOURCES
     assert ".".join(map(str, scripts.cluster.RAY_WITH_TOKEN)) == network.RAY_WITH_TOKEN
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()

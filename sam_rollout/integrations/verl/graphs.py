@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from sam_rollout.config import SamConfig
+
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
 VERLS_MODE = "FULL_AND_PIECEWISE"  # where none is given
@@ -25,43 +27,43 @@ def graph_mode(config: DictConfig) -> str:
     return str(OmegaConf.select(config, MODE) or VERLS_MODE).upper()
 
 
-def tokens_per_request(config: DictConfig) -> int:
+def tokens_per_request(sam: SamConfig) -> int:
     """Tokens of a request in the decoding steps that full graphs are captured for."""
-    return 1 + config.sam.max_draft_tokens if config.sam.enabled else 1
+    return 1 + sam.max_draft_tokens if sam.enabled else 1
 
 
-def capture_sizes(config: DictConfig) -> list[int]:
+def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Sizes to capture, tokens; empty where the engine chooses them, or captures nothing."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
     if "FULL" not in graph_mode(config):
         return given
-    each = tokens_per_request(config)
+    each = tokens_per_request(sam)
     # Of all requests at once at most: larger graphs would never be used.
     larger = {min(size, rollout.max_num_seqs) * each for size in given}
     return sorted({*given, *larger})
 
 
-def covered_requests(config: DictConfig) -> int:
+def covered_requests(config: DictConfig, sam: SamConfig) -> int:
     """Most requests whose decoding step, drafts included, fits a graph; 0 in eager mode."""
     if graph_mode(config) == "NONE":
         return 0
-    largest = max(capture_sizes(config), default=ENGINES_LARGEST)
-    return min(largest // tokens_per_request(config), config.actor_rollout_ref.rollout.max_num_seqs)
+    largest = max(capture_sizes(config, sam), default=ENGINES_LARGEST)
+    return min(largest // tokens_per_request(sam), config.actor_rollout_ref.rollout.max_num_seqs)
 
 
-def filled_up_requests(config: DictConfig) -> int:
+def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Most requests of a step that is filled up to k drafts whatever the gate says.
 
     What the proposer settles with the engine's own graphs (``padding_by_rows``), before there are
     any.
     """
-    if not config.sam.enabled:
+    if not sam.enabled:
         return 0
     rollout = config.actor_rollout_ref.rollout
-    setting = config.sam.pad_drafts
-    room = min(rollout.max_num_seqs, rollout.max_num_batched_tokens // tokens_per_request(config))
+    setting = sam.pad_drafts
+    room = min(rollout.max_num_seqs, rollout.max_num_batched_tokens // tokens_per_request(sam))
     if setting == "always":
         return room
     every_step = setting == "auto" and graph_mode(config) == DECODE_ONLY
-    return min(room, covered_requests(config)) if every_step else 0
+    return min(room, covered_requests(config, sam)) if every_step else 0

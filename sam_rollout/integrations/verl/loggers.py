@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
-from sam_rollout.config import CompareConfig, ConfigError
+from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
@@ -61,7 +61,7 @@ def check_wandb(backends: Any) -> None:
         )  # fmt: skip
 
 
-def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
+def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
     """Arguments of ``wandb.init``: verl's own, and what finds and groups the runs of a comparison.
 
     ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` of the shell are kept.
@@ -70,13 +70,12 @@ def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
     tags = [
         f"sam:{side}",
-        f"sampler:{config.rollout_sampler.kind}",
+        f"sampler:{run.sampler.kind}",
         f"device:{config.trainer.device}",
         f"experiment:{experiment}",
         *filter(None, os.environ.get("WANDB_TAGS", "").split(",")),
     ]
-    compare = CompareConfig.from_mapping(OmegaConf.to_container(config.compare, resolve=True))
-    run = {
+    described = {
         "label": info.label,
         "versions": dict(info.versions),
         "seeds": dict(info.seeds),
@@ -89,14 +88,14 @@ def wandb_arguments(config: DictConfig, info: RunInfo) -> dict[str, Any]:
         # Runs of one experiment differ by their folders: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
-        "config": {**info.config, "sam_run": run},
+        "config": {**info.config, "sam_run": described},
         "tags": [tag[:MAX_TAG] for tag in tags],
-        "group": compare.group or os.environ.get("WANDB_RUN_GROUP"),
+        "group": run.compare.group or os.environ.get("WANDB_RUN_GROUP"),
         "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),
     }
 
 
-def start_wandb(config: DictConfig, info: RunInfo) -> None:
+def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
     """Make the wandb run that verl's loggers will find, if wandb is among them.
 
     A server that cannot be reached, or an account that is missing, makes it an offline run, which
@@ -107,18 +106,18 @@ def start_wandb(config: DictConfig, info: RunInfo) -> None:
     try:
         import wandb
 
-        arguments = wandb_arguments(config, info)
+        arguments = wandb_arguments(config, run, info)
         proxy = config.trainer.get("wandb_proxy", None)
         settings = wandb.Settings(https_proxy=proxy) if proxy else None
         try:
-            run = wandb.init(**arguments, settings=settings)
+            made = wandb.init(**arguments, settings=settings)
         except Exception as error:
             logger.warning(
                 "wandb cannot be reached (%s: %s); the run is recorded below %s, upload it with "
                 "'wandb sync'.", type(error).__name__, error, os.environ.get("WANDB_DIR", "wandb"),
             )  # fmt: skip
-            run = wandb.init(**arguments, mode="offline")
-        define_metrics(run)
+            made = wandb.init(**arguments, mode="offline")
+        define_metrics(made)
     except Exception:
         others = [name for name in chosen(config.trainer.logger) if name != WANDB]
         logger.warning("wandb failed; the run goes on with the loggers %s.", others, exc_info=True)

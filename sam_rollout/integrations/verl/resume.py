@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sam_rollout.config import ConfigError
+from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo, value_at
 
 SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
@@ -26,11 +27,12 @@ _ON_PURPOSE = (
 )
 
 
-def check_resume(config: DictConfig) -> None:
+def check_resume(config: DictConfig, run: RunConfig) -> None:
     """Hold the run that wrote the latest checkpoint against a configuration that would resume it.
 
     Args:
-        config: With the paths of its sources as a run writes them down.
+        config: As composed.
+        run: Its settings of ours, as a run writes them down.
 
     Raises:
         ConfigError: The checkpoint is of a run with another ``sam`` group or another seed, or no
@@ -54,7 +56,7 @@ def check_resume(config: DictConfig) -> None:
             f"begin at the first step ({_ON_PURPOSE})",
         ) from error
     # As run.json has it: keys are texts there.
-    ours = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
+    ours = json.loads(json.dumps({**plain(config), "sam": run.sam.to_mapping()}))
     ours["run_dir"] = str(Path(config.run_dir).absolute())
     differences = list(_differences(_in_place(writer.config), _in_place(ours)))
     if differences:

@@ -117,7 +117,7 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
             del self._running[request_id]
 
 
-def write_settings(config: DictConfig) -> None:
+def write_settings(config: DictConfig, siblings: SiblingsSourceConfig) -> None:
     """Write the file that verl makes our router from; nothing where it makes another.
 
     Must run in the process that verl makes the router in, before it does.
@@ -126,9 +126,6 @@ def write_settings(config: DictConfig) -> None:
     path = Path(config.run_dir).absolute() / ROUTER_SETTINGS
     if rollout.router_config_path != str(path):
         return
-    siblings = SiblingsSourceConfig.from_mapping(
-        OmegaConf.to_container(config.sam.sources.siblings)
-    )
     settings = {
         "router_class": ROUTER_CLASS,
         "max_siblings_per_replica": siblings.max_siblings_per_replica,

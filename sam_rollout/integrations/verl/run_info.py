@@ -14,7 +14,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 
 import sam_rollout
-from sam_rollout.config import GateConfig
+from sam_rollout.config import SamConfig
 from sam_rollout.hardware import cpu_model
 from sam_rollout.telemetry.records import RunInfo
 
@@ -95,18 +95,17 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
         return {"commit": None, "dirty": None, "note": f"git cannot say: {said}"}
 
 
-def _label(sam: DictConfig) -> str:
+def _label(sam: SamConfig) -> str:
     if not sam.enabled:
         return "sam=off"
-    gate = GateConfig.from_mapping(OmegaConf.to_container(sam.gate, resolve=True))
-    never_opens = gate.most_drafting(max_num_seqs=1) == 0
+    never_opens = sam.gate.most_drafting(max_num_seqs=1) == 0
     return "sam=matched" if never_opens else "sam=on"
 
 
-def collect_run_info(config: DictConfig) -> RunInfo:
-    """Describe the run that ``config`` (fully composed) starts."""
+def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:
+    """Describe the run that ``config`` (fully composed) starts; ``sam`` is its group, parsed."""
     return RunInfo(
-        label=_label(config.sam),
+        label=_label(sam),
         config=OmegaConf.to_container(config, resolve=True),
         versions=_versions(),
         seeds={"rollout": config.actor_rollout_ref.rollout.seed, "data": config.data.seed},

@@ -13,15 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from sam_rollout.config import RolloutTelemetryConfig
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
-from sam_rollout.integrations.verl.launch import control_assignment
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
     CurveLogger,
@@ -33,9 +31,11 @@ from sam_rollout.integrations.verl.names import TRAINER_NAME
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.router import write_settings
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
+from sam_rollout.integrations.verl.translation import control_assignment
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
@@ -53,16 +53,15 @@ class SamTrainerSync(PPOTrainerSync):
             # verl compares this string in a dozen places to know that it is synchronous.
             config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
-        self._telemetry = RolloutTelemetryConfig.from_mapping(
-            OmegaConf.to_container(config.rollout_telemetry, resolve=True)
-        )
-        self._control = control_assignment(config)
+        self._run = read_run_config(config)
+        self._telemetry = self._run.telemetry
+        self._control = control_assignment(config, self._run)
         self._responses = ResponseBook(dumped=bool(config.trainer.get("rollout_data_dir", None)))
         self._run_folder = RunFolder(config.run_dir)
-        self._run_info = collect_run_info(config)
+        self._run_info = collect_run_info(config, self._run.sam)
         self._run_folder.write_start(self._run_info)
-        write_settings(config)
-        path = config.compare.baseline_run
+        write_settings(config, self._run.sam.sources.siblings)
+        path = self._run.compare.baseline_run
         earlier = self._earlier_steps() if path or self._control.share else {}
         self._baseline = Baseline(path, earlier) if path else None
         self._control_steps = earlier if self._control.share else {}
@@ -84,7 +83,7 @@ class SamTrainerSync(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, with a wandb run that can be found again."""
-        start_wandb(self.config, self._run_info)
+        start_wandb(self.config, self._run, self._run_info)
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+from sam_rollout.integrations.vllm.settings import ENGINES_OWN_SAMPLER, MODEL_RUNNER_ENV
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -50,7 +50,7 @@ def prepare_environment() -> None:
 def offline_engine(
     model: str,
     sam: SamConfig,
-    sampler: RolloutSamplerConfig | None = None,
+    sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER,
     *,
     worker_extension: str = EXTENSION,
     record: bool = False,
@@ -80,7 +80,6 @@ def offline_engine(
 
     if current_platform.device_type == "npu":
         worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
-    sampler = sampler or RolloutSamplerConfig()
     arguments = {
         "model": model,
         "generation_config": "vllm",  # not the checkpoint's: sampling is what the caller says

@@ -16,11 +16,12 @@ ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
 # comparison should have the same.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
+ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
 
 
 def engine_arguments(
-    config: SamConfig, sampler: RolloutSamplerConfig | None = None
+    config: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
     """Return the vLLM engine arguments that switch drafting on, or only record that it is off.
 
@@ -35,7 +36,7 @@ def engine_arguments(
     """
     settings = {
         "sam": config.to_mapping(),
-        "rollout_sampler": (sampler or RolloutSamplerConfig()).to_mapping(),
+        "rollout_sampler": sampler.to_mapping(),
     }
     arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: settings}}
     if config.enabled:

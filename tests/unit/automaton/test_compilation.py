@@ -23,7 +23,8 @@ WORKER = """
 import dataclasses, json, sys
 {prelude}
 import numpy as np
-from sam_rollout.automaton import AutomatonPool, kernels
+from sam_rollout.automaton import kernels
+from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.automaton.compilation import WarmUp
 warm_up = kernels.warm_up()
 pool = AutomatonPool()

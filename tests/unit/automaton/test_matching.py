@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.automaton import AutomatonPool, kernels
+from sam_rollout.automaton import kernels
+from sam_rollout.automaton.pool import AutomatonPool
 
 UNLIMITED = 1 << 30
 LARGEST_TOKEN = 2**31 - 1

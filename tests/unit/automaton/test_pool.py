@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sam_rollout.automaton import AutomatonPool, kernels
-from sam_rollout.automaton.pool import AutomatonFullError
+from sam_rollout.automaton import kernels
+from sam_rollout.automaton.pool import AutomatonFullError, AutomatonPool
 
 
 def int32(*values):

@@ -5,35 +5,16 @@ import hashlib
 import numpy as np
 import pytest
 
-from sam_rollout.automaton import AutomatonPool
-from sam_rollout.config import GateConfig, OwnSourceConfig, SamConfig, SourcesConfig
-from sam_rollout.drafting import SamDrafter
-
-
-def int32(*values):
-    return np.array(values, np.int32)
+from sam_rollout.automaton.pool import AutomatonPool
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.own import OwnSourceConfig
+from tests.unit.drafting.texts import int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
     sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
-
-
-def step(drafter, texts, *, eligible=None, gate_open=True, width=4096, **options):
-    """One engine step; `texts` maps request ids to their known tokens, in row order."""
-    token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
-    for row, text in enumerate(texts.values()):
-        token_ids[row, : len(text)] = text
-    batch = drafter.step(
-        list(texts),
-        token_ids,
-        np.array([len(text) for text in texts.values()], np.int32),
-        np.ones(len(texts), bool) if eligible is None else np.array(eligible),
-        gate_open=gate_open,
-        **options,
-    )
-    assert batch.counts.shape == (len(texts),)
-    return dict(zip(texts, batch.to_lists(), strict=True))
 
 
 def expected_draft(text, k):
@@ -81,21 +62,21 @@ def test_any_schedule_drafts_as_if_the_text_were_read_at_once():
             expected = expected_draft(text, 3) if gate_open and reading else []
             assert drafts[request_id] == expected
             drafted += len(expected)
-    counters = drafter.snapshot()
-    assert counters.drafted_tokens == drafted > 1000
-    assert counters.steps == 1500
-    assert counters.rebuilds == 0 and counters.evictions == 0
+    counters = drafter.counters()
+    assert counters["draft/proposed_tokens"] == drafted > 1000
+    assert counters["draft/drafter_steps"] == 1500
+    assert counters["draft/rebuilds"] == counters["draft/evictions"] == 0
     # A request that was never eligible was opened all the same, one that waits is kept.
-    assert len(running) <= counters.live_requests <= len(running) + len(waiting)
+    assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
     assert born > 20
 
 
 def test_a_closed_gate_reads_but_does_not_draft():
     drafter = make_drafter()
     assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
-    assert drafter.snapshot().catch_up_tokens == 3
+    assert drafter.usage().catch_up_tokens == 3
     assert step(drafter, {"a": [1, 2, 1]}) == {"a": [2, 1, 2]}
-    assert drafter.snapshot().catch_up_tokens == 3
+    assert drafter.usage().catch_up_tokens == 3
     # Counts of an open step must not linger.
     assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
 
@@ -104,7 +85,7 @@ def test_rows_that_are_not_eligible_are_left_alone():
     drafter = make_drafter()
     texts = {"prefill": [1, 2, 1], "decode": [3, 4, 3]}
     assert step(drafter, texts, eligible=[False, True]) == {"prefill": [], "decode": [4, 3, 4]}
-    assert drafter.snapshot().catch_up_tokens == 3
+    assert drafter.usage().catch_up_tokens == 3
     assert step(drafter, texts)["prefill"] == [2, 1, 2]
 
 
@@ -129,11 +110,11 @@ def test_drafts_end_at_the_longest_text():
 def test_finish_frees_everything_and_may_be_repeated():
     drafter = make_drafter()
     step(drafter, {"a": [1] * 100, "b": [2] * 100})
-    assert drafter.snapshot().bytes > 0
+    assert drafter.usage().bytes > 0
     drafter.finish(["a", "b", "never seen"])
     drafter.finish(["a"])
-    counters = drafter.snapshot()
-    assert (counters.live_requests, counters.bytes, counters.evictions) == (0, 0, 0)
+    usage = drafter.usage()
+    assert (usage.live_requests, usage.bytes, usage.evictions) == (0, 0, 0)
 
 
 def test_an_id_used_again_in_the_next_step_starts_afresh():
@@ -141,7 +122,7 @@ def test_an_id_used_again_in_the_next_step_starts_afresh():
     step(drafter, {"a": [1, 2, 3, 1, 2]})
     drafter.finish(["a"])
     assert step(drafter, {"a": [1, 2, 9, 1, 2, 3, 1, 2, 4, 1]}) == {"a": [2, 4, 1]}
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_an_id_used_again_without_finish_is_noticed():
@@ -149,7 +130,7 @@ def test_an_id_used_again_without_finish_is_noticed():
     step(drafter, {"a": [1, 2, 3, 1, 2]})
     assert step(drafter, {"a": [5, 6, 7, 5, 6, 5]}) == {"a": [6, 5, 6]}
     assert step(drafter, {"a": [5, 6]}) == {"a": []}
-    assert drafter.snapshot().rebuilds == 2
+    assert drafter.usage().rebuilds == 2
 
 
 def test_rows_may_be_swapped_under_the_same_ids():
@@ -158,7 +139,7 @@ def test_rows_may_be_swapped_under_the_same_ids():
     step(drafter, {"a": a, "b": b})
     assert step(drafter, {"b": b, "a": a}) == {"a": [2, 1, 2], "b": [4, 3, 4]}
     assert step(drafter, {"b": b}) == {"b": [4, 3, 4]}
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_the_engines_list_of_ids_may_change_in_place():
@@ -169,7 +150,7 @@ def test_the_engines_list_of_ids_may_change_in_place():
     drafter.step(ids, token_ids, lengths, eligible, gate_open=True)
     ids.reverse()
     drafter.step(ids, token_ids[::-1], lengths, eligible, gate_open=True)
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_a_preempted_request_keeps_its_automaton():
@@ -178,23 +159,23 @@ def test_a_preempted_request_keeps_its_automaton():
     for _ in range(20):
         step(drafter, {"b": [9]})
     assert step(drafter, {"a": [1, 2, 3, 1, 2]}) == {"a": [3, 1, 2]}
-    assert drafter.snapshot().catch_up_tokens == 4 + 1 + 1
+    assert drafter.usage().catch_up_tokens == 4 + 1 + 1
 
 
 def test_the_longest_absent_is_evicted_first():
     drafter = make_drafter(max_rows=2)  # at most 20 live
     for i in range(20):
         step(drafter, {f"r{i}": [i, i, i]})
-    assert drafter.snapshot().evictions == 0
+    assert drafter.usage().evictions == 0
     step(drafter, {"r0": [0, 0, 0]})  # back: now r1 is the longest absent
     step(drafter, {"new": [7, 7]})
-    counters = drafter.snapshot()
-    assert (counters.live_requests, counters.evictions) == (20, 1)
-    read = counters.catch_up_tokens
+    usage = drafter.usage()
+    assert (usage.live_requests, usage.evictions) == (20, 1)
+    read = usage.catch_up_tokens
     step(drafter, {"r0": [0, 0, 0]})
-    assert drafter.snapshot().catch_up_tokens == read
+    assert drafter.usage().catch_up_tokens == read
     assert step(drafter, {"r1": [1, 1, 1]}) == {"r1": [1, 1, 1]}
-    assert drafter.snapshot().catch_up_tokens == read + 3
+    assert drafter.usage().catch_up_tokens == read + 3
 
 
 def repetitive_texts(rows, tokens):
@@ -244,9 +225,9 @@ def test_max_bytes_takes_from_absent_requests_first():
     step(drafter, {"absent": LONG_TEXT}, width=30_000)
     for _ in range(3):
         assert step(drafter, {"present": LONG_TEXT}, width=30_000)["present"]
-    counters = drafter.snapshot()
-    assert (counters.live_requests, counters.evictions) == (1, 1)
-    assert counters.bytes <= 1 << 20
+    usage = drafter.usage()
+    assert (usage.live_requests, usage.evictions) == (1, 1)
+    assert usage.bytes <= 1 << 20
 
 
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
@@ -256,12 +237,12 @@ def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
     for _ in range(3):
         drafts = step(drafter, texts, width=30_000)
         assert drafts["small"] == [] and len(drafts["large"]) == 3
-    counters = drafter.snapshot()
-    assert counters.bytes <= 1 << 20
-    assert counters.evictions == 1  # not once per step
+    usage = drafter.usage()
+    assert usage.bytes <= 1 << 20
+    assert usage.evictions == 1  # not once per step
     drafter.finish(["large"])
     assert len(step(drafter, {"small": texts["small"]}, width=30_000)["small"]) == 3
-    assert drafter.snapshot().live_requests == 1
+    assert drafter.usage().live_requests == 1
 
 
 def test_a_request_too_large_for_the_cap_never_comes_back():
@@ -269,9 +250,9 @@ def test_a_request_too_large_for_the_cap_never_comes_back():
     huge = LONG_TEXT * 2
     for other in ({}, {"b": [1, 1]}, {}, {"c": [1, 1]}):
         step(drafter, {"huge": huge, **other}, width=60_000)
-    counters = drafter.snapshot()
-    assert counters.evictions == 1
-    assert counters.catch_up_tokens == len(huge) + 2 + 2
+    usage = drafter.usage()
+    assert usage.evictions == 1
+    assert usage.catch_up_tokens == len(huge) + 2 + 2
     drafter.finish(["huge"])
     assert step(drafter, {"huge": [1, 1]}) == {"huge": [1, 1, 1]}
 
@@ -283,7 +264,7 @@ def test_512_rows():
     drafts = step(drafter, texts, width=200)
     for request_id in list(texts)[::61]:
         assert drafts[request_id] == expected_draft(texts[request_id], 3)
-    assert drafter.snapshot().live_requests == 512
+    assert drafter.usage().live_requests == 512
 
 
 def test_an_empty_batch_and_an_empty_prompt():
@@ -300,7 +281,7 @@ def test_a_prompt_of_a_million_tokens():
     prompt[0, length - 6 : length] = prompt[0, 100:106]
     batch = drafter.step(["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
     assert batch.to_lists() == [prompt[0, 106:109].tolist()]
-    assert drafter.snapshot().bytes / length < 80
+    assert drafter.usage().bytes / length < 80
 
 
 def test_misuse_is_refused():

@@ -10,6 +10,7 @@ import numpy as np
 from sam_rollout.gating.agreement import IDLE, Report
 from sam_rollout.gating.guard import GuardedGate
 from sam_rollout.gating.step import EngineStep
+from tests.unit.gating.steps import decode, engine_step
 
 
 class Table:
@@ -37,12 +38,6 @@ class Seat:
 
     def received(self) -> tuple[int, np.ndarray]:
         return self._table.exchanges, self._table.handed_out
-
-
-def decode(rows: int, *, same_batch: bool = True, now_ns: int = 1) -> EngineStep:
-    """A step in which every request gains a token."""
-    ones = np.ones(rows, np.int32)
-    return EngineStep(now_ns, ones, 0 * ones, 0 * ones, ones, same_batch)
 
 
 class Group:
@@ -126,7 +121,7 @@ class _Engine:
         self._texts += sampled
         self.left -= sampled
         same_batch, self._rows_before = rows == self._rows_before, rows
-        return EngineStep(now_ns, sampled, self._drafts, 0 * sampled, self._texts, same_batch)
+        return engine_step(now_ns, sampled, self._drafts, self._texts, same_batch=same_batch)
 
     def go_on(self, budget: int) -> None:
         alive = self.left > 0

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sam_rollout.gating import EngineStep, Gate
+from sam_rollout.gating import Gate
+from tests.unit.gating.steps import engine_step
 
 
 @dataclasses.dataclass
@@ -50,9 +51,10 @@ class SyntheticEngine:
                 tokens += int(sampled.sum())
                 texts += sampled
                 left -= sampled
-                nothing = np.zeros(rows, np.int32)
-                step = EngineStep(int(now * 1e9), sampled, drafts, nothing, texts, before == rows)
-                gate.observe(step)
+                same_batch = before == rows
+                gate.observe(
+                    engine_step(int(now * 1e9), sampled, drafts, texts, same_batch=same_batch)
+                )
                 budget = gate.budget(rows)
                 drafts = np.where(random.random(rows) < self.drafting, budget, 0).astype(np.int32)
                 before, alive = rows, left > 0

@@ -9,7 +9,8 @@ from sam_rollout.config import GateConfig
 from sam_rollout.gating import ClosedGate, GuardedGate, ScheduleGate, ThresholdGate, make_gate
 from sam_rollout.gating.agreement import IDLE, AgreedGate, Report, all_steady, busiest
 from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
-from tests.unit.gating.group import Group, Seat, SyntheticGroup, Table, decode
+from tests.unit.gating.group import Group, Seat, SyntheticGroup, Table
+from tests.unit.gating.steps import decode, engine_step
 
 K, MAX_ROWS = 8, 32
 SCHEDULE = {2: 8, 4: 3, 16: 1}
@@ -99,10 +100,12 @@ def test_with_nothing_exchanged_an_engine_decides_alone_and_says_so_once(caplog)
         alone = [group.gates[1].next_budget(decode(rows)) for rows in (5, 6, 5)]
     assert alone == [K, 0, K]
     assert len(caplog.records) == 1
-    assert group.gates[1].counters()["gate/lone_steps"] == 3
+    drained = group.gates[1].drain()
+    assert (drained["gate/agreed_steps"], drained["gate/lone_steps"]) == (1, 3)
     decided = group.step([20, 2])
     assert decided[0] == decided[1]
-    assert group.gates[1].counters()["gate/agreed_steps"] == 2
+    drained = group.gates[1].drain()
+    assert (drained["gate/agreed_steps"], drained["gate/lone_steps"]) == (1, 0)
 
 
 class BreaksAfter(ScheduleGate):
@@ -133,7 +136,7 @@ def test_the_others_go_on_without_an_engine_whose_gate_failed():
     decided = [step() for _ in range(9)]
     assert decided[1:5] == [[1, 1]] * 4
     assert decided[-1] == [0, 8]
-    assert [gate.failures for gate in gates] == [1, 0]
+    assert [gate.drain()["gate/failures"] for gate in gates] == [1, 0]
 
 
 class OnRecord(ScheduleGate):
@@ -160,17 +163,17 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
         table.laid_down[0] = Report(3, 30 + number, 9, 300, 1, proposal=2, trial=number % 2)
         table.exchange()
         ones = np.ones(2, np.int32)
-        gate.observe(EngineStep(number, ones, drafts, 0 * ones, ones, same_batch=True))
+        gate.observe(engine_step(number, ones, drafts, ones))
         gate.budget(2)
         drafts += 1  # the engine reuses its arrays
     assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
-    assert [step.drafts[0] for step in inner.steps] == [0, 1, 2, 3, 4]
+    assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert inner.asked == [3] * 6
     # Step n was made with what was decided after step n - 1, from what had been told before.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
         assert step.group == GroupStep(load, 2, bool((number - 1) % 2))
-    assert gate.counters()["gate/steps_with_k_2"] == 6
+    assert gate.drain()["gate/steps_with_k_2"] == 6
 
 
 def test_what_happened_between_two_calls_is_not_learned_from():
@@ -223,7 +226,7 @@ def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     group.run(measuring, table, rounds=1, seed=1)
     assert group.run(measuring, table, rounds=2) < 1.04 * min(seconds)
     for gate in measuring:
-        counters = gate.counters()
+        counters = gate.drain()
         assert counters["gate/failures"] == counters["gate/lone_steps"] == 0
         assert counters["gate/trial_loss_s"] <= 0.005 * counters["gate/decoding_s"] + 12 * linear(
             16, 16 * (1 + K), 20_000

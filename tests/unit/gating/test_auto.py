@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from sam_rollout.gating import ClosedGate, EngineStep, ThresholdGate
+from sam_rollout.gating import ClosedGate, ThresholdGate
 from sam_rollout.gating.acceptance import Acceptance
 from sam_rollout.gating.auto import AutoGate
+from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import SyntheticEngine
 
 REQUESTS, K = 32, 8
@@ -72,7 +73,7 @@ def test_a_cold_start_costs_no_more_than_its_advance():
 def test_trials_stay_within_their_budget(name):
     gate = auto()
     REGIMES[name].run(gate, rounds=3)
-    counters = gate.counters()
+    counters = gate.drain()
     advance = 10 * linear(REQUESTS, REQUESTS * (1 + K), 100_000)
     assert counters["gate/trials"] > 0
     assert counters["gate/trial_loss_s"] <= EXPLORATION * counters["gate/decoding_s"] + advance
@@ -115,10 +116,13 @@ def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -
     for _ in range(steps):
         feed.now += seconds
         feed.texts += 1
-        step = EngineStep(
-            int(feed.now * 1e9), ones, 0 * ones, 0 * ones, feed.texts * ones, same_batch=True
-        )
-        gate.observe(step._replace(**changes))
+        seen = {
+            "now_ns": int(feed.now * 1e9),
+            "sampled": ones,
+            "drafted": 0 * ones,
+            "num_tokens": feed.texts * ones,
+        }
+        gate.observe(engine_step(**{**seen, **changes}))
         gate.budget(rows)
 
 
@@ -138,22 +142,22 @@ feed.now, feed.texts = 0.0, 10
 def test_steps_that_do_more_than_decode_are_left_out(changes):
     gate = auto()
     feed(gate, 50, seconds=1e-3)
-    measured = gate.counters()["gate/measured_steps"]
+    assert gate.drain()["gate/measured_steps"] > 0
     feed(gate, 1, seconds=1e-3, **changes)
-    assert gate.counters()["gate/measured_steps"] == measured
+    assert gate.drain()["gate/measured_steps"] == 0
 
 
 def test_the_last_part_of_a_prompt_is_left_out():
     """All requests gain a token in it, the new one its first."""
     gate = auto()
     feed(gate, 50, seconds=1e-3)
-    measured = gate.counters()["gate/measured_steps"]
+    gate.drain()
     joined = np.array([1, 1, 1, 0], np.int32)
     feed(gate, 1, seconds=1.5e-3, sampled=joined, same_batch=False)
     feed(gate, 1, seconds=1.5e-3)
-    assert gate.counters()["gate/measured_steps"] == measured
+    assert gate.drain()["gate/measured_steps"] == 0
     feed(gate, 1, seconds=1e-3)
-    assert gate.counters()["gate/measured_steps"] == measured + 1
+    assert gate.drain()["gate/measured_steps"] == 1
 
 
 def test_requests_that_get_no_drafts_tell_nothing_about_acceptance():
@@ -164,7 +168,7 @@ def test_requests_that_get_no_drafts_tell_nothing_about_acceptance():
         gate._budget = k
         texts = 0 * sampled  # only acceptance is learned
         may = np.array([1, 1, 0, 0], np.int32)
-        gate.observe(EngineStep(number, sampled, drafts, 0 * drafts, texts, True, may_draft=may))
+        gate.observe(engine_step(number, sampled, drafts, texts, may_draft=may))
     assert gate._acceptance.gains[k] == pytest.approx(k, rel=0.1)
     assert gate._acceptance.fill == pytest.approx(1)
 
@@ -174,26 +178,51 @@ def test_nothing_is_tried_where_nobody_may_draft():
     feed(gate, 200, seconds=1e-3, may_draft=np.zeros(4, np.int32))
     assert set(gate.given) == {0}
     feed(gate, 200, seconds=1e-3)
-    assert gate.counters()["gate/trials"] > 0
+    assert gate.drain()["gate/trials"] > 0
 
 
 def test_a_lasting_change_of_speed_is_believed():
     gate = auto()
     feed(gate, 100, seconds=1e-3)
     feed(gate, 100, seconds=5e-3)
-    before = gate.counters()
+    gate.drain()
     feed(gate, 20, seconds=5e-3)
-    after = gate.counters()
-    predicted = after["gate/predicted_s"] - before["gate/predicted_s"]
-    measured = after["gate/measured_s"] - before["gate/measured_s"]
-    assert measured > 0
-    assert predicted == pytest.approx(measured, rel=0.1)
+    counters = gate.drain()
+    assert counters["gate/measured_s"] > 0
+    assert counters["gate/predicted_s"] == pytest.approx(counters["gate/measured_s"], rel=0.1)
+
+
+def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
+    """The same engine and seed, drained once and drained often."""
+    engine = REGIMES["drafts pay in the tail only"]
+    whole, parts = auto(), auto()
+    engine.run(whole, rounds=2)
+    found = []
+
+    class Drained:
+        is_trial = False
+
+        def observe(self, step):
+            parts.observe(step)
+
+        def budget(self, rows, *, whole=False):
+            budget = parts.budget(rows, whole=whole)
+            if rows % 5 == 0:
+                found.append(parts.drain())
+            return budget
+
+    engine.run(Drained(), rounds=2)
+    found.append(parts.drain())
+    once = whole.drain()
+    for name in once.keys() - {"gate/regret_s", "gate/compared_s"}:  # by what was known then
+        assert sum(one[name] for one in found) == pytest.approx(once[name]), name
+    assert parts.drain() == dict.fromkeys(once, 0)
 
 
 def test_counters_tell_decisions_and_regret():
     gate = Recorder()
     REGIMES["drafts pay always"].run(gate, rounds=2)
-    counters = gate.counters()
+    counters = gate.drain()
     chosen = [counters[f"gate/steps_with_k_{k}"] for k in range(K + 1)]
     assert chosen == np.bincount(gate.given, minlength=K + 1).tolist()
     assert counters["gate/predicted_s"] == pytest.approx(counters["gate/measured_s"], rel=0.05)
@@ -204,12 +233,12 @@ def test_of_familiar_steps_some_are_looked_at():
     """Learning costs time itself; what is skipped counts as time in which a trial may be earned."""
     gate = auto()
     feed(gate, 200, seconds=1e-3, rows=16)
-    measured = gate.counters()["gate/measured_steps"]
+    gate.drain()
     feed(gate, 80, seconds=1e-3, rows=16)
-    assert 20 <= gate.counters()["gate/measured_steps"] - measured < 40
+    assert 20 <= gate.drain()["gate/measured_steps"] < 40
     few = auto()
     feed(few, 100, seconds=1e-3, rows=2)
-    assert few.counters()["gate/measured_steps"] > 95
+    assert few.drain()["gate/measured_steps"] > 95
 
 
 def verified(lengths: list[int], k: int) -> list[tuple[int, bool]]:
@@ -255,6 +284,6 @@ def test_a_trial_in_a_step_that_cannot_be_measured_is_booked_all_the_same():
         if gate.is_trial:
             break
     assert gate.is_trial
-    lost = gate.counters()["gate/trial_loss_s"]
+    gate.drain()
     feed(gate, 1, seconds=2e-3, rows=32, same_batch=False)
-    assert gate.counters()["gate/trial_loss_s"] > lost
+    assert gate.drain()["gate/trial_loss_s"] > 0

@@ -2,19 +2,14 @@
 
 import logging
 
-import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig
 from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, ThresholdGate, make_gate
 from tests.unit.gating.group import Seat, Table
+from tests.unit.gating.steps import decode
 
 K = 3
-
-
-def step_of(rows: int) -> EngineStep:
-    ones = np.ones(rows, np.int32)
-    return EngineStep(1, ones, 0 * ones, 0 * ones, ones, same_batch=True)
 
 
 def made(**options) -> GuardedGate:
@@ -37,7 +32,7 @@ def test_a_negative_threshold_is_refused():
 
 def test_a_closed_gate_never_drafts():
     gate = made(kind="closed", threshold=8)
-    assert not any(gate.next_budget(step_of(rows)) for rows in range(10))
+    assert not any(gate.next_budget(decode(rows)) for rows in range(10))
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 8), (4, 8), (5, 3), (16, 3), (17, 0)])
@@ -51,10 +46,10 @@ def test_graphs_make_of_a_schedule_all_or_nothing():
 
 
 def test_make_gate_takes_settings_from_the_config():
-    assert [made(threshold=5).next_budget(step_of(rows)) for rows in (5, 6)] == [K, 0]
+    assert [made(threshold=5).next_budget(decode(rows)) for rows in (5, 6)] == [K, 0]
     gate = made(kind="schedule", schedule={"2": 1})
-    assert [gate.next_budget(step_of(rows)) for rows in (2, 3)] == [1, 0]
-    assert "gate/measured_s" in made(kind="auto").counters()
+    assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [1, 0]
+    assert "gate/measured_s" in made(kind="auto").drain()
 
 
 def test_engines_in_lockstep_decide_together_unless_they_never_draft():
@@ -62,8 +57,8 @@ def test_engines_in_lockstep_decide_together_unless_they_never_draft():
         gate = make_gate(
             GateConfig(kind=kind), max_rows=16, max_draft_tokens=K, exchange=Seat(Table(2), 0)
         )
-        gate.next_budget(step_of(2))
-        assert ("gate/agreed_steps" in gate.counters()) is together
+        gate.next_budget(decode(2))
+        assert ("gate/agreed_steps" in gate.drain()) is together
 
 
 class Broken:
@@ -80,26 +75,27 @@ class Broken:
     def budget(self, rows: int, *, whole: bool = False) -> int:
         return K
 
-    def counters(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         return {"gate/trials": 7}
 
 
 def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
     broken = Broken()
     gate = GuardedGate(broken)
-    assert gate.next_budget(step_of(2)) == K
-    assert gate.counters() == {"gate/trials": 7, "gate/failures": 0}
+    assert gate.next_budget(decode(2)) == K
+    assert gate.drain() == {"gate/trials": 7, "gate/failures": 0}
     with caplog.at_level(logging.WARNING):
-        assert [gate.next_budget(step_of(2)) for _ in range(5)] == [0] * 5
+        assert [gate.next_budget(decode(2)) for _ in range(5)] == [0] * 5
     assert len(caplog.records) == 1
     assert broken.asked == 2
-    assert gate.counters() == {"gate/trials": 7, "gate/failures": 1}
+    assert gate.drain() == {"gate/failures": 1}, "what it did before is lost with it"
+    assert gate.drain() == {"gate/failures": 0}, "a failure is told once"
 
 
 def test_a_gate_that_only_cannot_report_decides_on(monkeypatch, caplog):
-    monkeypatch.setattr(ThresholdGate, "counters", lambda self: 1 / 0)
+    monkeypatch.setattr(ThresholdGate, "drain", lambda self: 1 / 0)
     gate = GuardedGate(ThresholdGate(4, K))
     with caplog.at_level(logging.WARNING):
-        assert [gate.counters() for _ in range(2)] == [{"gate/failures": 1}] * 2
+        assert [gate.drain()["gate/failures"] for _ in range(3)] == [1, 0, 0]
     assert len(caplog.records) == 1
-    assert gate.next_budget(step_of(2)) == K
+    assert gate.next_budget(decode(2)) == K

@@ -7,13 +7,13 @@ import yaml
 
 from sam_rollout.bench.generator import group
 from sam_rollout.bench.traces import Trace
-from sam_rollout.config import SamConfig
-from sam_rollout.doctor.experiment import (
+from sam_rollout.composition import (
     ExperimentError,
     RefusedError,
     UnknownExperimentError,
     compose,
 )
+from sam_rollout.config import SamConfig
 from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
 from sam_rollout.simulation.planner import Planner

@@ -2,49 +2,75 @@
 
 import math
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sam_rollout.config import SamConfig, SiblingsSourceConfig, SourcesConfig
-from sam_rollout.drafting import SamDrafter
-from sam_rollout.telemetry.aggregate import DRAFTER_COUNTERS, aggregate
-from sam_rollout.telemetry.records import EngineSteps, RequestRecord, requests_table
-from sam_rollout.telemetry.schema import declared
+from sam_rollout.sources import NAMES
+from sam_rollout.telemetry.aggregate import Rollout, aggregate
+from sam_rollout.telemetry.schema import COMPUTED, GATE_RATIOS, METRICS, declared
+from tests.records import engine_step, engine_steps, request, requests
+
+
+def by_source(**tokens: int) -> list[int]:
+    """A step's tokens, source by source in the registry's order."""
+    return [tokens.get(name, 0) for name in NAMES]
 
 
 def replica_zero() -> pa.Table:
     """Head of 2 s (one step short but with a queue), then a tail of 3 s with drafts."""
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 2, 0, 40, 4, gate_open=False, drafter_us=10.0)
-    steps.append(1, "train", 0, 2.0, 1.0, 2, 2, 1, 1, 0, 2, gate_open=False, drafter_us=20.0)
-    steps.append(1, "train", 0, 3.5, 1.5, 2, 2, 0, 0, 0, 5, 2, 6, 3, (2, 1, 0), True, 60.0,
-                 sampler_us=100.0, telemetry_us=8.0)  # fmt: skip
-    steps.append(1, "train", 0, 5.0, 1.5, 1, 1, 0, 0, 0, 2, 1, 3, 1, (1,), True, 30.0)
-    return steps.to_table()
+    return engine_steps(
+        engine_step(
+            time_s=1.0, duration_s=1.0, running=4, waiting=2, prompt_tokens=40, generation_tokens=4,
+            gate_open=False, drafter_us=10.0,
+        ),
+        engine_step(
+            time_s=2.0, duration_s=1.0, running=2, waiting=1, preempted=1, generation_tokens=2,
+            gate_open=False, drafter_us=20.0,
+        ),
+        engine_step(
+            time_s=3.5, duration_s=1.5, running=2, generation_tokens=5,
+            draft_requests=2, draft_tokens=6, accepted_tokens=3, accepted_per_position=(2, 1, 0),
+            drafted_per_source=by_source(own=4, siblings=2),
+            accepted_per_source=by_source(own=2, siblings=1),
+            gate_open=True, drafter_us=60.0, sampler_us=100.0, telemetry_us=8.0,
+        ),
+        engine_step(
+            time_s=5.0, duration_s=1.5, running=1, generation_tokens=2,
+            draft_requests=1, draft_tokens=3, accepted_tokens=1, accepted_per_position=(1,),
+            drafted_per_source=by_source(own=3), accepted_per_source=by_source(own=1),
+            gate_open=True, drafter_us=30.0,
+        ),
+    )  # fmt: skip
 
 
 def replica_one() -> pa.Table:
     """Busy for 4 s, of which 1 s is tail; its gate opens once and closes again."""
-    steps = EngineSteps()
-    steps.append(1, "train", 1, 3.0, 3.0, 3, 8, 0, 0, 20, 3, gate_open=False, drafter_us=0.0)
-    steps.append(1, "train", 1, 3.5, 0.5, 2, 2, 0, 0, 0, 2, gate_open=True, drafter_us=40.0,
-                 sampler_us=20.0, telemetry_us=6.0)  # fmt: skip
-    steps.append(1, "train", 1, 4.0, 0.5, 1, 1, 0, 0, 0, 1, gate_open=False, drafter_us=10.0)
-    return steps.to_table()
+    return engine_steps(
+        engine_step(
+            replica=1, time_s=3.0, duration_s=3.0, scheduled=3, running=8, prompt_tokens=20,
+            generation_tokens=3, gate_open=False,
+        ),
+        engine_step(
+            replica=1, time_s=3.5, duration_s=0.5, running=2, generation_tokens=2, gate_open=True,
+            drafter_us=40.0, sampler_us=20.0, telemetry_us=6.0,
+        ),
+        engine_step(
+            replica=1, time_s=4.0, duration_s=0.5, running=1, generation_tokens=1, gate_open=False,
+            drafter_us=10.0,
+        ),
+    )  # fmt: skip
 
 
-def requests() -> pa.Table:
-    def request(sibling: int, end_s: float) -> RequestRecord:
-        return RequestRecord(1, "train", 0, "g", sibling, 10, 5, 0, 0, 0, 0.0, end_s, "stop")
-
-    return requests_table([request(0, 1.0), request(1, 2.0), request(2, 6.0)])
+def three_requests() -> pa.Table:
+    return requests(*(request(sibling=n, end_s=end_s) for n, end_s in enumerate((1.0, 2.0, 6.0))))
 
 
 @pytest.fixture(scope="module")
 def metrics():
     # The tables come in any order.
-    return aggregate([replica_one(), replica_zero()], [requests()], tail_threshold=2)
+    return aggregate([replica_one(), replica_zero()], [three_requests()], tail_threshold=2)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +109,11 @@ def metrics():
         ("draft/accepted_position_1", 1.0),
         ("draft/accepted_position_2", 1 / 3),
         ("draft/accepted_position_3", 0.0),
+        ("draft/drafted_own", 7),
+        ("draft/accepted_own", 3),
+        ("draft/drafted_siblings", 2),
+        ("draft/accepted_siblings", 1),
+        ("draft/drafted_corpus", 0),
         ("draft/time_us_per_step", 170 / 7),
         ("draft/time_s", 120e-6),  # replica 0
         ("draft/catch_up_us_per_step", 40 / 4),
@@ -109,9 +140,8 @@ def test_nothing_happened():
 
 
 def test_run_without_drafter_has_the_same_metrics():
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0, generation_tokens=4)
-    metrics = aggregate([steps.to_table()], [], tail_threshold=2)
+    steps = engine_steps(engine_step(generation_tokens=4))
+    metrics = aggregate([steps], [], tail_threshold=2)
     assert metrics.keys() == aggregate([], [], tail_threshold=2).keys()
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["sam/draft/acceptance_length"] == 1.0
@@ -119,39 +149,56 @@ def test_run_without_drafter_has_the_same_metrics():
 
 
 def test_validation_traffic_is_kept_apart():
-    validation = EngineSteps()
-    validation.append(1, "val", 0, 9.0, 8.0, 1, 1, 0, generation_tokens=100)
-    tables = [replica_zero(), validation.to_table()]
+    validation = engine_step(
+        split="val", time_s=9.0, duration_s=8.0, running=1, generation_tokens=100
+    )
+    tables = [replica_zero(), engine_steps(validation)]
     train = aggregate(tables, [], tail_threshold=2)
     assert train["sam/engine/rollout_s"] == 5.0
-    held_out = aggregate(tables, [requests()], tail_threshold=2, split="val")
+    held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
     assert held_out["sam_val/tail/index"] == 0.0  # the requests are of the train split
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
 def test_head_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replica():
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 9.0, 9.0, 9, 9, 0)
-    steps.append(1, "train", 1, 5.0, 5.0, 1, 1, 0)
-    metrics = aggregate([steps.to_table()], [], tail_threshold=2)
+    steps = engine_steps(
+        engine_step(time_s=9.0, duration_s=9.0, running=9),
+        engine_step(replica=1, time_s=5.0, duration_s=5.0, running=1),
+    )
+    metrics = aggregate([steps], [], tail_threshold=2)
     assert metrics["sam/tail/time_s"] == 0.0
     assert metrics["sam/tail/time_sum_s"] == 5.0
     assert metrics["sam/head/time_s"] == metrics["sam/engine/rollout_s"] == 9.0
 
 
-def test_every_counter_of_the_drafter_has_a_metric():
-    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
-    counters = SamDrafter(SamConfig(sources=sources), 1, 10).snapshot().to_mapping()
-    assert counters.keys() <= DRAFTER_COUNTERS.keys()
+def test_a_metric_of_the_records_needs_one_row(metrics):
+    """What is computed is declared, and all of it is written; nothing is computed beside it."""
+    ratios = {name for name, *_ in GATE_RATIOS}
+    full = {f"sam/{name}" for name in COMPUTED}
+    assert full < {metric.name for metric in METRICS} and not ratios & COMPUTED.keys()
+    positions = {f"sam/draft/accepted_position_{position}" for position in (1, 2, 3)}
+    assert metrics.keys() == full | positions
+
+
+def test_every_column_is_at_hand_for_a_metric():
+    rollout = Rollout(replica_zero(), three_requests(), tail_threshold=2)
+    assert rollout.draft_tokens.tolist() == [0, 0, 6, 3]
+    assert rollout.sampler_us.tolist() == [0.0, 0.0, 100.0, 0.0], "0 where it is null"
+    assert rollout.tail.tolist() == [False, False, True, True]
+    assert np.array_equal(rollout.by_source("accepted"), by_source(own=3, siblings=1))
+    with pytest.raises(AttributeError, match="no numeric column 'drafts'"):
+        rollout.drafts  # noqa: B018
 
 
 def test_groups_that_were_split_and_replicas_with_more_show():
     placed = {"whole": [0, 0, 0, 0], "split": [0, 1, 1], "single": [1]}
-    table = requests_table(
-        RequestRecord(1, "train", replica, group, sibling, 10, 5, 0, 0, 0, 0.0, 1.0, "stop")
-        for group, replicas in placed.items()
-        for sibling, replica in enumerate(replicas)
+    table = requests(
+        *(
+            request(replica=replica, group=group, sibling=sibling)
+            for group, replicas in placed.items()
+            for sibling, replica in enumerate(replicas)
+        )
     )
     # Replica 0: whole 4, split 1; replica 1: split 2, single 1.
     by_replica = [table.filter(pc.equal(table["replica"], n)) for n in (1, 0)]
@@ -160,21 +207,40 @@ def test_groups_that_were_split_and_replicas_with_more_show():
     assert metrics["sam/routing/imbalance"] == pytest.approx(5 / 4)
 
 
-def test_drafter_counters_are_summed_over_replicas():
-    counters = {0: {"failures": 1, "drafted_tokens": 7}, 1: {"failures": 2, "drafted_tokens": 5}}
-    metrics = aggregate([], [], tail_threshold=2, drafter_counters=counters)
+def counted(*counters: dict[str, float]) -> dict[str, float]:
+    """Metrics of a step in which each replica counted what is given, and recorded nothing."""
+    return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
+
+
+def test_counters_are_summed_over_replicas():
+    metrics = counted(
+        {"draft/failures": 1, "draft/proposed_tokens": 7},
+        {"draft/failures": 2, "draft/proposed_tokens": 5},
+    )
     assert metrics["sam/draft/failures"] == 3
     assert metrics["sam/draft/proposed_tokens"] == 12
-    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, counted by the engine
+    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
     assert "sam/draft/bytes" not in metrics
-    shared = {n: {"corpus_bytes": 7 + n, "history_bytes": 7 + n} for n in (0, 2)}
-    metrics = aggregate([], [], tail_threshold=2, drafter_counters=shared)
+    metrics = counted(*({"draft/corpus_bytes": n, "draft/history_bytes": n} for n in (7, 9)))
     assert metrics["sam/draft/corpus_bytes"] == 9  # one file, mapped by both
     assert metrics["sam/draft/history_bytes"] == 16
-    by_length = {n: {"verify_context_4096": 5, "accepted_context_4096": 3} for n in (0, 1)}
-    metrics = aggregate([], [], tail_threshold=2, drafter_counters=by_length)
+    by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
+    metrics = counted(by_length, by_length)
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
     assert "sam/draft/verify_context_0" not in metrics
-    with pytest.raises(ValueError, match="replica 4 reports the drafter counter 'misses'"):
-        aggregate([], [], tail_threshold=2, drafter_counters={4: {"misses": 1}})
+
+
+def test_a_counter_that_is_not_declared_is_refused():
+    with pytest.raises(KeyError, match="'sam/draft/misses' is not declared"):
+        counted({"draft/misses": 1})
+
+
+def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
+    sums = {above: 1.0 for _, _, above, _, _ in GATE_RATIOS}
+    sums |= {below: 4.0 for _, _, _, below, _ in GATE_RATIOS}
+    metrics = counted(sums, {name: 2 * value for name, value in sums.items()})
+    for name, _, _, _, factor in GATE_RATIOS:
+        assert metrics[f"sam/{name}"] == factor * 0.25
+    without = counted({"gate/failures": 0})
+    assert not any(f"sam/{name}" in without for name, *_ in GATE_RATIOS), "other gates have none"

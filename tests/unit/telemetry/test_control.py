@@ -14,8 +14,8 @@ from sam_rollout.telemetry.control import (
     rollout_without_drafts,
     so_far,
 )
-from sam_rollout.telemetry.records import EngineSteps, RequestRecord, requests_table
 from sam_rollout.telemetry.schema import declared
+from tests.records import engine_step, engine_steps, request, requests
 
 GATE = 6
 STEP_S = 0.02
@@ -74,11 +74,12 @@ def play(
     left = [one.length for one in responses]
     accepted, verified, open_steps, open_tokens = np.zeros((4, len(responses)), int)
     ends = np.zeros(len(responses))
-    steps, now_s = EngineSteps(), start_s
+    steps, now_s = [], start_s
+    step_s = STEP_S + (1e-6 * DRAFTER_US if drafts else 0.0)
     while any(left):
         running = [n for n, tokens in enumerate(left) if tokens]
         is_open = len(running) <= gate
-        now_s += STEP_S + (1e-6 * DRAFTER_US if drafts else 0.0)
+        now_s += step_s
         gained = drafted = 0
         for n in running:
             one, kept = responses[n], 0
@@ -94,32 +95,30 @@ def play(
             open_tokens[n] += (1 + kept) * is_open
             ends[n] = now_s + 0.001
         steps.append(
-            1, "train", replica, now_s, STEP_S + (1e-6 * DRAFTER_US if drafts else 0.0),
-            len(running), len(running), 0, generation_tokens=gained, draft_requests=drafted,
-            draft_tokens=3 * drafted, gate_open=is_open, drafter_us=DRAFTER_US if drafts else 0.0,
+            engine_step(
+                replica=replica, time_s=now_s, duration_s=step_s, running=len(running),
+                generation_tokens=gained, draft_requests=drafted, draft_tokens=3 * drafted,
+                gate_open=is_open, drafter_us=DRAFTER_US if drafts else 0.0,
+            )
         )  # fmt: skip
-    requests = requests_table(
-        RequestRecord(
-            1,
-            "train",
-            replica,
-            f"g{one.group}",
-            n,
-            10,
-            one.length,
-            int(verified[n]),
-            3 * int(verified[n]),
-            int(accepted[n]),
-            start_s,
-            float(ends[n]),
-            "completed",
-            int(open_steps[n]),
-            int(open_tokens[n]),
-            one.control,
+    finished = (
+        request(
+            replica=replica,
+            group=f"g{one.group}",
+            sibling=n,
+            response_tokens=one.length,
+            verify_steps=int(verified[n]),
+            drafted_tokens=3 * int(verified[n]),
+            accepted_tokens=int(accepted[n]),
+            start_s=start_s,
+            end_s=float(ends[n]),
+            open_steps=int(open_steps[n]),
+            open_tokens=int(open_tokens[n]),
+            control=one.control,
         )
         for n, one in enumerate(responses)
     )
-    return steps.to_table(), requests
+    return engine_steps(*steps), requests(*finished)
 
 
 def rollout(rng, share: float) -> list[Response]:
@@ -141,11 +140,11 @@ def test_the_rollout_without_drafts_is_found_from_one_with_drafts():
     rng = np.random.default_rng(5)
     for share in (0.0, 0.25, 0.5):
         responses = rollout(rng, share)
-        steps, requests = play(responses, drafts=True, rng=rng)
+        steps, finished = play(responses, drafts=True, rng=rng)
         without, _ = play(responses, drafts=False)
         truth = sum(without["duration_s"].to_pylist())
         taken = sum(steps["duration_s"].to_pylist())
-        assert rollout_without_drafts(steps, requests).value == pytest.approx(truth, rel=0.005)
+        assert rollout_without_drafts(steps, finished).value == pytest.approx(truth, rel=0.005)
         assert taken < 0.97 * truth, "drafts were of use"
 
 
@@ -154,28 +153,28 @@ def test_rounds_that_follow_each_other_add_up():
     parts, truth, now_s = [], 0.0, 1000.0
     for _ in range(3):
         responses = rollout(rng, 0.25)
-        steps, requests = play(responses, drafts=True, rng=rng, start_s=now_s)
+        steps, finished = play(responses, drafts=True, rng=rng, start_s=now_s)
         now_s = steps["time_s"][-1].as_py() + 1.0
         without, _ = play(responses, drafts=False)
         truth += sum(without["duration_s"].to_pylist())
-        parts.append((steps, requests))
-    steps, requests = (pa.concat_tables(tables) for tables in zip(*parts, strict=True))
-    assert rollout_without_drafts(steps, requests).value == pytest.approx(truth, rel=0.005)
+        parts.append((steps, finished))
+    steps, finished = (pa.concat_tables(tables) for tables in zip(*parts, strict=True))
+    assert rollout_without_drafts(steps, finished).value == pytest.approx(truth, rel=0.005)
 
 
 def test_groups_are_compared_by_tokens_a_step():
     rng = np.random.default_rng(7)
-    steps, requests = play(rollout(rng, 0.3), drafts=True, rng=rng, gate=48)
-    metrics = control_metrics(steps, requests, unit=GROUPS, tail_threshold=GATE)
+    steps, finished = play(rollout(rng, 0.3), drafts=True, rng=rng, gate=48)
+    metrics = control_metrics(steps, finished, unit=GROUPS, tail_threshold=GATE)
     for name in metrics:
         declared(name)
     assert metrics["sam/control/tokens_per_step"] == 1.0
-    arm = [row for row in requests.to_pylist() if not row["control"]]
+    arm = [row for row in finished.to_pylist() if not row["control"]]
     expected = sum(r["open_tokens"] for r in arm) / sum(r["open_steps"] for r in arm)
     assert metrics["sam/control/gain"] == pytest.approx(expected - 1)
     low, high = metrics["sam/control/gain_low"], metrics["sam/control/gain_high"]
     assert 0 < low < expected - 1 < high
-    assert metrics["sam/control/requests"] == sum(requests["control"].to_pylist())
+    assert metrics["sam/control/requests"] == sum(finished["control"].to_pylist())
     assert metrics["sam/control/share"] == pytest.approx(metrics["sam/control/requests"] / 96)
 
 
@@ -187,8 +186,8 @@ def test_replicas_are_compared_by_their_times():
         for one in responses:
             one.control = replica < 2
         tables.append(play(responses, drafts=True, replica=replica, rng=rng))
-    steps, requests = (pa.concat_tables(parts) for parts in zip(*tables, strict=True))
-    metrics = control_metrics(steps, requests, unit=REPLICAS, tail_threshold=GATE)
+    steps, finished = (pa.concat_tables(parts) for parts in zip(*tables, strict=True))
+    metrics = control_metrics(steps, finished, unit=REPLICAS, tail_threshold=GATE)
     for name in metrics:
         declared(name)
     tail_ms = metrics["sam/control/tail_time_per_token_ms"]
@@ -208,16 +207,15 @@ def test_replicas_are_compared_by_their_times():
 @pytest.mark.parametrize("unit", [GROUPS, REPLICAS])
 def test_one_arm_alone_is_not_compared(unit, control):
     responses = [Response(0, 20, 0.5, control), Response(1, 30, 0.5, control)]
-    steps, requests = play(responses, drafts=True, rng=np.random.default_rng(9))
-    metrics = control_metrics(steps, requests, unit=unit, tail_threshold=GATE)
+    steps, finished = play(responses, drafts=True, rng=np.random.default_rng(9))
+    metrics = control_metrics(steps, finished, unit=unit, tail_threshold=GATE)
     assert not [name for name in metrics if "gain" in name]
     assert metrics["sam/control/share"] == float(control)
     assert all(map(np.isfinite, metrics.values()))
 
 
 def test_nothing_happened():
-    steps, requests = EngineSteps().to_table(), requests_table([])
-    metrics = control_metrics(steps, requests, unit=GROUPS, tail_threshold=GATE)
+    metrics = control_metrics(engine_steps(), requests(), unit=GROUPS, tail_threshold=GATE)
     assert set(metrics.values()) == {0.0}
 
 
@@ -246,16 +244,18 @@ def test_the_time_without_drafts_has_the_interval_of_its_steps_length():
     rng = np.random.default_rng(5)
     covered = []
     for _ in range(300):
-        steps, now_s = EngineSteps(), 100.0
+        steps, now_s = [], 100.0
         for _ in range(10):
             duration_s = 0.02 * (1 + 0.2 * rng.standard_normal())
             now_s += duration_s
-            steps.append(1, "train", 0, now_s, duration_s, 1, 1, 0, gate_open=True)
-        request = RequestRecord(
-            1, "train", 0, "g", 0, 5, 30, 10, 30, 20, 100.0, now_s + 0.001, "stop"
-        )
-        found = rollout_without_drafts(steps.to_table(), requests_table([request]))
-        low_s, high_s = found.low, found.high
-        assert low_s < found.value < high_s
-        covered.append(low_s <= (now_s - 100.0) + 20 * 0.02 <= high_s)
+            steps.append(
+                engine_step(time_s=now_s, duration_s=duration_s, running=1, gate_open=True)
+            )
+        one = request(
+            response_tokens=30, verify_steps=10, drafted_tokens=30, accepted_tokens=20,
+            start_s=100.0, end_s=now_s + 0.001,
+        )  # fmt: skip
+        found = rollout_without_drafts(engine_steps(*steps), requests(one))
+        assert found.low < found.value < found.high
+        covered.append(found.low <= (now_s - 100.0) + 20 * 0.02 <= found.high)
     assert 0.9 <= np.mean(covered) <= 0.99

@@ -5,19 +5,18 @@ import pyarrow as pa
 import pytest
 
 from sam_rollout.telemetry.curve import MAX_POINTS, draw, running_curve
-from sam_rollout.telemetry.records import ENGINE_STEPS, StepRecord, table_of
+from sam_rollout.telemetry.records import ENGINE_STEPS
+from tests.records import engine_step, engine_steps
 
 
 def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -> pa.Table:
     """Engine steps of (end, duration, running requests)."""
-    records = (
-        StepRecord(
-            step=1, split=split, replica=replica, time_s=time_s, duration_s=duration_s,
-            scheduled=running, running=running, waiting=0,
+    return engine_steps(
+        *(
+            engine_step(split=split, replica=replica, time_s=end, duration_s=took, running=running)
+            for end, took, running in rows
         )
-        for time_s, duration_s, running in rows
-    )  # fmt: skip
-    return table_of(StepRecord, records)
+    )
 
 
 def at(curve, time_s: float) -> int:

@@ -13,15 +13,13 @@ from sam_rollout.telemetry.records import (
     ADDED,
     ENGINE_STEPS,
     SCHEMA_VERSION,
-    EngineSteps,
     RequestRecord,
     RunFolder,
     RunFolderError,
     RunInfo,
     TraceRecord,
-    requests_table,
-    traces_table,
 )
+from tests.records import engine_step, engine_steps, request, requests, trace, traces
 
 INFO = RunInfo(
     label="sam=on",
@@ -33,11 +31,11 @@ INFO = RunInfo(
 )
 
 
-def engine_steps(*rows: tuple[int, float]) -> pa.Table:
-    steps = EngineSteps()
-    for step, time_s in rows:
-        steps.append(step, "train", 0, time_s, 0.5, scheduled=1, running=1, waiting=0)
-    return steps.to_table()
+def steps_at(*rows: tuple[int, float], split: str = "train") -> pa.Table:
+    """Engine steps of (training step, unix time)."""
+    return engine_steps(
+        *(engine_step(step=step, split=split, time_s=time_s, running=1) for step, time_s in rows)
+    )
 
 
 @pytest.fixture
@@ -48,18 +46,7 @@ def folder(tmp_path):
 
 
 def test_engine_steps_keep_values_and_types():
-    steps = EngineSteps()
-    positions = [2, 1]
-    steps.append(7, "val", 1, 12.5, 0.25, 3, 4, 5, 1, 10, 6, 2, 6, 3, positions, True, 80.0, 3,
-                 [6, 0, 0, 0], [3, 0, 0, 0], 40.0, 2.5)  # fmt: skip
-    positions[0] = 99  # the engine may reuse its list
-    steps.append(7, "val", 1, 13.0, 0.5, 1, 1, 0)
-    assert len(steps) == 2
-    table = steps.drain()
-    assert len(steps) == 0
-    assert table.schema == ENGINE_STEPS
-    first, second = table.to_pylist()
-    assert first == {
+    told = {
         "step": 7,
         "split": "val",
         "replica": 1,
@@ -83,29 +70,34 @@ def test_engine_steps_keep_values_and_types():
         "sampler_us": 40.0,
         "telemetry_us": 2.5,
     }
+    table = engine_steps(engine_step(**told), engine_step())
+    assert table.schema == ENGINE_STEPS
+    first, second = table.to_pylist()
+    assert first == told
     assert second["gate_open"] is second["draft_budget"] is second["sampler_us"] is None
     assert second["accepted_per_position"] == []
 
 
 def test_tables_survive_the_disk(folder):
-    request = RequestRecord(
-        1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop", 6, 13, True
-    )
-    trace = TraceRecord("abc", 2, 1, "train", 0, [1, 2], [3, 4, 5], 1.0, 3.5)
-    folder.write_requests(0, requests_table([request]))
-    folder.write_traces(0, traces_table([trace]))
+    finished = request(
+        group="abc", sibling=2, response_tokens=20, verify_steps=5, drafted_tokens=15,
+        accepted_tokens=7, start_s=1.0, end_s=3.5, open_steps=6, open_tokens=13, control=True,
+    )  # fmt: skip
+    text = trace(group="abc", sibling=2, start_s=1.0, end_s=3.5)
+    folder.write_requests(0, requests(finished))
+    folder.write_traces(0, traces(text))
     (row,) = folder.read("requests").to_pylist()
-    assert RequestRecord(**row) == request
+    assert RequestRecord(**row) == finished
     (row,) = folder.read("traces").to_pylist()
-    assert TraceRecord(**row) == trace
+    assert TraceRecord(**row) == text
     assert folder.read("engine_steps").num_rows == 0
 
 
 def test_numbers_go_on_and_nothing_is_overwritten(folder):
-    paths = [folder.write_engine_steps(3, engine_steps((step, 1.0))) for step in (1, 2)]
-    folder.write_engine_steps(13, engine_steps((1, 1.0)))  # another replica, other numbers
+    paths = [folder.write_engine_steps(3, steps_at((step, 1.0))) for step in (1, 2)]
+    folder.write_engine_steps(13, steps_at((1, 1.0)))  # another replica, other numbers
     (folder.root / "engine_steps" / "3-041.parquet").write_bytes(paths[0].read_bytes())
-    resumed = RunFolder(folder.path).write_engine_steps(3, engine_steps((3, 2.0)))
+    resumed = RunFolder(folder.path).write_engine_steps(3, steps_at((3, 2.0)))
     assert [path.name for path in paths] == ["3-000.parquet", "3-001.parquet"]
     assert resumed.name == "3-042.parquet"
     assert sorted(folder.read("engine_steps")["step"].to_pylist()) == [1, 1, 1, 2, 3]
@@ -113,12 +105,12 @@ def test_numbers_go_on_and_nothing_is_overwritten(folder):
 
 def test_failed_write_leaves_no_file(folder):
     with pytest.raises((ValueError, KeyError)):
-        folder.write_requests(0, engine_steps((1, 1.0)))
+        folder.write_requests(0, steps_at((1, 1.0)))
     assert list((folder.root / "requests").iterdir()) == []
 
 
 def test_a_damaged_file_is_named(folder):
-    path = folder.write_engine_steps(0, engine_steps((1, 1.0)))
+    path = folder.write_engine_steps(0, steps_at((1, 1.0)))
     path.write_bytes(b"no parquet")
     with pytest.raises(RunFolderError, match=f"{path}: unreadable"):
         folder.read("engine_steps")
@@ -128,28 +120,26 @@ def test_a_damaged_file_is_named(folder):
 
 
 def test_half_written_files_are_not_read(folder):
-    path = folder.write_engine_steps(0, engine_steps((1, 1.0)))
+    path = folder.write_engine_steps(0, steps_at((1, 1.0)))
     path.with_name(".0-001.parquet.99.tmp").write_bytes(b"PAR1 and no more")
     assert folder.read("engine_steps").num_rows == 1
 
 
 def test_steps_gone_through_twice_count_once(folder):
-    folder.write_engine_steps(0, engine_steps((1, 10.0), (2, 20.0), (3, 30.0)))
+    folder.write_engine_steps(0, steps_at((1, 10.0), (2, 20.0), (3, 30.0)))
     later = replace(INFO, started_at="1970-01-01T00:01:40+00:00")
     assert folder.write_start(later).name == "run-000.json"
-    folder.write_engine_steps(0, engine_steps((2, 120.0), (3, 130.0)))
+    folder.write_engine_steps(0, steps_at((2, 120.0), (3, 130.0)))
     table = folder.read("engine_steps")
     assert table["time_s"].to_pylist() == [10.0, 120.0, 130.0]
     assert folder.read_starts() == [INFO, later]
 
 
 def test_validation_at_a_resumed_step_keeps_its_training_rows(folder):
-    folder.write_engine_steps(0, engine_steps((1, 10.0), (2, 20.0)))
+    folder.write_engine_steps(0, steps_at((1, 10.0), (2, 20.0)))
     folder.write_start(replace(INFO, started_at="1970-01-01T00:01:40+00:00"))
-    validation = EngineSteps()
-    validation.append(1, "val", 0, 110.0, 0.5, scheduled=1, running=1, waiting=0)
-    folder.write_engine_steps(0, validation.to_table())
-    folder.write_engine_steps(0, engine_steps((2, 120.0)))
+    folder.write_engine_steps(0, steps_at((1, 110.0), split="val"))
+    folder.write_engine_steps(0, steps_at((2, 120.0)))
     assert folder.read("engine_steps")["time_s"].to_pylist() == [10.0, 110.0, 120.0]
 
 
@@ -162,6 +152,32 @@ def test_train_steps_round_trip_and_the_later_entry_wins(folder):
     assert steps[2] == {"a": 2.0, "c": 5.0}
     assert steps[1]["a"] == 3.0
     assert math.isnan(steps[1]["b"])
+
+
+COUNTER = "sam/draft/catch_up_tokens"
+# Step 0 is validated before training, step 2 after its rollout; step 3 is the first after a resume.
+SINCE_THE_START = {
+    0: {"sam_val/draft/catch_up_tokens": 50.0},
+    1: {COUNTER: 150.0, "sam/draft/bytes": 7.0},
+    2: {COUNTER: 190.0, "sam/draft/bytes": 9.0, "sam_val/draft/catch_up_tokens": 1190.0},
+    3: {COUNTER: 30.0, "sam/draft/bytes": 3.0},
+    4: {COUNTER: 40.0, "sam/draft/bytes": math.nan},
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "counted"), [(3, [100.0, 40.0, 30.0, 10.0]), (4, [150.0, 190.0, 30.0, 40.0])]
+)
+def test_counters_are_of_their_step_whatever_the_folders_version(tmp_path, version, counted):
+    folder = RunFolder(tmp_path)
+    folder.write_start(replace(INFO, schema_version=version))
+    for step, metrics in SINCE_THE_START.items():
+        folder.append_train_step(step, metrics)
+    steps = folder.read_train_steps()
+    assert [steps[step][COUNTER] for step in (1, 2, 3, 4)] == counted
+    assert [steps[step]["sam/draft/bytes"] for step in (1, 2, 3)] == [7.0, 9.0, 3.0], "no counter"
+    validated = steps[2]["sam_val/draft/catch_up_tokens"]
+    assert validated == (1000.0 if version == 3 else 1190.0)
 
 
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next_entry(folder):
@@ -211,24 +227,23 @@ def test_folders_of_version_1_are_read(folder):
     path = folder.root / "run.json"
     found = f'"schema_version": {SCHEMA_VERSION}'
     path.write_text(path.read_text().replace(found, '"schema_version": 1'))
-    request = RequestRecord(1, "train", 0, "abc", 2, 10, 20, 5, 15, 7, 1.0, 3.5, "stop")
     for name, table in (
-        ("engine_steps", engine_steps((1, 1.0), (1, 2.0))),
-        ("requests", requests_table([request])),
+        ("engine_steps", steps_at((1, 1.0), (1, 2.0))),
+        ("requests", requests(request())),
     ):
         (folder.root / name).mkdir()
         old = table.select([column for column in table.column_names if column not in ADDED])
         assert old.num_columns < table.num_columns
         pq.write_table(old, folder.root / name / "0-000.parquet")
-    folder.write_engine_steps(0, engine_steps((2, 3.0)))  # resumed by this version
+    folder.write_engine_steps(0, steps_at((2, 3.0)))  # resumed by this version
     assert folder.read_starts()[0].schema_version == 1
-    steps, requests = folder.read("engine_steps"), folder.read("requests")
+    steps, finished = folder.read("engine_steps"), folder.read("requests")
     assert steps["telemetry_us"].to_pylist() == [None, None, 0.0]
-    assert requests.to_pylist()[0] | {"control": None} == requests.to_pylist()[0]
-    metrics = aggregate([steps], [requests], tail_threshold=2)
+    assert finished.to_pylist()[0] | {"control": None} == finished.to_pylist()[0]
+    metrics = aggregate([steps], [finished], tail_threshold=2)
     assert metrics["sam/engine/steps"] == 3
     assert all(map(math.isfinite, metrics.values()))
-    control = control_metrics(steps, requests, unit="groups", tail_threshold=2)
+    control = control_metrics(steps, finished, unit="groups", tail_threshold=2)
     assert (control["sam/control/share"], control["sam/control/drafted_requests"]) == (0, 1)
 
 

@@ -11,7 +11,8 @@ from sam_rollout.integrations.verl.graphs import (
     filled_up_requests,
     graph_mode,
 )
-from sam_rollout.integrations.verl.launch import translate
+from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.report.fairness import comparable, differences
 from tests.unit.test_configs import CONFIGS, composed
 
@@ -26,8 +27,9 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):
     config = composed(f"experiment={name}", f"sam={side}")
+    sam = read_run_config(config).sam
     if graph_mode(config) != "NONE":
-        assert covered_requests(config) == config.actor_rollout_ref.rollout.max_num_seqs
+        assert covered_requests(config, sam) == config.actor_rollout_ref.rollout.max_num_seqs
 
 
 @pytest.mark.parametrize(
@@ -48,13 +50,14 @@ def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):
 )
 def test_sizes_count_tokens(overrides, sizes, covered):
     config = composed(*GRAPH, *overrides)
-    assert capture_sizes(config) == sizes
-    assert covered_requests(config) == covered
+    sam = read_run_config(config).sam
+    assert capture_sizes(config, sam) == sizes
+    assert covered_requests(config, sam) == covered
 
 
 def test_the_engine_is_told():
     config = deepcopy(composed(*GRAPH, "sam=on"))
-    translate(config)
+    translate(config, read_run_config(config))
     assert list(config.actor_rollout_ref.rollout.cudagraph_capture_sizes)[-1] == 512
 
 
@@ -63,7 +66,7 @@ def graph_differences(*others: list[str]) -> list[tuple]:
     sides = []
     for overrides in others:
         config = deepcopy(composed("experiment=reference_script_32b", *overrides))
-        translate(config)
+        translate(config, read_run_config(config))
         sides.append(comparable(OmegaConf.to_container(config, resolve=True)))
     return list(differences(*sides))
 
@@ -96,4 +99,5 @@ def test_other_graphs_are_a_difference_still():
     ],
 )
 def test_steps_that_are_filled_up_whatever_the_gate_says(overrides, requests):
-    assert filled_up_requests(composed(*GRAPH, *overrides)) == requests
+    config = composed(*GRAPH, *overrides)
+    assert filled_up_requests(config, read_run_config(config).sam) == requests

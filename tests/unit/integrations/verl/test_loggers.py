@@ -7,9 +7,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from sam_rollout.config import ConfigError
+from sam_rollout.config import CompareConfig, ConfigError, RunConfig
 from sam_rollout.integrations.verl import loggers
-from sam_rollout.telemetry.records import EngineSteps, RunInfo
+from sam_rollout.telemetry.records import RunInfo
+from tests.records import engine_step, engine_steps
+
+RUN = RunConfig(compare=CompareConfig(group="cmp"))
 
 
 class FakeWandb(ModuleType):
@@ -49,8 +52,6 @@ def config():
                 "experiment_name": "tiny_cpu",
                 "device": "cpu",
             },
-            "rollout_sampler": {"kind": "coupled"},
-            "compare": {"baseline_run": "", "group": "cmp"},
         }
     )
 
@@ -74,7 +75,7 @@ def wandb(monkeypatch):
 def test_a_run_can_be_found_again(config, wandb, monkeypatch):
     module = wandb()
     monkeypatch.setenv("WANDB_TAGS", "mine,paper")
-    loggers.start_wandb(config, info(config))
+    loggers.start_wandb(config, RUN, info(config))
     (call,) = module.calls
     assert call["tags"] == [
         "sam:on", "sampler:coupled", "device:cpu", "experiment:tiny_cpu", "mine", "paper",
@@ -89,9 +90,8 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
 
 def test_the_group_may_come_from_the_shell(config, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_GROUP", "shell")
-    config.compare.group = None
     config.run_dir = "/runs/tiny_cpu"
-    arguments = loggers.wandb_arguments(config, info(config))
+    arguments = loggers.wandb_arguments(config, RunConfig(), info(config))
     assert arguments["group"] == "shell"
     assert arguments["name"] == "tiny_cpu", "the folder says nothing more"
 
@@ -99,13 +99,13 @@ def test_the_group_may_come_from_the_shell(config, monkeypatch):
 def test_nothing_happens_without_the_logger(config, monkeypatch):
     config.trainer.logger = ["console", "tensorboard"]
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
-    loggers.start_wandb(config, info(config))
+    loggers.start_wandb(config, RUN, info(config))
     assert config.trainer.logger == ["console", "tensorboard"]
 
 
 def test_a_server_out_of_reach_makes_it_offline(config, wandb, caplog):
     module = wandb("online")
-    loggers.start_wandb(config, info(config))
+    loggers.start_wandb(config, RUN, info(config))
     assert [call["mode"] for call in module.calls] == ["online", "offline"]
     assert "wandb cannot be reached (ConnectionError: no way online)" in caplog.text
     assert config.trainer.logger == ["console", "wandb"]
@@ -115,7 +115,7 @@ def test_a_server_out_of_reach_makes_it_offline(config, wandb, caplog):
 def test_without_any_run_the_others_go_on(config, wandb, caplog, backends):
     wandb("online", "offline")
     config.trainer.logger = backends
-    loggers.start_wandb(config, info(config))
+    loggers.start_wandb(config, RUN, info(config))
     assert config.trainer.logger == (["file"] if "file" in backends else ["console"])
     assert "wandb failed" in caplog.text
 
@@ -150,19 +150,13 @@ def test_the_step_goes_along_with_validation():
     ]  # fmt: skip
 
 
-def engine_steps():
-    steps = EngineSteps()
-    steps.append(1, "train", 0, 1.0, 1.0, 4, 4, 0)
-    return [steps.to_table()]
-
-
 def test_a_curve_goes_to_loggers_of_pictures_only():
     images = []
     writer = SimpleNamespace(add_image=lambda *a, **k: images.append((a[0], a[1].shape, a[2], k)))
     others = {"console": None, "file": None}
-    loggers.CurveLogger(others, 8).log(engine_steps(), "title", 3)
+    loggers.CurveLogger(others, 8).log([engine_steps(engine_step())], "title", 3)
     both = {**others, "tensorboard": SimpleNamespace(writer=writer)}
-    loggers.CurveLogger(both, 8).log(engine_steps(), "title", 3)
+    loggers.CurveLogger(both, 8).log([engine_steps(engine_step())], "title", 3)
     (image,) = images
     assert image == (
         "sam/engine/running_over_time", (270, 576, 3), 3, {"dataformats": "HWC"},
@@ -182,6 +176,6 @@ def test_what_draws_is_loaded_before_the_first_step_if_anything_is_drawn(monkeyp
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
-    curve_logger.log(engine_steps(), "title", 1)
+    curve_logger.log([engine_steps(engine_step())], "title", 1)
     curve_logger.log([object()], "title", 2)
     assert caplog.text.count("cannot be drawn; training goes on") == 1

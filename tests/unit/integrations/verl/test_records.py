@@ -4,6 +4,7 @@ import asyncio
 import math
 import platform
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -16,16 +17,16 @@ from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders
-from sam_rollout.integrations.vllm.ledger import VerifiedPadding
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.records import DraftNote, RunFolder
 from sam_rollout.telemetry.schema import declared
 
 CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
 PROMPTS = [[number, number + 1, 7] for number in range(8)]
 STEP = 3
 RESPONSE = [4, 5, 6, 7]
+NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0, telemetry_us=2.0)
 
 
 @pytest.fixture
@@ -114,21 +115,13 @@ def drained_worker(drafting: list[int]) -> dict:
     ids = {number: f"request-{number}-0a1b2c3d" for number in range(len(PROMPTS))}
     return {
         "steps": {
-            "time_s": [time.monotonic() - 1000],
-            "gate_open": [True],
-            "drafter_us": [40.0],
-            "padding": [VerifiedPadding()],
-            "draft_budget": [3],
-            "drafted_per_source": [[]],
-            "accepted_per_source": [[]],
-            "sampler_us": [20.0],
-            "telemetry_us": [2.0],
+            "noted_s": [time.monotonic() - 1000],
+            **{name: [value] for name, value in asdict(NOTE).items()},
         },
         "host": platform.node(),
         "clock_s": time.monotonic(),
-        "requests": {ids[n]: (2, 6, 1) if n in drafting else (0, 0, 0) for n in ids},
-        "open": {ids[n]: (2, 3) if n in drafting else (3, 3) for n in ids},
-        "counters": {"failures": 0, "verify_context_0": 8},
+        "requests": {ids[n]: (2, 6, 1, 2, 3) if n in drafting else (0, 0, 0, 3, 3) for n in ids},
+        "counters": {"draft/failures": 0, "draft/verify_context_0": 8},
     }
 
 

@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from sam_rollout.integrations.verl import response_counts, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, ReplicaRecords
-from sam_rollout.telemetry.records import EngineSteps, RequestRecord, requests_table
+from tests.records import engine_steps, request, requests
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_0_0_pad"]
 
@@ -19,10 +19,14 @@ def records(*rows: tuple[str, int, int, int, float], drafter: bool = True) -> Re
     """(request id, verify steps, drafted, accepted, seconds) of one replica."""
     return ReplicaRecords(
         replica=0,
-        engine_steps=EngineSteps().to_table(),
-        requests=requests_table(
-            RequestRecord(1, "train", 0, "g", 0, 5, 9, *counts, 10.0, 10.0 + time_s, "completed")
-            for _, *counts, time_s in rows
+        engine_steps=engine_steps(),
+        requests=requests(
+            *(
+                request(
+                    verify_steps=steps, drafted_tokens=drafted, accepted_tokens=accepted, end_s=end
+                )
+                for _, steps, drafted, accepted, end in rows
+            )
         ),
         request_ids=[row[0] for row in rows],
         traces=None,

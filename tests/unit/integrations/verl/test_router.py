@@ -12,8 +12,10 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS
 from sam_rollout.integrations.verl.router import GroupLoadBalancer, write_settings
+from sam_rollout.sources.siblings import SiblingsSourceConfig
 
 SERVERS = {"a:1": "handle a", "b:1": "handle b"}
+SIBLINGS = SiblingsSourceConfig(enabled=True, max_siblings_per_replica=4)
 SETTINGS = {
     "max_siblings_per_replica": 0,
     "max_imbalance": 16,
@@ -199,7 +201,6 @@ def settings_config(tmp_path, path: str | None) -> OmegaConf:
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
-            "sam": {"sources": {"siblings": {"enabled": True, "max_siblings_per_replica": 4}}},
             "actor_rollout_ref": {
                 "rollout": {"router_config_path": path, "n": 16, "val_kwargs": {"n": 2}}
             },
@@ -209,7 +210,7 @@ def settings_config(tmp_path, path: str | None) -> OmegaConf:
 
 def test_verl_makes_our_router_from_what_is_written(tmp_path):
     config = settings_config(tmp_path, str(tmp_path / ROUTER_SETTINGS))
-    write_settings(config)
+    write_settings(config, SIBLINGS)
     settings = verl_router._load_router_yaml(str(tmp_path / ROUTER_SETTINGS))
     assert verl_router._resolve_router_class(settings["router_class"]) is GroupLoadBalancer
     balancer = GroupLoadBalancer(SERVERS, settings)
@@ -219,5 +220,5 @@ def test_verl_makes_our_router_from_what_is_written(tmp_path):
 
 @pytest.mark.parametrize("path", [None, "/a/router/of/others.yaml"])
 def test_nothing_is_written_for_a_router_of_others(tmp_path, path):
-    write_settings(settings_config(tmp_path, path))
+    write_settings(settings_config(tmp_path, path), SIBLINGS)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,8 @@ from sam_rollout.integrations.verl import recording_clock
 from sam_rollout.integrations.verl import trainer as module
 from sam_rollout.integrations.verl.recording_clock import RecordingClock
 from sam_rollout.telemetry.baseline import Baseline
-from sam_rollout.telemetry.records import EngineSteps, RunFolder, RunInfo
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import engine_step, engine_steps
 
 INFO = RunInfo("sam=on", {}, {}, {}, {}, "2026-07-01T00:00:00+00:00")
 
@@ -41,9 +42,7 @@ def make_trainer(tmp_path, monkeypatch):
         trainer._baseline = Baseline(base.path)
         trainer._curve_logger = None
         trainer._recording = RecordingClock()
-        steps = EngineSteps()
-        steps.append(4, "train", 0, 1.0, 1.0, 4, 4, 0)
-        trainer._engine_steps = [steps.to_table()]
+        trainer._engine_steps = [engine_steps(engine_step(step=4))]
         return trainer
 
     return make

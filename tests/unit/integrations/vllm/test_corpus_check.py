@@ -6,12 +6,13 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.automaton.static_file import open_mapped
-from sam_rollout.config import ConfigError, CorpusSourceConfig, SamConfig, SourcesConfig
-from sam_rollout.drafting.corpus_build import build_corpus
+from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
 from sam_rollout.integrations.tokenizer import CorpusTokenizer, fingerprint
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.sources.corpus import CorpusSourceConfig
+from sam_rollout.sources.support.corpus_build import build_corpus
 
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 TEXT = "Let us compute 12 + 34. The answer is 46."

@@ -18,7 +18,7 @@ from sam_rollout.gating import make_gate
 from sam_rollout.gating.agreement import IDLE, Report
 from sam_rollout.integrations.vllm import dp_exchange
 from sam_rollout.integrations.vllm.dp_exchange import join_group, ride_along
-from tests.unit.gating.group import decode
+from tests.unit.gating.steps import decode
 
 RANKS, FIELDS, K = 3, 4, 8
 REPORT = Report(5, 7, 2, 900, 1, proposal=3, trial=0)
@@ -121,7 +121,7 @@ def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkey
     exchange = join_group(SimpleNamespace(data_parallel_rank=0, data_parallel_size=RANKS))
     gate = make_gate(GateConfig(threshold=2), max_rows=8, max_draft_tokens=K, exchange=exchange)
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
-    assert gate.counters()["gate/lone_steps"] == 2
+    assert gate.drain()["gate/lone_steps"] == 2
     assert "exchanged nothing" in caplog.text
 
 
@@ -170,7 +170,7 @@ def _rank(rank: int, store: str, results: Any) -> None:
         # Ranks need different times for a step.
         time.sleep(0.002 * ((step + rank) % RANKS))
         decided.append(gate.next_budget(decode(rows)) if rows else None)
-    results.put((rank, decided, sums, waited_s, gate.counters()))
+    results.put((rank, decided, sums, waited_s, gate.drain()))
     results.close()
     results.join_thread()
     os._exit(0)  # the group is broken: nothing to take leave of

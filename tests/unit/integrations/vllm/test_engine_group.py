@@ -58,7 +58,7 @@ def test_steps_and_requests_stay_with_their_engine():
     recorders.record(*step(finished=("b", "d")), engine_idx=1)
     recorders.record(*step(finished=("a",)), engine_idx=0)
     drained = [
-        recorder.drain(step=1, split="train", replica=4 + index, drafter_steps=None).to_table()
+        recorder.drain(step=1, split="train", replica=4 + index, session_steps=None)
         for index, recorder in enumerate(recorders.recorders)
     ]
     assert [table["replica"].to_pylist() for table in drained] == [[4, 4], [5]]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.padding import NO_PADDING
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import (
     PROPOSER_CLASS,
@@ -22,6 +21,7 @@ from sam_rollout.integrations.vllm.startup_check import (
     check_drafters,
     check_samplers,
 )
+from sam_rollout.session.padding import NO_PADDING
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
 OFF = SamConfig(enabled=False)

@@ -1,4 +1,4 @@
-"""The record of every engine step: durations, and how the drafter's side finds its step."""
+"""The record of every engine step: durations, and how the session's half finds its step."""
 
 import platform
 from types import SimpleNamespace
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.integrations.vllm import step_recorder
-from sam_rollout.integrations.vllm.ledger import VerifiedPadding
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
+from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
 
 UNIX_OFFSET_S = 1_000_000.0
 
@@ -63,22 +63,21 @@ def progress(joining: int = 0, decoding: int = 1, tokens: int = 1):
     )
 
 
-def drained(recorder, drafter_steps=None, split="train"):
-    records = recorder.drain(step=4, split=split, replica=1, drafter_steps=drafter_steps)
-    return records.to_table().to_pylist()
+def drained(recorder, session_steps=None, split="train"):
+    table = recorder.drain(step=4, split=split, replica=1, session_steps=session_steps)
+    return table.to_pylist()
 
 
-def notes(*rows: tuple[float, bool, float], padding: list | None = None) -> dict[str, list]:
-    """(time_s, gate_open, drafter_us) per step, as the proposer drains them."""
-    times, gates, spent = zip(*rows, strict=True) if rows else ((), (), ())
-    columns = {"time_s": list(times), "gate_open": list(gates), "drafter_us": list(spent)}
-    columns["padding"] = padding or [VerifiedPadding()] * len(rows)
-    columns["draft_budget"] = [3 if gate_open else 0 for gate_open in gates]
-    columns["drafted_per_source"] = [[6, 0, 0, 0]] * len(rows)
-    columns["accepted_per_source"] = [[4, 0, 0, 0]] * len(rows)
-    columns["sampler_us"] = [50.0] * len(rows)
-    columns["telemetry_us"] = [3.0] * len(rows)
-    return columns
+def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> DraftNote:
+    """A session's note, of a step that verified no draft unless `columns` say otherwise."""
+    default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0, "telemetry_us": 3.0}
+    return DraftNote(gate_open=gate_open, drafter_us=drafter_us, **default | columns)
+
+
+def notes(*rows: tuple[float, DraftNote]) -> dict[str, list]:
+    """(when, note) per step, as the session drains them."""
+    columns = {name: [getattr(one, name) for _, one in rows] for name in NOTE_COLUMNS}
+    return {"noted_s": [noted_s for noted_s, _ in rows], **columns}
 
 
 def record_at(recorder, clock, *times_s: float, running: int = 1) -> None:
@@ -181,10 +180,11 @@ def test_a_hosts_time_that_was_set_is_followed(clock, monkeypatch):
     assert [row["time_s"] for row in drained(recorder)] == [101.0 + UNIX_OFFSET_S + 60]
 
 
-def test_the_drafters_side_finds_its_step(clock):
+def test_the_sessions_half_finds_its_step(clock):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0, 102.0, 103.0)
-    rows = drained(recorder, notes((100.9, False, 5.0), (101.9, True, 6.0), (102.9, True, 7.0)))
+    when = ((100.9, note(gate_open=False)), (101.9, note(drafter_us=6.0)))
+    rows = drained(recorder, notes(*when, (102.9, note(drafter_us=7.0))))
     assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [
         (False, 5.0),
         (True, 6.0),
@@ -195,14 +195,17 @@ def test_the_drafters_side_finds_its_step(clock):
 def test_a_front_end_that_lags_does_not_mix_steps_up(clock):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 102.5, 102.6, 103.0)  # the first two are heard of late
-    rows = drained(recorder, notes((100.9, False, 5.0), (101.9, True, 6.0), (102.9, True, 7.0)))
+    taken = zip((100.9, 101.9, 102.9), (5.0, 6.0, 7.0), strict=True)
+    rows = drained(recorder, notes(*((at, note(drafter_us=us)) for at, us in taken)))
     assert [row["drafter_us"] for row in rows] == [5.0, 6.0, 7.0]
 
 
 def test_a_step_without_drafter_is_no_open_gate(clock):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0, 102.0)
-    rows = drained(recorder, notes((101.9, True, 6.0)))
+    verified = {"draft_requests": 2, "draft_tokens": 6, "accepted_tokens": 4}
+    verified["accepted_per_source"] = [4, 0, 0, 0]
+    rows = drained(recorder, notes((101.9, note(drafter_us=6.0, **verified))))
     assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [(False, 0.0), (True, 6.0)]
     assert [row["draft_budget"] for row in rows] == [0, 3]
     assert [row["sampler_us"] for row in rows] == [None, 50.0]
@@ -222,50 +225,31 @@ def test_progress_is_what_happened_since_the_last_drain(clock):
     assert recorder.progress() == EngineProgress()
 
 
-def test_placeholder_drafts_of_a_skipped_drafter_are_not_counted(clock):
-    recorder = EngineStepRecorder()
-    for time_s in (101.0, 102.0, 103.0):
-        clock.now_s = time_s
-        recorder.record(scheduler(accepted=(1, 0)), progress())
-    rows = drained(recorder, notes((100.9, True, 5.0), (102.9, True, 5.0)))
-    # The drafter did not see the second step; what the third verified was not ours.
-    assert [row["draft_tokens"] for row in rows] == [4, 0, 0]
-    assert rows[2]["accepted_per_position"] == []
-
-
-def test_filling_is_taken_off_what_the_engine_counts_as_drafts(clock):
+def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
+    """vLLM counts filling as drafts, and its placeholders after a step that skipped the drafter."""
     recorder = EngineStepRecorder()
     for time_s in (101.0, 102.0, 103.0):
         clock.now_s = time_s
         recorder.record(scheduler(accepted=(2, 1, 1)), progress())
-    padding = [
-        VerifiedPadding(),
-        [1, 4, [0, 0, 1]],  # as it comes from another process
-        VerifiedPadding(requests=2, tokens=6, accepted=(2, 1, 1)),
-    ]
-    when = ((100.9, True, 5.0), (101.9, True, 5.0), (102.9, False, 5.0))
-    rows = drained(recorder, notes(*when, padding=padding))
+    drafts = {"draft_requests": 1, "draft_tokens": 2, "accepted_tokens": 1}
+    lists = {"accepted_per_position": [1, 0, 0], "drafted_per_source": [0, 2, 0, 0]}
+    rows = drained(
+        recorder, notes((100.9, note(**drafts, **lists)), (102.9, note(gate_open=False)))
+    )
     counted = [(row["draft_requests"], row["draft_tokens"], row["accepted_tokens"]) for row in rows]
-    assert counted == [(2, 6, 4), (1, 2, 3), (0, 0, 0)]
-    assert [row["accepted_per_position"] for row in rows] == [[2, 1, 1], [2, 1, 0], [0, 0, 0]]
-    assert [row["gate_open"] for row in rows] == [True, True, False]
+    assert counted == [(1, 2, 1), (0, 0, 0), (0, 0, 0)], "the second step was not noted"
+    assert [row["accepted_per_position"] for row in rows] == [[1, 0, 0], [], []]
+    assert [row["drafted_per_source"] for row in rows] == [[0, 2, 0, 0], [], []]
+    assert [row["gate_open"] for row in rows] == [True, False, False]
 
 
-def test_the_engine_may_verify_less_than_it_was_given(clock):
-    recorder = EngineStepRecorder()
-    clock.now_s = 101.0
-    recorder.record(scheduler(accepted=(1,)), progress())
-    padding = [VerifiedPadding(requests=3, tokens=9, accepted=(2, 1))]
-    (row,) = drained(recorder, notes((100.9, False, 5.0), padding=padding))
-    assert (row["draft_requests"], row["draft_tokens"], row["accepted_tokens"]) == (0, 0, 0)
-
-
-def test_without_a_drafter_the_gate_is_unknown(clock):
+def test_without_a_session_the_gate_is_unknown(clock):
     recorder = EngineStepRecorder()
     clock.now_s = 101.0
     recorder.record(scheduler(accepted=(1,)), progress())  # another method may draft
     (row,) = drained(recorder, None)
     assert row["gate_open"] is None and row["draft_tokens"] == 2
+    assert row["accepted_per_position"] == [1]
 
 
 @pytest.mark.parametrize("booted_earlier_s", [-1e6, 1e6])
@@ -273,15 +257,16 @@ def test_steps_of_another_host_come_by_this_hosts_clock(clock, booted_earlier_s)
     recorder = EngineStepRecorder()
     recorder.work_arrived()
     record_at(recorder, clock, 101.0, 102.0)
-    there = notes((100.9 + booted_earlier_s, True, 5.0), (101.9 + booted_earlier_s, True, 6.0))
+    times = (100.9 + booted_earlier_s, 101.9 + booted_earlier_s)
+    there = notes((times[0], note(drafter_us=5.0)), (times[1], note(drafter_us=6.0)))
     answer = {"steps": there, "host": "elsewhere", "clock_s": 103.01 + booted_earlier_s}
     rows = drained(recorder, on_this_clock(answer, asked_s=103.0))
     assert [row["drafter_us"] for row in rows] == [5.0, 6.0]
-    assert there["time_s"][0] == 100.9 + booted_earlier_s, "the answer is left as it is"
+    assert there["noted_s"] == list(times), "the answer is left as it is"
 
 
 def test_steps_of_this_host_keep_their_times(clock):
-    there = notes((100.9, True, 5.0))
+    there = notes((100.9, note()))
     answer = {"steps": there, "host": platform.node(), "clock_s": 7.0}
     assert on_this_clock(answer, asked_s=103.0) == there
 

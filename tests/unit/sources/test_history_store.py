@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from sam_rollout.drafting import history_store
-from sam_rollout.drafting.history_store import CLOSED, OPEN, SEGMENTS, HistoryStore
+from sam_rollout.sources.support import history_store
+from sam_rollout.sources.support.history_store import CLOSED, OPEN, SEGMENTS, HistoryStore
 
 PLENTY = 1 << 30
 
@@ -218,7 +218,7 @@ WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     import numpy as np
-    from sam_rollout.drafting.history_store import HistoryStore
+    from sam_rollout.sources.support.history_store import HistoryStore
 
     store = HistoryStore(Path(sys.argv[1]), 4_000_000, 100_000)
     for step in range(1_000_000):

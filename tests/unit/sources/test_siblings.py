@@ -5,39 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.automaton import AutomatonPool
-from sam_rollout.automaton.pool import AutomatonFullError
-from sam_rollout.config import OwnSourceConfig, SamConfig, SiblingsSourceConfig, SourcesConfig
-from sam_rollout.drafting import SamDrafter
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.automaton.interface import AutomatonFullError
+from sam_rollout.automaton.pool import AutomatonPool
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.own import OwnSourceConfig
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from tests.unit.drafting.texts import identity, step
 
-WIDTH = 400
 
-
-def make_drafter(k=3, max_rows=8, own=True, max_bytes=1 << 30, scope="prompt"):
+def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30, scope="prompt"):
+    """A drafter that has met requests of these names, siblings."""
     sources = SourcesConfig(
         own=OwnSourceConfig(enabled=own),
         siblings=SiblingsSourceConfig(enabled=True, max_bytes=max_bytes, scope=scope),
     )
-    return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
-
-
-def identity(group, sibling=0, step=1, split="train"):
-    return RequestIdentity(group=group, sibling=sibling, step=step, split=split, key=sibling)
-
-
-def step(drafter, texts, *, gate_open=True, width=WIDTH):
-    token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
-    for row, text in enumerate(texts.values()):
-        token_ids[row, : len(text)] = text
-    batch = drafter.step(
-        list(texts),
-        token_ids,
-        np.array([len(text) for text in texts.values()], np.int32),
-        np.ones(len(texts), bool),
-        gate_open=gate_open,
-    )
-    return dict(zip(texts, batch.to_lists(), strict=True))
+    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
+    admitted(drafter, "g", *names)
+    return drafter
 
 
 def admitted(drafter, group, *names, **who):
@@ -46,26 +31,23 @@ def admitted(drafter, group, *names, **who):
 
 
 def counter(drafter, name):
-    return drafter.snapshot().to_mapping()[name]
+    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
 def test_a_response_drafts_what_its_sibling_wrote():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
     assert step(drafter, texts) == {"a": [], "b": [4, 5]}
 
 
 def test_a_copy_of_a_sibling_survives_a_replaced_token():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     drafts = step(drafter, {"a": [9, *range(20, 40)], "b": [9, 7, *range(20, 28), 99]})
     assert drafts["b"] == [29, 30, 31]
 
 
 def test_siblings_in_lock_step_find_the_step_before():
-    drafter = make_drafter(own=False)
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b", own=False)
     ahead = [9, *range(20, 60)]
     behind = [9, 7, *range(20, 60)]
     for n in range(2, 36):
@@ -74,8 +56,7 @@ def test_siblings_in_lock_step_find_the_step_before():
 
 
 def test_finished_responses_stay_until_the_step_ends():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
     drafter.finish(["a"])
     assert step(drafter, {"b": [9, 6, 2, 3]}) == {"b": [4, 5]}
@@ -83,12 +64,11 @@ def test_finished_responses_stay_until_the_step_ends():
     assert counter(drafter, "siblings_groups") == 1, "b is still running"
     drafter.finish(["b"])
     assert counter(drafter, "siblings_groups") == 0
-    assert drafter.snapshot().bytes == 0
+    assert drafter.usage().bytes == 0
 
 
 def test_groups_without_live_requests_end_with_the_step():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a")
+    drafter = make_drafter("a")
     step(drafter, {"a": [9, 1, 2, 3]})
     drafter.finish(["a"])
     assert counter(drafter, "siblings_groups") == 1
@@ -101,8 +81,7 @@ def test_groups_without_live_requests_end_with_the_step():
     "other", [identity("h"), identity("g", step=2), identity("g", split="val"), None]
 )
 def test_others_are_no_siblings(other):
-    drafter = make_drafter()
-    drafter.admit("a", identity("g"))
+    drafter = make_drafter("a")
     if other:
         drafter.admit("b", other)
     assert step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]})["b"] == []
@@ -110,8 +89,7 @@ def test_others_are_no_siblings(other):
 
 @pytest.mark.parametrize("other", [identity("h"), identity("h", step=2), None])
 def test_a_run_shares_across_prompts_and_steps(other):
-    drafter = make_drafter(scope="run")
-    drafter.admit("a", identity("g"))
+    drafter = make_drafter("a", scope="run")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
     drafter.finish(["a"])
     drafter.end_step()
@@ -121,15 +99,13 @@ def test_a_run_shares_across_prompts_and_steps(other):
 
 
 def test_validation_does_not_share_with_training():
-    drafter = make_drafter(scope="run")
-    drafter.admit("a", identity("g"))
+    drafter = make_drafter("a", scope="run")
     drafter.admit("b", identity("g", split="val"))
     assert step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [8, 6, 2, 3]})["b"] == []
 
 
 def test_what_a_run_shares_begins_anew_when_it_is_half_full():
-    drafter = make_drafter(scope="run", max_bytes=1 << 20)
-    drafter.admit("a", identity("g"))
+    drafter = make_drafter("a", scope="run", max_bytes=1 << 20)
     text = list(range(17_000))
     step(drafter, {"a": text}, width=len(text))
     drafter.finish(["a"])
@@ -145,17 +121,16 @@ def test_what_a_run_shares_begins_anew_when_it_is_half_full():
 
 
 def test_requests_of_a_run_keep_what_they_share_when_later_ones_begin_anew():
-    drafter = make_drafter(own=False, scope="run", max_bytes=1 << 20)
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b", own=False, scope="run", max_bytes=1 << 20)
     text = list(range(17_000))
     step(drafter, {"a": text, "b": [8, 8]}, width=len(text))
     drafter.finish(["a"])
-    read = drafter.snapshot().catch_up_tokens
+    read = drafter.usage().catch_up_tokens
     drafter.end_step()
     drafter.admit("late", identity("h", step=2))
     drafts = step(drafter, {"b": [8, 8, 400, 401], "late": [9, 7, 400, 401]}, width=len(text))
     assert drafts == {"b": [402, 403, 404], "late": []}
-    assert drafter.snapshot().catch_up_tokens == read + 2 + 4, "b was not read again"
+    assert drafter.usage().catch_up_tokens == read + 2 + 4, "b was not read again"
     assert counter(drafter, "siblings_groups") == 2
     drafter.finish(["b"])
     assert counter(drafter, "siblings_groups") == 1, "the old automaton went with its last request"
@@ -172,11 +147,11 @@ def test_a_run_that_outgrows_its_memory_begins_anew_though_no_step_ever_ends():
         step(drafter, {names[0]: text, names[1]: text[:5]}, width=len(text))
         assert counter(drafter, "siblings_evictions") == life
         assert counter(drafter, "siblings_bytes") == 0
-        read = drafter.snapshot().catch_up_tokens
+        read = drafter.usage().catch_up_tokens
         for _ in range(2):  # the live ones do without, and are not read again
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
             assert drafts[names[0]] == []
-        assert drafter.snapshot().catch_up_tokens == read + 3
+        assert drafter.usage().catch_up_tokens == read + 3
         assert step(drafter, {names[1]: text[:6], f"{life}d": [4, 2]})[f"{life}d"] == [3]
         drafter.finish([f"{life}{name}" for name in "abcd"])
     assert counter(drafter, "siblings_restarts") == 0
@@ -200,8 +175,7 @@ def test_of_a_run_what_was_replaced_is_given_up_first():
 
 @pytest.mark.parametrize("scope", ["prompt", "run"])
 def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(scope, monkeypatch):
-    drafter = make_drafter(own=False, scope=scope)
-    drafter.admit("a", identity("g"))
+    drafter = make_drafter("a", own=False, scope=scope)
     drafter.admit("b", identity("g", split="val"))
     texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
     step(drafter, texts)
@@ -220,46 +194,41 @@ def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(sc
 
 
 def test_the_longer_match_wins_and_a_tie_goes_to_own_text():
-    drafter = make_drafter(k=1)
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b", k=1)
     # b's own text matches "2 3" (then 8), a's too (then 4); "1 2 3" only a's.
     assert step(drafter, {"a": [9, 1, 2, 3, 4], "b": [9, 2, 3, 8, 7, 2, 3]})["b"] == [8]
     assert step(drafter, {"a": [9, 1, 2, 3, 4], "b": [9, 2, 3, 8, 7, 2, 3, 1, 2, 3]})["b"] == [4]
 
 
 def test_a_closed_gate_reads_all_the_same():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
     assert step(drafter, texts, gate_open=False) == {"a": [], "b": []}
     assert step(drafter, texts)["b"] == [4, 5]
 
 
 def test_an_id_used_again_is_another_sibling():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
     drafter.finish(["a"])
     drafter.admit("a", identity("g", 2))
     assert step(drafter, {"b": [9, 6], "a": [9, 7, 2, 3]})["a"] == [4, 5]
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_an_id_used_again_without_notice_keeps_its_group():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
     assert step(drafter, {"a": [8, 2, 3], "b": [9]})["a"] == [4, 5]
 
 
 def test_an_absent_request_catches_up_and_is_found_meanwhile():
-    drafter = make_drafter()
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6]})
     assert step(drafter, {"b": [9, 6, 2, 3]})["b"] == [4, 5]
     texts = {"a": [9, 1, 2, 3, 4, 5, 7], "b": [9, 6, 2, 3, 4, 5, 7, 8]}
     assert step(drafter, texts)["a"] == [8]
-    assert drafter.snapshot().rebuilds == 0
+    assert drafter.usage().rebuilds == 0
 
 
 def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
@@ -283,24 +252,22 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
 
 
 def test_requests_of_a_group_that_was_given_up_are_never_read_again():
-    drafter = make_drafter(own=False, max_bytes=1 << 20)
-    admitted(drafter, "g", "a", "late")
+    drafter = make_drafter("a", "late", own=False, max_bytes=1 << 20)
     text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
     step(drafter, {"a": text}, width=len(text))
     step(drafter, {"a": text, "late": [1]}, width=len(text))
-    read = drafter.snapshot().catch_up_tokens
+    read = drafter.usage().catch_up_tokens
     drafter.end_step()
     admitted(drafter, "g", "next")
     texts = {"next": [1, 2, 3], "a": text, "late": [1, 2]}
     assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
-    assert drafter.snapshot().catch_up_tokens == read + 3
+    assert drafter.usage().catch_up_tokens == read + 3
     drafter.finish(list(texts))
     assert counter(drafter, "siblings_groups") == 1, "its step is not over"
 
 
 def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
-    drafter = make_drafter(max_bytes=1 << 20)
-    admitted(drafter, "g", "a", "b")
+    drafter = make_drafter("a", "b", max_bytes=1 << 20)
     rng = np.random.default_rng(0)
     texts = {name: rng.integers(0, 1000, 20_000).tolist() for name in "ab"}
     step(drafter, texts, width=20_001)
@@ -308,7 +275,7 @@ def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
     assert counter(drafter, "siblings_evictions") == 1
     assert all(step(drafter, texts, width=20_001).values())
     drafter.finish(["a", "b"])
-    assert drafter.snapshot().live_requests == 0
+    assert drafter.usage().live_requests == 0
 
 
 def longest_that_goes_on(texts, suffix_of):

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sam_rollout.composition import CHECKOUT
 from sam_rollout.doctor.checks import LIMIT_S, examine
 from sam_rollout.doctor.devices import count_devices
-from sam_rollout.doctor.experiment import CHECKOUT
 from sam_rollout.doctor.line import Finding, Line, fail, ok, warn
 from sam_rollout.doctor.probe import ProbeError, run
 from sam_rollout.doctor.question import Question

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from sam_rollout.doctor import Question, cluster
-from sam_rollout.doctor.cluster import CHECKOUT, Facts, compare, facts
+from sam_rollout.doctor import Question, nodes
+from sam_rollout.doctor.nodes import CHECKOUT, Facts, compare, facts
 
 SAME = Facts({"torch": "2.10.0", "ray": "2.60.0"}, "aarch64", "/opt/sam", "abc", "1234567", 16)
 NPUS = Question("ascend_910c", cluster=True)
@@ -51,11 +51,11 @@ def test_checkpoints_have_to_lie_where_all_nodes_see_them(tmp_path, shared):
     def ask(name, function, path, *arguments):
         root = tmp_path / ("all" if shared else name)
         root.mkdir(exist_ok=True)
-        assert path == str(cluster.CHECKOUT / folder)
+        assert path == str(nodes.CHECKOUT / folder)
         return function(str(root / folder), *arguments)
 
     asked = Question("cpu", {"trainer": {"default_local_dir": folder}}, cluster=True)
-    line = cluster.shared_checkpoints(asked, ["node0", "node1", "node2"], ask)
+    line = nodes.shared_checkpoints(asked, ["node0", "node1", "node2"], ask)
     assert line.status == ("ok" if shared else "fail")
     assert ("of node0 is not that of node1, node2" in line.found) == (not shared)
     assert not [path for path in tmp_path.rglob("*") if path.parent != tmp_path], "all is removed"
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
     where = {"default_local_dir": str(tmp_path / "file" / "checkpoints")}
     asked = Question("cpu", {"trainer": where}, cluster=True)
-    line = cluster.shared_checkpoints(asked, ["a", "b"], lambda _, function, *a: function(*a))
+    line = nodes.shared_checkpoints(asked, ["a", "b"], lambda _, function, *a: function(*a))
     assert line.status == "fail" and "NotADirectoryError" in line.found
 
 
@@ -76,7 +76,7 @@ def test_the_facts_of_this_machine(question):
 
 
 def test_the_digest_follows_the_code(question, monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(nodes, "CHECKOUT", tmp_path)
     (tmp_path / "configs").mkdir()
     digests = set()
     for text in ("a: 1", "a: 2"):

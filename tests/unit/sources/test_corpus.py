@@ -10,9 +10,11 @@ import pytest
 
 from sam_rollout.automaton.static import SEPARATOR
 from sam_rollout.automaton.static_file import open_mapped
-from sam_rollout.config import ConfigError, CorpusSourceConfig
-from sam_rollout.drafting.corpus import CorpusSource, check_corpus, check_fit
-from sam_rollout.drafting.corpus_build import CorpusInputError, build_corpus
+from sam_rollout.config import ConfigError
+from sam_rollout.sources import Limits
+from sam_rollout.sources.corpus import CorpusSource, CorpusSourceConfig, check_corpus, check_fit
+from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
+from tests.unit.drafting.texts import match_and_draft, rows_of
 
 
 class Words:
@@ -193,29 +195,17 @@ def test_a_corpus_that_cannot_be_used(config, tmp_path):
         check_corpus(CorpusSourceConfig(enabled=True, path=str(big), max_bytes=1 << 20))
     big.write_bytes(big.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="its description says"):
-        CorpusSource(CorpusSourceConfig(enabled=True, path=str(big)), 4)
+        CorpusSource(CorpusSourceConfig(enabled=True, path=str(big)), Limits(4, 100))
 
 
 def test_the_source_drafts_for_every_row(config):
-    source = CorpusSource(config, 4)
+    source = CorpusSource(config, Limits(4, 100))
     assert (source.name, source.bias) == ("corpus", 5)
     source.bind(["a", "b"], [None, None])
-    texts = np.array([[9, 0, 1, 0], [3, 0, 0, 0]], np.int32)
-    lengths, counts, tokens = (
-        np.zeros(2, np.int32),
-        np.zeros(2, np.int32),
-        np.zeros((2, 3), np.int32),
-    )
-    eligible = np.ones(2, bool)
-    source.catch_up(texts, np.array([3, 1], np.int32), eligible)
-    source.match(texts, np.array([3, 1], np.int32), eligible, lengths)
-    source.draft(np.full(2, 3, np.int32), tokens, counts)
-    assert lengths.tolist() == [2, 1] and counts.tolist() == [1, 1]
-    assert tokens[:, 0].tolist() == [2, 3]
+    source.catch_up(*rows_of([[9, 0, 1], [3]]), np.ones(2, bool))
+    assert match_and_draft(source, [[9, 0, 1], [3]]) == [(2, [2]), (1, [3])]
     # The same id again is a new request, whose old cursor must not count.
     source.finish(["a"])
     source.bind(["b", "a"], [None, None])
-    texts = np.array([[3, 0, 0, 0], [9, 9, 9, 1]], np.int32)
-    source.match(texts, np.array([1, 4], np.int32), eligible, lengths)
-    assert lengths.tolist() == [1, 1]
-    assert source.counters()["corpus_bytes"] > 0
+    assert [length for length, _ in match_and_draft(source, [[3], [9, 9, 9, 1]])] == [1, 1]
+    assert source.levels()["corpus_bytes"] > 0

@@ -8,21 +8,17 @@ import pytest
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
 from sam_rollout.bench import generator
-from sam_rollout.config import (
-    ConfigError,
-    CorpusSourceConfig,
-    HistorySourceConfig,
-    OwnSourceConfig,
-    SamConfig,
-    SiblingsSourceConfig,
-    SourcesConfig,
-)
-from sam_rollout.drafting import SamDrafter
-from sam_rollout.drafting.static_sources import make_static_sources
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.settings import ConfigError
+from sam_rollout.sources import NAMES, Limits, make_sources
+from sam_rollout.sources.corpus import CorpusSourceConfig
+from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.own import OwnSourceConfig
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from tests.unit.drafting.texts import WIDTH, identity, rows_of
 
 K = 3
-MAX_LENGTH = 4096
 
 
 class Drafting:
@@ -30,20 +26,24 @@ class Drafting:
 
     def __init__(self, max_rows=8, **sources):
         config = SamConfig(max_draft_tokens=K, sources=SourcesConfig(**sources))
-        self.static = make_static_sources(config, max_rows, MAX_LENGTH)
-        self.drafter = SamDrafter(config, max_rows, MAX_LENGTH, self.static)
+        self.drafter = SamDrafter(config, max_rows, WIDTH)
+        self.verified = {source.name: np.zeros(2, int) for source in self.drafter.sources}
 
     def draft(self, texts):
         """Drafts for requests, id -> known tokens."""
-        token_ids = np.zeros((len(texts), MAX_LENGTH), np.int32)
-        for row, text in enumerate(texts.values()):
-            token_ids[row, : len(text)] = text
-        num_tokens = np.array([len(text) for text in texts.values()], np.int32)
-        eligible = np.ones(len(texts), bool)
-        batch = self.drafter.step(list(texts), token_ids, num_tokens, eligible, gate_open=True)
-        for source in self.static:
-            if hasattr(source, "wait"):
-                source.wait()
+        token_ids, num_tokens = rows_of(texts.values())
+        self.drafter.bind(list(texts))
+        sampled = num_tokens - self.drafter.batch.length[: len(texts)]
+        verified = self.drafter.observe(token_ids, num_tokens, sampled)
+        for number, source in enumerate(self.drafter.sources):
+            of_source = verified.source == number
+            drafted, accepted = (
+                int(column[of_source].sum()) for column in (verified.drafted, verified.accepted)
+            )
+            self.verified[source.name] += drafted, accepted
+        everybody = np.ones(len(texts), bool)
+        batch = self.drafter.draft(token_ids, num_tokens, everybody, gate_open=True)
+        self.drafter.wait()
         return dict(zip(texts, batch.to_lists(), strict=True))
 
     def acceptance_length(self, traces, step):
@@ -51,8 +51,7 @@ class Drafting:
         texts = {f"{step}/{trace.sibling}": trace.tokens.tolist() for trace in traces}
         known = {f"{step}/{trace.sibling}": len(trace.prompt) + 1 for trace in traces}
         for request_id, trace in zip(texts, traces, strict=True):
-            identity = RequestIdentity(trace.group, trace.sibling, step, "train", key=0)
-            self.drafter.admit(request_id, identity)
+            self.drafter.admit(request_id, identity(trace.group, trace.sibling, step))
         steps, tokens = 0, sum(len(text) - known[name] for name, text in texts.items())
         while texts:
             drafts = self.draft({name: text[: known[name]] for name, text in texts.items()})
@@ -100,10 +99,11 @@ def test_a_second_epoch_that_is_half_new_is_drafted_better_with_history(tmp_path
     )  # nothing to draft from yet
     assert found["own and history"][1] > 1.15 * own
     assert found["all"][1] > 1.1 * with_siblings
-    counters = drafting.drafter.snapshot().to_mapping()
-    assert counters["accepted_history"] > 0.3 * counters["drafted_history"] > 100
-    assert counters["history_groups_found"] == counters["history_groups_missing"] == 1
-    assert counters["history_bytes"] == 0  # freed with the step
+    drafted, accepted = drafting.verified["history"]
+    assert accepted > 0.3 * drafted > 100
+    counters = drafting.drafter.counters()
+    assert counters["draft/history_groups_found"] == counters["draft/history_groups_missing"] == 1
+    assert drafting.drafter.levels()["draft/history_bytes"] == 0  # freed with the step
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_corpus_is_drafted_from_if_its_match_is_longer_by_the_bias(
     text = [1, 18, 19, 90, 2, *range(20 - matched, 20)]  # own match: 2 tokens
     draft = drafting.draft({"a": text})["a"]
     assert draft[0] == (50 if wins else 90)
-    assert drafting.drafter.snapshot().to_mapping()["corpus_bytes"] > 0
+    assert drafting.drafter.levels()["draft/corpus_bytes"] > 0
 
 
 def test_a_corpus_alone_may_draft(corpus):
@@ -130,11 +130,14 @@ def test_a_corpus_alone_may_draft(corpus):
     assert drafting.draft({"a": list(range(10, 16))}) == {"a": [16, 17, 18]}
 
 
-def test_only_enabled_sources_are_made_history_first(tmp_path, corpus):
-    assert make_static_sources(SamConfig(), 8, 100) == []
+def test_only_enabled_sources_are_made_in_order_of_precedence(tmp_path, corpus):
+    def made(**sections):
+        sections = SourcesConfig(**sections)
+        return [source.name for source in make_sources(sections, Limits(8, 100))]
+
+    assert made() == ["own"]
     history = HistorySourceConfig(enabled=True, path=str(tmp_path))
-    both = SamConfig(sources=SourcesConfig(history=history, corpus=corpus))
-    assert [source.name for source in make_static_sources(both, 8, 100)] == ["history", "corpus"]
-    missing = SamConfig(sources=SourcesConfig(history=HistorySourceConfig(enabled=True)))
+    siblings = SiblingsSourceConfig(enabled=True)
+    assert made(corpus=corpus, history=history, siblings=siblings) == list(NAMES)
     with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path"):
-        make_static_sources(missing, 8, 100)
+        made(history=HistorySourceConfig(enabled=True))

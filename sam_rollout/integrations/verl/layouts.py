@@ -6,12 +6,14 @@ without the name of the field. Needs the composed configuration and nothing else
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
 
 ACTOR = "actor_rollout_ref.actor"
@@ -22,18 +24,22 @@ ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
 Rule = tuple[str, Any, bool, str]
 
 
-def model_shape(config: DictConfig) -> ModelShape:
-    """The model's sizes, checked."""
-    return ModelShape.from_mapping(OmegaConf.to_container(config.model_shape, resolve=True))
+@dataclass(frozen=True)
+class RunLayout:
+    """Model, device and how the run divides them."""
+
+    shape: ModelShape
+    hardware: HardwareConfig
+    training: TrainingLayout
+    rollout: RolloutLayout
+
+    @property
+    def devices(self) -> int:
+        """All devices of the run."""
+        return self.rollout.devices
 
 
-def hardware(config: DictConfig) -> HardwareConfig:
-    """The device's sizes, checked."""
-    return HardwareConfig.from_mapping(OmegaConf.to_container(config.hardware, resolve=True))
-
-
-def devices(config: DictConfig) -> int:
-    """All devices of the run."""
+def _devices(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
@@ -41,28 +47,27 @@ def rollout_layout(config: DictConfig) -> RolloutLayout:
     """How the rollout's engines divide the devices."""
     rollout = config.actor_rollout_ref.rollout
     return RolloutLayout(
-        devices=devices(config),
+        devices=_devices(config),
         tensor=rollout.tensor_model_parallel_size,
         data=rollout.data_parallel_size,
         expert=rollout.expert_parallel_size,
     )
 
 
-def training_layout(config: DictConfig) -> TrainingLayout:
-    """How training divides model and batch."""
+def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
+    """How training divides a model of so many layers, and the batch."""
     actor = config.actor_rollout_ref.actor
-    layers = model_shape(config).layers
     if actor.strategy == "megatron":
         return _megatron_layout(config, layers)
     shards = actor.fsdp_config.fsdp_size
     sequence = actor.ulysses_sequence_parallel_size
     return TrainingLayout(
         engine="fsdp",
-        devices=devices(config),
+        devices=_devices(config),
         stage_layers=(layers,),
         micro_tokens=_micro_tokens(config, sequence),
         sequence=sequence,
-        shards=devices(config) if shards < 1 else min(shards, devices(config)),
+        shards=_devices(config) if shards < 1 else min(shards, _devices(config)),
         full_recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing,
         offload_parameters=actor.fsdp_config.param_offload,
         offload_optimizer=actor.fsdp_config.optimizer_offload,
@@ -76,7 +81,7 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
     given = megatron.expert_tensor_parallel_size
     return TrainingLayout(
         engine="megatron",
-        devices=devices(config),
+        devices=_devices(config),
         stage_layers=_stage_layers(config, layers),
         micro_tokens=_micro_tokens(config, megatron.context_parallel_size),
         tensor=tensor,
@@ -125,21 +130,29 @@ def _micro_tokens(config: DictConfig, sharing: int) -> int:
     return -(-actor.ppo_micro_batch_size_per_gpu * longest // sharing)
 
 
-def check_cluster(config: DictConfig) -> None:
-    """Check that devices, model and batch divide as they are asked to.
+def check_layout(config: DictConfig) -> RunLayout:
+    """Check that devices, model and batch divide as they are asked to, and read how they do.
 
     Raises:
         ConfigError: Names the field, its value and what is allowed.
     """
-    hardware(config)
-    shape = model_shape(config)
-    for rules in (_positive, _rollout_rules, _training_rules, _batch_rules):
-        for field, value, right, allowed in rules(config, shape):
-            if not right:
-                raise ConfigError(field, value, allowed)
+    hardware = HardwareConfig.from_mapping(plain(config.hardware))
+    shape = ModelShape.from_mapping(plain(config.model_shape))
+    _raise_broken(_positive(config))
+    training = _training_layout(config, shape.layers)
+    layout = RunLayout(shape, hardware, training, rollout_layout(config))
+    for rules in (_rollout_rules, _training_rules, _batch_rules):
+        _raise_broken(rules(config, layout))
+    return layout
 
 
-def _positive(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+def _raise_broken(rules: Iterable[Rule]) -> None:
+    for field, value, right, allowed in rules:
+        if not right:
+            raise ConfigError(field, value, allowed)
+
+
+def _positive(config: DictConfig) -> Iterator[Rule]:
     """Sizes that everything else divides by."""
     fields = [
         "trainer.nnodes",
@@ -170,9 +183,9 @@ def _divides(field: str, value: int, whole: int, name: str) -> Rule:
     return field, value, whole % value == 0, f"must divide {name} = {whole}"
 
 
-def _rollout_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     rollout = config.actor_rollout_ref.rollout
-    layout = rollout_layout(config)
+    layout, shape = run.rollout, run.shape
     node = config.trainer.n_gpus_per_node
     field = f"{ROLLOUT}.tensor_model_parallel_size"
     yield _divides(field, layout.tensor, shape.heads, "model_shape.heads")
@@ -223,24 +236,24 @@ def _expert_rules(layout: RolloutLayout, shape: ModelShape) -> Iterator[Rule]:
     yield _divides(field, layout.expert, shape.experts, "model_shape.experts")
 
 
-def _training_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+def _training_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     if config.actor_rollout_ref.actor.strategy == "megatron":
-        return _megatron_rules(config, shape)
-    return _fsdp_rules(config, shape)
+        return _megatron_rules(run)
+    return _fsdp_rules(config, run)
 
 
-def _fsdp_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+def _fsdp_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     actor = config.actor_rollout_ref.actor
     sequence, shards = actor.ulysses_sequence_parallel_size, actor.fsdp_config.fsdp_size
     field = f"{ACTOR}.ulysses_sequence_parallel_size"
-    yield _divides(field, sequence, shape.heads, "model_shape.heads")
-    yield _divides(field, sequence, devices(config), ALL_DEVICES)
+    yield _divides(field, sequence, run.shape.heads, "model_shape.heads")
+    yield _divides(field, sequence, run.devices, ALL_DEVICES)
     if shards > 1:
-        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, devices(config), ALL_DEVICES)
+        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.devices, ALL_DEVICES)
 
 
-def _megatron_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
-    layout = training_layout(config)
+def _megatron_rules(run: RunLayout) -> Iterator[Rule]:
+    layout, shape = run.training, run.shape
     tensor = f"{MEGATRON}.tensor_model_parallel_size"
     yield _divides(tensor, layout.tensor, shape.heads, "model_shape.heads")
     yield _divides(tensor, layout.tensor, shape.kv_heads, "model_shape.kv_heads")
@@ -270,9 +283,9 @@ def _megatron_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
         )
 
 
-def _batch_rules(config: DictConfig, shape: ModelShape) -> Iterator[Rule]:
+def _batch_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
-    layout = training_layout(config)
+    layout = run.training
     mini = actor.ppo_mini_batch_size
     field = f"{ACTOR}.ppo_mini_batch_size"
     yield (

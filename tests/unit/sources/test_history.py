@@ -5,13 +5,11 @@ from concurrent.futures import Executor, Future
 import numpy as np
 import pytest
 
-from sam_rollout.config import ConfigError, HistorySourceConfig
-from sam_rollout.drafting import history
-from sam_rollout.drafting.history import HistorySource
-from sam_rollout.drafting.history_store import HistoryStore
-from sam_rollout.identity import RequestIdentity
-
-WIDTH = 4096
+from sam_rollout.settings import ConfigError
+from sam_rollout.sources import Limits, history
+from sam_rollout.sources.history import HistorySource, HistorySourceConfig
+from sam_rollout.sources.support.history_store import HistoryStore
+from tests.unit.drafting.texts import WIDTH, identity, match_and_draft
 
 
 class AtOnce(Executor):
@@ -45,11 +43,7 @@ class Later(AtOnce):
 
 def make_source(folder, max_rows=8, executor=None, **settings):
     config = HistorySourceConfig(enabled=True, path=str(folder), **settings)
-    return HistorySource(config, max_rows, WIDTH, executor or AtOnce())
-
-
-def identity(group="g", step=1, sibling=0, split="train"):
-    return RequestIdentity(group, sibling, step, split, key=0)
+    return HistorySource(config, Limits(max_rows, WIDTH), executor or AtOnce())
 
 
 class Engine:
@@ -59,25 +53,12 @@ class Engine:
         self.source = source
         self.ids = []
 
-    def step(self, requests, texts, k=3):
+    def step(self, requests, texts):
         """One step; `texts` are the known tokens. Returns (match, draft) of each row."""
         if list(requests) != self.ids:
             self.source.bind(list(requests), list(requests.values()))
             self.ids = list(requests)
-        rows = len(requests)
-        token_ids = np.zeros((max(rows, 1), WIDTH), np.int32)
-        for row, text in enumerate(texts):
-            token_ids[row, : len(text)] = text
-        num_tokens = np.array([len(text) for text in texts], np.int32)
-        eligible = np.ones(rows, bool)
-        lengths, counts = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-        tokens = np.zeros((rows, k), np.int32)
-        self.source.match(token_ids, num_tokens, eligible, lengths)
-        self.source.draft(np.full(rows, k, np.int32), tokens, counts)
-        return [
-            (int(length), row[:count].tolist())
-            for length, row, count in zip(lengths, tokens, counts, strict=True)
-        ]
+        return match_and_draft(self.source, texts)
 
     def finish(self, *request_ids):
         self.source.finish(request_ids)
@@ -105,10 +86,10 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     (later,) = engine.step({"b": identity(step=2)}, [PROMPT + RESPONSE[:20]])
     assert later == (28, RESPONSE[20:23])
     assert engine.step({"c": identity("other", step=2)}, [PROMPT + RESPONSE[:20]]) == [(0, [])]
-    counters = engine.source.counters()
+    counters, levels = engine.source.counters(), engine.source.levels()
     assert counters["history_groups_found"] == 1
     assert counters["history_groups_missing"] == 2
-    assert counters["history_bytes"] > 0 and counters["history_disk_bytes"] > 4 * 60
+    assert levels["history_bytes"] > 0 and levels["history_disk_bytes"] > 4 * 60
 
 
 def test_the_current_step_is_not_history(tmp_path):
@@ -166,7 +147,7 @@ def test_a_group_that_ends_before_its_history_is_there(tmp_path):
     engine.source.end_step()
     executor.work()
     assert engine.step({"c": identity("other", step=2)}, [PROMPT]) == [(0, [])]
-    assert engine.source.counters()["history_bytes"] == 0
+    assert engine.source.levels()["history_bytes"] == 0
 
 
 def test_groups_are_freed_with_the_step(tmp_path):
@@ -174,11 +155,11 @@ def test_groups_are_freed_with_the_step(tmp_path):
     engine.respond("a", identity(step=1), PROMPT, RESPONSE)
     engine.step({"b": identity(step=2)}, [PROMPT + RESPONSE[:9]])
     engine.source.end_step()
-    assert engine.source.counters()["history_bytes"] > 0  # b lives
+    assert engine.source.levels()["history_bytes"] > 0  # b lives
     engine.finish("b")
-    assert engine.source.counters()["history_bytes"] > 0  # siblings may come
+    assert engine.source.levels()["history_bytes"] > 0  # siblings may come
     engine.source.end_step()
-    assert engine.source.counters()["history_bytes"] == 0
+    assert engine.source.levels()["history_bytes"] == 0
 
 
 def test_memory_is_bounded_and_the_live_groups_stay(tmp_path):
@@ -199,7 +180,7 @@ def test_memory_is_bounded_and_the_live_groups_stay(tmp_path):
         found = engine.step(requests, texts)
         assert [draft for _, draft in found] == [responses[request][60:63] for request in requests]
         engine.finish(name)
-        assert engine.source.counters()["history_bytes"] <= 1 << 20
+        assert engine.source.levels()["history_bytes"] <= 1 << 20
     assert engine.source.counters()["history_evictions"] >= 8
 
 
@@ -215,7 +196,7 @@ def test_a_group_larger_than_the_memory_keeps_its_newest_responses(tmp_path):
         [responses[0][:50].tolist(), responses[-1][:50].tolist()],
     )
     assert found[0][0] < 5 and found[1] == (50, responses[-1][50:53].tolist())
-    assert 0 < engine.source.counters()["history_bytes"] <= 1 << 20
+    assert 0 < engine.source.levels()["history_bytes"] <= 1 << 20
 
 
 def test_a_response_with_the_largest_token_id_is_left_out(tmp_path):
@@ -249,7 +230,8 @@ def test_a_disk_that_fails_switches_the_source_off(tmp_path, monkeypatch, caplog
     found = engine.step({"e": identity(step=3)}, [PROMPT + RESPONSE[:9]])
     assert found == [(0, [])]
     counters = engine.source.counters()
-    assert counters["history_failures"] == 1 and counters["history_bytes"] == 0
+    assert counters["history_failures"] == 1
+    assert engine.source.levels()["history_bytes"] == 0
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "the rollout continues without it" in caplog.text
 
@@ -292,10 +274,10 @@ def test_preempted_requests_are_recorded_whole(tmp_path):
 @pytest.mark.timeout(60)
 def test_with_a_thread_of_its_own(tmp_path):
     config = HistorySourceConfig(enabled=True, path=str(tmp_path))
-    first = HistorySource(config, 8, WIDTH)
+    first = HistorySource(config, Limits(8, WIDTH))
     Engine(first).respond("a", identity(step=1), PROMPT, RESPONSE)
     first.wait()
-    second = Engine(HistorySource(config, 8, WIDTH))
+    second = Engine(HistorySource(config, Limits(8, WIDTH)))
     requests, texts = {"b": identity(step=2)}, [PROMPT + RESPONSE[:9]]
     second.step(requests, texts)
     second.source.wait()
@@ -304,4 +286,4 @@ def test_with_a_thread_of_its_own(tmp_path):
 
 def test_a_path_is_needed():
     with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path = '': must name a folder"):
-        HistorySource(HistorySourceConfig(enabled=True), 8, WIDTH)
+        HistorySource(HistorySourceConfig(enabled=True), Limits(8, WIDTH))

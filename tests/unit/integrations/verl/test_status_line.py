@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from sam_rollout.integrations.verl import progress
-from sam_rollout.integrations.verl.progress import follow_rollouts
+from sam_rollout.integrations.verl import status_line
+from sam_rollout.integrations.verl.status_line import follow_rollouts
 from sam_rollout.telemetry.progress import EngineProgress
 
 
@@ -33,8 +33,8 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr(progress, "poll_servers", servers)
-    monkeypatch.setattr(progress, "POLL_S", 0.01)
+    monkeypatch.setattr(status_line, "poll_servers", servers)
+    monkeypatch.setattr(status_line, "POLL_S", 0.01)
     return servers
 
 
@@ -80,4 +80,4 @@ def test_the_run_ends_with_its_own_error(servers):
 
 
 def test_without_ray_there_is_nobody_to_ask():
-    assert progress.poll_servers() is None
+    assert status_line.poll_servers() is None

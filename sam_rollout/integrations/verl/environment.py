@@ -1,0 +1,67 @@
+"""Environment variables of a run's processes, on every node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, open_dict
+
+from sam_rollout.config import RunConfig
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+
+EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
+PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
+
+
+def _of_experiment(config: DictConfig) -> dict[str, str]:
+    """Variables that the experiment sets; those that an override has set to null are left out."""
+    given = config.get("environment", {})
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def environment_notes(config: DictConfig) -> list[str]:
+    """Where the shell, often a container's image, overrules a variable of the experiment."""
+    return [
+        f"{name}={os.environ[name]} is set in the shell and counts; the experiment says {value} "
+        f"(unset {name} to have that)"
+        for name, value in _of_experiment(config).items()
+        if os.environ.get(name, value) != value
+    ]
+
+
+def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
+    """Variables of every process of the run, on every node.
+
+    A variable already set in the shell wins; to a list of modules ours is added.
+    """
+    run_dir = Path(config.run_dir).absolute()
+    variables = {
+        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
+        "WANDB_DIR": str(run_dir),
+        "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
+        **_of_experiment(config),
+    }
+    if run.sampler.kind != "stock":
+        variables[MODEL_RUNNER_ENV] = "0"
+    modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
+    if PLUGIN_MODULE not in modules:
+        modules.append(PLUGIN_MODULE)
+    return {
+        **{name: os.environ.get(name, value) for name, value in variables.items()},
+        EXTERNAL_MODULES_ENV: ",".join(modules),
+    }
+
+
+def export_environment(config: DictConfig, run: RunConfig) -> None:
+    """Set the run's environment variables here and for every process of the Ray cluster.
+
+    Must run before verl is imported.
+    """
+    variables = environment(config, run)
+    os.environ.update(variables)
+    with open_dict(config):
+        config.run_dir = str(Path(config.run_dir).absolute())
+        runtime_env = config.ray_kwargs.ray_init.runtime_env
+        given = runtime_env.get("env_vars", {})
+        runtime_env.env_vars = {**variables, **given}

@@ -1,0 +1,85 @@
+"""How our groups become verl's and vLLM's settings; it happens here and nowhere else.
+
+Users write ``sam``, ``rollout_sampler``, ``dynamic_sampling`` and ``rollout_telemetry``; verl and
+vLLM read theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
+from sam_rollout.integrations.verl.layouts import rollout_layout
+from sam_rollout.integrations.verl.names import ROUTER_SETTINGS, SAMPLER_MODULE
+from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine_arguments
+from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.records import ASKED
+
+SAMPLER_CLASSES = {
+    "rounds": "RoundsReplayBuffer",
+    "refill": "RefillReplayBuffer",
+    # Without a filter a round is a training batch: one code path measures all three.
+    "none": "RoundsReplayBuffer",
+}
+
+
+def translate(config: DictConfig, run: RunConfig) -> None:
+    """Fill verl's and vLLM's fields of a checked configuration, in place."""
+    with open_dict(config):
+        config.sam = run.sam.to_mapping()
+        config.compare = run.compare.to_mapping()
+        _configure_engine(config, run)
+        _configure_sampling(config, run)
+    # Resolved here: our resolvers are not registered in Ray's processes.
+    OmegaConf.resolve(config)
+
+
+def _configure_engine(config: DictConfig, run: RunConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    arguments = engine_arguments(run.sam, run.sampler)
+    ours = arguments["additional_config"][ADDITIONAL_CONFIG_KEY]
+    # No more than the server needs: vLLM compiles anew when its configuration changes.
+    ours["telemetry"] = {"record_traces": run.telemetry.record_traces}
+    control = control_assignment(config, run)
+    if control.share:
+        ours["control"] = dataclasses.asdict(control)
+    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
+    if sizes := capture_sizes(config, run.sam):
+        asked = sorted(rollout.cudagraph_capture_sizes)
+        if sizes != asked:
+            # The drafts' doing: sides are compared by what they were to have.
+            OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
+        OmegaConf.update(config, SIZES, sizes)
+    if run.routes_siblings:
+        settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
+        rollout.router_config_path = str(settings)
+
+
+def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
+    filter_groups = config.algorithm.filter_groups
+    filter_groups.enable = run.sampling.kind != "none"
+    sampler = config.trainer.v1.sampler
+    sampler.custom_sampler.path = SAMPLER_MODULE
+    sampler.custom_sampler.name = SAMPLER_CLASSES[run.sampling.kind]
+    sampler.sampler_kwargs = {
+        "filter_metric": filter_groups.metric if filter_groups.enable else None,
+        "train_batch_size": config.data.train_batch_size,
+        "gen_batch_size": run.sampling.gen_batch_size,
+        "max_rounds": run.sampling.max_rounds,
+        "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
+        "poll_interval_s": run.sampling.poll_interval_s,
+    }
+
+
+def control_assignment(config: DictConfig, run: RunConfig) -> ControlAssignment:
+    """Which requests of a checked configuration are sampled without drafts."""
+    return ControlAssignment(
+        share=run.telemetry.control_share if run.sam.enabled else 0.0,
+        unit=run.telemetry.control_unit,
+        seed=config.actor_rollout_ref.rollout.seed,
+        replicas=rollout_layout(config).replicas,
+    )

@@ -1,0 +1,70 @@
+"""The entry point: what it says of a configuration that cannot be run, in one line each."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from recipes.dapo_qwen3 import main as program
+from recipes.dapo_qwen3.main import REPOSITORY
+
+REFUSED = [
+    # What is typed, and what stands behind "Configuration error: ".
+    ("sam.max_draft_tokens=0", "sam.max_draft_tokens = 0: must be 1..32"),
+    ("experiment=tiny_gpu", "experiment = 'tiny_gpu': unknown option; did you mean 'tiny_cpu'?"),
+    ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'?"),
+    ("+sam.gate.treshold=4", "sam.gate.treshold = 4: unknown key; did you mean 'threshold'?"),
+    ("data.train_files=${nope}", "Interpolation key 'nope' not found"),
+]
+DATA = "data.train_files=nowhere.parquet"
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # logging is this process's
+MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -m recipes.dapo_qw"
+
+
+def run_command(monkeypatch, *arguments: str) -> object:
+    """Call the program in this process; returns what it says when it ends."""
+    monkeypatch.setattr(sys, "argv", ["main", "experiment=tiny_cpu", *QUIET, *arguments])
+    monkeypatch.delenv(program.FULL_ERROR, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        program.run_command()
+    assert program.FULL_ERROR not in os.environ, "it is not the run's"
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "overrides", "said"),
+    [
+        *(([], *refused) for refused in [*REFUSED, (DATA, MISSING)]),
+        *(([program.CHECK_ONLY], *refused) for refused in [*REFUSED[:2], (DATA, MISSING)]),
+        *(([program.DRY_RUN], *refused) for refused in REFUSED[:2]),
+    ],
+)
+def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = run_command(monkeypatch, *flags, overrides, f"run_dir={tmp_path}/run")
+    assert code.startswith(f"Configuration error: {said}") and "\n" not in code
+    assert capsys.readouterr() == ("", "")
+
+
+def typed(*arguments: str, folder, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "recipes.dapo_qwen3.main", f"run_dir={folder}", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_ends_with_that_line_alone(tmp_path):
+    done = typed("experiment=nope", folder=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Configuration error: experiment = 'nope': unknown option; known opt")
+    assert "tiny_cpu" in line and (done.returncode, done.stdout) == (1, "")
+
+
+def test_hydras_traceback_is_there_for_who_asks(tmp_path):
+    done = typed("experiment=nope", folder=tmp_path, HYDRA_FULL_ERROR="1")
+    assert "MissingConfigException" in done.stderr and done.returncode == 1

@@ -1,0 +1,167 @@
+"""What became of drafts, against an engine that remembers what it verified."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
+from sam_rollout.session.padding import DraftPadding, no_graphs
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.verified import Verified
+from tests.unit.drafting.texts import identity, int32, rows_of
+
+K, MAX_ROWS, LENGTH = 4, 6, 200
+NOTHING = ([], 0, NO_SOURCE)  # no draft, no filling
+
+
+class Request:
+    """A request and the text it will have: copies of itself, of its siblings, and noise."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        text = rng.integers(0, 3, 8).tolist()
+        while len(text) < 2 * LENGTH:
+            start = rng.integers(len(text))
+            text += text[start : start + 9] + rng.integers(0, 3, rng.integers(0, 3)).tolist()
+        self.text, self.known = text, 8
+
+    def verify(self, flight: tuple, cut: int) -> tuple[int, ...]:
+        """Score the first `cut` tokens in flight; the row of `Verified` that this makes."""
+        draft, filling, source = flight
+        offered = (draft + [self.text[self.known - 1]] * filling)[:cut]
+        ahead = self.text[self.known :]
+        kept = 0
+        while kept < len(offered) and offered[kept] == ahead[kept]:
+            kept += 1
+        self.known += kept + 1
+        if not draft and not filling:
+            return kept + 1, 0, 0, 0, NO_SOURCE
+        # That the engine cut a draft short shows where it went on with the next drafted token.
+        cut_short = kept == cut < len(draft) and draft[cut] == ahead[cut]
+        drafted = cut if cut_short else len(draft)
+        return kept + 1, drafted, min(kept, len(draft)), filling, source
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_is_told_as_the_engine_lived_it(seed):
+    rng = np.random.default_rng(seed)
+    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
+    drafter = SamDrafter(SamConfig(max_draft_tokens=K, sources=sources), MAX_ROWS, LENGTH)
+    padding = DraftPadding("always", no_graphs, K, MAX_ROWS, MAX_ROWS * (1 + K), LENGTH)
+    running, waiting, in_flight = {}, {}, {}
+    seen = Counter()
+    for number in range(600):
+        if len(running) < MAX_ROWS and rng.random() < 0.2:
+            name = f"request-{number}"
+            drafter.admit(name, identity(str(rng.integers(2))))
+            running[name] = Request(rng)
+        elif len(running) < MAX_ROWS and waiting and rng.random() < 0.5:
+            name, request = waiting.popitem()
+            running[name] = request
+        elif len(running) > 2 and rng.random() < 0.1:
+            name = str(rng.choice(list(running)))
+            waiting[name] = running.pop(name)
+        ended = [name for name, request in running.items() if request.known > LENGTH - 3 * K]
+        for name in ended:
+            del running[name]
+        drafter.finish(ended)
+        running = {name: running[name] for name in rng.permutation(list(running)).tolist()}
+        skips = rng.random() < 0.1  # the engine makes a step without asking for drafts
+        drafter.bind(list(running))
+        expected = []
+        for name, request in running.items():
+            draft, filling, source = flight = in_flight.get(name, NOTHING)
+            if rng.random() < 0.05:  # a prompt that is still computed
+                expected.append((0, 0, 0, 0, NO_SOURCE))
+                continue
+            length = len(draft) + filling
+            cut = int(rng.integers(length + 1)) if rng.random() < 0.2 else length
+            row = request.verify(flight, cut)
+            if skips:
+                row = request.verify(NOTHING, 0)
+            expected.append(row)
+            seen["cut short"] += row[1] < len(draft) and not skips
+            if draft:
+                seen[f"accepted from {source}"] += row[2]
+            seen["filling kept"] += row[3] > 0 and row[0] - 1 > row[2]
+            seen["skipped with drafts"] += bool(draft) and skips
+        texts = [request.text[: request.known] for request in running.values()]
+        token_ids, num_tokens = rows_of(texts, LENGTH)
+        sampled = int32(*(row[0] for row in expected))
+        verified = drafter.observe(token_ids, num_tokens, sampled)
+        assert list(zip(*(column.tolist() for column in verified), strict=True)) == expected
+        decoding, gate_open = sampled > 0, bool(rng.random() < 0.8)
+        most = int(rng.integers(1, K + 1))
+        batch = drafter.draft(token_ids, num_tokens, decoding, most, gate_open=gate_open)
+        if running and rng.random() < 0.4:
+            padding.fill_up(batch, token_ids, num_tokens, decoding)
+        in_flight = {}
+        for row, (name, verifies) in enumerate(zip(running, batch.to_lists(), strict=True)):
+            count, filling = int(batch.counts[row]), int(batch.filling[row])
+            assert verifies[count:] == [texts[row][-1]] * filling
+            in_flight[name] = (verifies[:count], filling, int(batch.source[row]))
+            assert (count > 0) == (batch.source[row] != NO_SOURCE)
+    assert min(seen.values()) > 5, seen
+    assert seen["accepted from 0"] > 100 and seen["accepted from 1"] > 100
+
+
+def batch_with(*drafts: list[int], length: int = 5) -> DraftBatch:
+    batch = DraftBatch(MAX_ROWS, 3)
+    batch.clear(len(drafts))
+    for row, draft in enumerate(drafts):
+        batch.tokens[row, : len(draft)] = draft
+        batch.counts[row], batch.length[row], batch.source[row] = len(draft), length, 0
+    batch.pending = True
+    return batch
+
+
+def verify(batch: DraftBatch, *gained: list[int], length: int = 5) -> Verified:
+    """The engine went on with these tokens, row by row."""
+    texts = [[0] * length + tokens for tokens in gained]
+    return batch.verify(*rows_of(texts, LENGTH), int32(*map(len, gained)))
+
+
+@pytest.mark.parametrize(
+    ("sampled", "drafted", "accepted"),
+    [
+        ([9], 3, 0),
+        ([1, 9], 3, 1),
+        ([1, 2, 9], 3, 2),
+        ([1, 2, 3, 9], 3, 3),
+        ([1, 2, 3, 1], 3, 3),
+        ([1, 2], 1, 1),  # the engine verified one token, and then drew the second itself
+        ([1], 0, 0),
+        ([], 0, 0),  # the row did not move
+    ],
+)
+def test_what_was_accepted_is_read_from_the_text(sampled, drafted, accepted):
+    batch = batch_with([1, 2, 3])
+    verified = verify(batch, sampled)
+    assert (verified.drafted.tolist(), verified.accepted.tolist()) == ([drafted], [accepted])
+    batch.clear(1)
+    assert verify(batch, sampled).drafted.tolist() == [0], "a draft is verified once"
+
+
+def test_drafts_in_flight_follow_their_request():
+    batch = batch_with([1, 2], [3, 4])
+    batch.rearrange(np.array([1, -1, 0]))
+    verified = verify(batch, [3, 9], [3, 4], [1, 2, 9])
+    assert verified.drafted.tolist() == [2, 0, 2], "row 1 is new"
+    assert verified.accepted.tolist() == [1, 0, 2]
+    assert verified.source.tolist() == [0, NO_SOURCE, 0]
+
+
+def test_a_text_that_shrank_under_its_id_has_verified_nothing():
+    """An id used again without notice: the caller says that the row gained less than nothing."""
+    batch = batch_with([1, 2, 3])
+    token_ids, num_tokens = rows_of([[7, 7]], LENGTH)
+    assert batch.verify(token_ids, num_tokens, num_tokens - 5).drafted.tolist() == [0]
+
+
+def test_a_copy_keeps_what_the_next_step_writes_over():
+    batch = batch_with([1, 2, 3])
+    kept = verify(batch, [1, 9]).copy()
+    verify(batch, [9])
+    assert (kept.drafted.tolist(), kept.accepted.tolist()) == ([3], [1])

@@ -1,0 +1,30 @@
+"""Engine steps as a gate sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.gating.step import EngineStep
+from sam_rollout.verified import Verified
+
+
+def engine_step(
+    now_ns: int,
+    sampled: np.ndarray,  # int32[B]
+    drafted: np.ndarray,  # int32[B], of which all but the token sampled last were accepted
+    num_tokens: np.ndarray,  # int32[B]
+    **more: Any,
+) -> EngineStep:
+    """A step of the same batch as before, without filling, unless said otherwise."""
+    accepted = np.minimum(np.maximum(sampled - 1, 0), drafted)
+    source = np.where(drafted > 0, 0, -1).astype(np.int32)
+    verified = Verified(sampled, drafted, accepted, 0 * drafted, source)
+    return EngineStep(now_ns, verified, num_tokens, **{"same_batch": True, **more})
+
+
+def decode(rows: int) -> EngineStep:
+    """A step in which every request gains a token."""
+    ones = np.ones(rows, np.int32)
+    return engine_step(1, ones, 0 * ones, ones)

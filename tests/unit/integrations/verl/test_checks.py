@@ -1,0 +1,160 @@
+"""What is checked before a run, and how a wrong value is named."""
+
+from copy import deepcopy
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.checks import check
+from tests.unit.test_configs import composed as composed_anew
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
+
+
+def chosen(*groups: str) -> DictConfig:
+    return composed_anew("experiment=tiny_cpu", *groups)
+
+
+def _is_choice(key: str) -> bool:
+    return "." not in key and key != "run_dir"
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The tiny experiment's; group choices ("sam=off") are composed by Hydra once."""
+    groups = tuple(text for text in overrides if _is_choice(text.partition("=")[0]))
+    config = deepcopy(chosen(*groups))
+    for override in OverridesParser.create().parse_overrides(
+        [text for text in overrides if text not in groups]
+    ):
+        OmegaConf.update(
+            config, override.key_or_group, override.value(), force_add=override.is_add()
+        )
+    return config
+
+
+# Overrides, and how the error begins. Values within a group: tests/unit/test_config.py.
+BAD = [
+    ("sam.max_draft_tokens=0", "sam.max_draft_tokens = 0: must be 1..32"),
+    ("sam.max_draft_tokens=many", "sam.max_draft_tokens = 'many': must be an integer"),
+    ("+sam.gate.schedule={4:8}", "sam.gate.schedule.4 = 8: must be at most sam.max_draft_tokens"),
+    (
+        "+sam.sources.owm.enabled=true",
+        "sam.sources.owm = {'enabled': True}: unknown key; did you mean 'own'?",
+    ),
+    ("+sam.gate.treshold=3", "sam.gate.treshold = 3: unknown key; did you mean 'threshold'?"),
+    (
+        "sam.sources.corpus.enabled=true sam.sources.corpus.path=/nowhere/a.sam",
+        "sam.sources.corpus.path = '/nowhere/a.sam': /nowhere/a.sam: no such file; build one with",
+    ),
+    (
+        "+rollout_telemetry.record_trace=true",
+        "rollout_telemetry.record_trace = True: unknown key; did you mean 'record_traces'?",
+    ),
+    ("rollout_telemetry.control_share=1.5", "rollout_telemetry.control_share = 1.5: must be 0..1"),
+    (
+        "rollout_telemetry.control_unit=prompts",
+        "rollout_telemetry.control_unit = 'prompts': must be one of 'groups', 'replicas'",
+    ),
+    (
+        "rollout_telemetry.control_share=0.5 rollout_telemetry.control_unit=replicas",
+        "rollout_telemetry.control_unit = 'replicas': needs at least 2 rollout replicas, this run "
+        "has 1; use 'groups'",
+    ),
+    (
+        "rollout_telemetry.control_share=0.5 rollout_telemetry.control_unit=replicas "
+        "dynamic_sampling.kind=refill trainer.n_gpus_per_node=2",
+        "rollout_telemetry.control_unit = 'replicas': cannot be compared with "
+        "dynamic_sampling.kind = 'refill'",
+    ),
+    (
+        "rollout_telemetry.progress=log",
+        "rollout_telemetry.progress = 'log': must be one of 'auto', 'on', 'off'",
+    ),
+    (
+        f"sam.max_draft_tokens=4 {ROLLOUT}.max_num_batched_tokens=4",
+        "sam.max_draft_tokens = 4: must be less than max_num_batched_tokens = 4",
+    ),
+    (f"{ROLLOUT}.max_model_len=1152", f"{ROLLOUT}.max_model_len = 1152: must be at least 1157"),
+    (f"{ROLLOUT}.max_model_len=null", f"{ROLLOUT}.max_model_len = None: must be an integer of at"),
+    ("trainer.use_v1=false", "trainer.use_v1 = False: must be True"),
+    ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode = 'sync': must be 'sam_sync'"),
+    (f"{ROLLOUT}.name=vllm sam=off", f"{ROLLOUT}.name = 'vllm': must be 'sam_vllm'"),
+    (f"{ROLLOUT}.disable_log_stats=true", f"{ROLLOUT}.disable_log_stats = True: must be False"),
+    ("skip.rollout_tq.enable=true", "skip.rollout_tq.enable = True: must be False"),
+    (
+        f"+{ENGINE}.speculative_config={{method:ngram}}",
+        f"{ENGINE}.speculative_config = {{'method': 'ngram'}}: must not be set with "
+        "sam.enabled=true",
+    ),
+    (
+        f"+{ENGINE}.additional_config={{sam_rollout:{{sam:1}}}}",
+        f"{ENGINE}.additional_config.sam_rollout = {{'sam': 1}}: must not be set: it is filled "
+        "from sam, rollout_sampler",
+    ),
+    (
+        " ".join([*GROUPED, f"{ROLLOUT}.router_config_path=mine.yaml"]),
+        f"{ROLLOUT}.router_config_path = 'mine.yaml': must be None "
+        "(sam.sources.siblings.routing = 'grouped' chooses the server)",
+    ),
+    (
+        " ".join([*GROUPED, f"{ROLLOUT}.full_determinism=true"]),
+        f"{ROLLOUT}.full_determinism = True: must be False",
+    ),
+    (
+        "rollout_sampler.kind=gumbel",
+        "rollout_sampler.kind = 'gumbel': must be one of 'stock', 'vectorised', 'coupled'",
+    ),
+    (
+        "dynamic_sampling.kind=batches",
+        "dynamic_sampling.kind = 'batches': must be one of 'rounds', 'refill', 'none'",
+    ),
+    ("dynamic_sampling.gen_batch_size=0", "dynamic_sampling.gen_batch_size = 0: must be at least"),
+    (
+        "dynamic_sampling=none dynamic_sampling.gen_batch_size=24",
+        "dynamic_sampling.gen_batch_size = 24: must equal data.train_batch_size",
+    ),
+    ("trainer.nnodes=0", "trainer.nnodes = 0: must be an integer of at least 1"),
+    ("compare.baseline_run=/nowhere", "compare.baseline_run = '/nowhere': must be the folder of a"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), BAD)
+def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        check(composed(*overrides.split()))
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sam=off", f"+{ENGINE}.speculative_config={{method:ngram,num_speculative_tokens:3}}"],
+        ["sam=off", f"{ROLLOUT}.max_model_len=1152"],
+        ["sam.gate.threshold=0"],
+        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
+        [f"+{ENGINE}.additional_config={{other:1}}"],
+        [GROUPED[1], f"{ROLLOUT}.router_config_path=mine.yaml"],
+    ],
+    ids=[
+        "other drafter when off",
+        "no room needed when off",
+        "never drafts",
+        "no filter",
+        "others",
+        "a router of others without siblings",
+    ],
+)
+def test_what_is_allowed_passes_in_silence(overrides, capsys):
+    check(composed(*overrides))
+    assert capsys.readouterr().out == ""
+
+
+def test_drafts_that_will_be_cut_short_are_noted(capsys):
+    check(composed("sam.gate.threshold=64", f"{ROLLOUT}.max_num_batched_tokens=128"))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert note.startswith("Note: 64 requests may draft at once")

@@ -1,0 +1,76 @@
+"""Variables of a run's processes: the device's, the shell's, and those of our own."""
+
+import os
+from unittest.mock import patch
+
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.environment import export_environment
+from sam_rollout.integrations.verl.run_config import read_run_config
+from tests.unit.integrations.verl.test_checks import chosen, composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+
+def exported(
+    shell: dict[str, str], *overrides: str, run_dir: str = "run"
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(variables of this process, variables of Ray's processes) after exporting."""
+    config = composed(*overrides)
+    config.run_dir = run_dir
+    bare = {name: os.environ[name] for name in ("PATH", "HOME", "VERL_CONFIG_DIR")}
+    with patch.dict(os.environ, {**bare, **shell}, clear=True):
+        export_environment(config, read_run_config(config))
+        here = dict(os.environ)
+    return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
+
+
+def test_every_node_gets_the_devices_variables(tmp_path):
+    here, workers = exported({}, run_dir=f"{tmp_path}/run")
+    for name, value in {
+        "VERL_PLATFORM": "cpu",
+        "OMP_NUM_THREADS": "2",
+        "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
+        "TENSORBOARD_DIR": f"{tmp_path}/run/tensorboard",
+        "WANDB_DIR": f"{tmp_path}/run",
+        "VERL_FILE_LOGGER_PATH": f"{tmp_path}/run/metrics.jsonl",
+    }.items():
+        assert here[name] == workers[name] == value
+    assert set(composed().environment) <= set(workers)
+
+
+def test_the_shell_wins():
+    here, workers = exported({"OMP_NUM_THREADS": "7", "WANDB_DIR": "elsewhere"})
+    assert here["OMP_NUM_THREADS"] == workers["OMP_NUM_THREADS"] == "7"
+    assert workers["WANDB_DIR"] == "elsewhere"
+
+
+def test_modules_named_in_the_shell_are_kept():
+    _, workers = exported({"VERL_USE_EXTERNAL_MODULES": "theirs"})
+    assert workers["VERL_USE_EXTERNAL_MODULES"] == "theirs,sam_rollout.integrations.verl.plugin"
+
+
+def test_variables_named_in_the_configuration_reach_the_nodes():
+    runtime = "ray_kwargs.ray_init.runtime_env"
+    _, workers = exported({}, "+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")
+    assert workers["MY_VARIABLE"] == "3" and workers["OTHER"] == "x"
+    assert workers["VERL_PLATFORM"] == "cpu"
+
+
+def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
+    """The published image for Ascend sets TASK_QUEUE_ENABLE=1, eager mode wants 2."""
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "1")
+    for experiment in ("article_32b_graph", "article_32b"):
+        check(chosen(f"experiment={experiment}"))
+    assert capsys.readouterr().out == (
+        "Note: TASK_QUEUE_ENABLE=1 is set in the shell and counts; the experiment says 2 "
+        "(unset TASK_QUEUE_ENABLE to have that)\n"
+    )
+
+
+def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = composed()
+    config.run_dir = "runs/one"
+    with patch.dict(os.environ):
+        export_environment(config, read_run_config(config))
+    assert config.run_dir == f"{tmp_path}/runs/one"
+    assert config.trainer.default_local_dir == f"{tmp_path}/runs/one/checkpoints"

@@ -1,0 +1,141 @@
+"""A run goes on from its own checkpoints and from no others."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.integrations.verl.test_translation import translated
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+
+def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
+    """Write down a start as a run with these overrides does it, there or once in `folder`."""
+    config = translated(*overrides, f"run_dir={folder or run_dir}")
+    info = RunInfo("a run", OmegaConf.to_container(config, resolve=True), {}, {}, {}, started_at)
+    RunFolder(run_dir).write_start(info)
+
+
+def checkpoint(folder: Path, step: int, written_at: str) -> None:
+    """Leave a checkpoint as verl does."""
+    (folder / f"global_step_{step}").mkdir(parents=True)
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker.write_text(str(step))
+    seconds = datetime.fromisoformat(written_at).timestamp()
+    os.utime(tracker, (seconds, seconds))
+
+
+def at(hour: int) -> str:
+    return f"2026-07-01T{hour:02}:00:00+00:00"
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run folder as a run with these overrides left it, and the override that names it."""
+
+    def begin(*overrides: str) -> str:
+        left_by(tmp_path / "run", at(1), *overrides)
+        checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
+        return f"run_dir={tmp_path}/run"
+
+    return begin
+
+
+RESUME = "trainer.resume_mode=auto"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ("sam=off", "sam=matched", "sam.enabled: False there, True here"),
+        ("sam=matched", "sam=on", "sam.gate.kind: closed there, threshold here"),
+        ("sam=on", "sam=off", "sam.enabled: True there, False here"),
+        ("data.seed=2", "data.seed=3", "data.seed: 2 there, 3 here"),
+        ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 3 here"),
+    ],
+)
+def test_another_runs_checkpoints_are_not_resumed(begun, first, second, difference):
+    where = begun(first)
+    with pytest.raises(ConfigError) as caught:
+        check(composed(second, where, RESUME))
+    assert caught.value.field == "run_dir" and f"({difference})" in caught.value.allowed
+    check(composed(second, where, "trainer.resume_mode=disable"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("sam=off", "sam.max_draft_tokens=2"),
+        ("sam=on", "sam.sources.history.enabled=true"),
+        ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
+    where = begun(*overrides)
+    check(composed(*overrides, where, RESUME))
+    if "sam=off" in overrides:  # without drafts their number is nobody's
+        check(composed("sam=off", where, RESUME))
+
+
+def test_settings_may_change_while_there_is_no_checkpoint(tmp_path):
+    """A run that ended in its first step left run.json, and nothing to go on from."""
+    left_by(tmp_path, at(1), "sam=on", "sam.gate.threshold=8")
+    command = ("sam=on", "sam.gate.threshold=4", f"run_dir={tmp_path}", RESUME)
+    check(composed(*command))
+    checkpoint(tmp_path / "checkpoints", 40, at(2))
+    with pytest.raises(ConfigError, match=r"sam\.gate\.threshold: 8 there, 4 here"):
+        check(composed(*command))
+    (tmp_path / "checkpoints" / "global_step_40").rmdir()  # verl does not find it either
+    check(composed(*command))
+
+
+def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    left_by(tmp_path, at(1), "sam=off")
+    checkpoint(checkpoints, 40, at(2))
+    left_by(tmp_path, at(3), "sam=on")  # with resume_mode=disable; it saved nothing
+    with pytest.raises(ConfigError, match=r"step 40 .*sam\.enabled: False there, True here"):
+        check(composed("sam=on", f"run_dir={tmp_path}", RESUME))
+    check(composed("sam=off", f"run_dir={tmp_path}", RESUME))
+    checkpoint(checkpoints, 10, at(4))
+    check(composed("sam=on", f"run_dir={tmp_path}", RESUME))
+
+
+def test_a_run_folder_may_move(tmp_path, monkeypatch):
+    history = "sam.sources.history.enabled=true"
+    left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
+    checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
+    check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))
+    monkeypatch.chdir(tmp_path)
+    check(composed("sam=on", history, "run_dir=run", RESUME))
+    elsewhere = "sam.sources.history.path=/elsewhere"
+    with pytest.raises(ConfigError, match=r"sources\.history\.path: <run_dir>/sam/history there"):
+        check(composed("sam=on", history, elsewhere, "run_dir=run", RESUME))
+
+
+def test_checkpoints_of_a_run_in_another_folder_are_not_resumed(tmp_path):
+    shared = f"trainer.default_local_dir={tmp_path}/checkpoints"
+    left_by(tmp_path / "off", at(1), "sam=off", shared)
+    checkpoint(tmp_path / "checkpoints", 40, at(2))
+    check(composed("sam=off", f"run_dir={tmp_path}/off", shared, RESUME))
+    command = ("sam=on", f"run_dir={tmp_path}/on", shared, RESUME)
+    with pytest.raises(
+        ConfigError, match=r"^trainer\.default_local_dir = .*cannot be told: no folder"
+    ):
+        check(composed(*command))
+    left_by(tmp_path / "on", at(3), "sam=on", shared)
+    with pytest.raises(ConfigError, match="is later than the checkpoint"):
+        check(composed(*command))
+
+
+def test_checkpoints_of_a_run_folder_that_cannot_be_read_are_not_resumed(begun, tmp_path):
+    where = begun("sam=on")
+    (tmp_path / "run" / "sam" / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*cannot be told"):
+        check(composed("sam=on", where, RESUME))

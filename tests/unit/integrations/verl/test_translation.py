@@ -1,0 +1,186 @@
+"""How our groups become verl's and vLLM's fields."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from sam_rollout.automaton import static, static_file
+from sam_rollout.config import SamConfig
+from sam_rollout.integrations.verl import translation
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.translation import control_assignment, translate
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.unit.integrations.verl.test_checks import ENGINE, GROUPED, ROLLOUT, composed
+from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
+
+
+def translated(*overrides: str):
+    config = composed(*overrides)
+    translate(config, check(config))
+    return config
+
+
+def test_drafting_is_switched_on_in_the_engine():
+    config = translated("sam.max_draft_tokens=4", "rollout_telemetry.record_traces=true")
+    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    assert engine["speculative_config"] == {
+        "method": "custom_class",
+        "model": PROPOSER_CLASS,
+        "num_speculative_tokens": 4,
+    }
+    ours = engine["additional_config"]["sam_rollout"]
+    assert SamConfig.from_mapping(ours["sam"]) == SamConfig.from_mapping(
+        OmegaConf.to_container(config.sam)
+    )
+    assert ours["rollout_sampler"] == {"kind": "coupled"}
+    assert ours["telemetry"] == {"record_traces": True}
+    assert "control" not in ours
+
+
+def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
+    others = (
+        "rollout_telemetry.progress=on", "rollout_telemetry.curve_every=7",
+        "rollout_telemetry.tail_threshold=3", f"{ROLLOUT}.seed=7",
+    )  # fmt: skip
+    plain, changed = (
+        OmegaConf.to_container(OmegaConf.select(translated(*overrides), ENGINE))
+        for overrides in ((), others)
+    )
+    assert plain["additional_config"] == changed["additional_config"]
+
+
+def test_a_control_is_assigned_under_the_rollouts_seed():
+    overrides = ("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
+    config = translated(*overrides)
+    ours = OmegaConf.to_container(OmegaConf.select(config, ENGINE))["additional_config"]
+    made = ControlAssignment(**ours["sam_rollout"]["control"])
+    assert made == ControlAssignment(share=0.25, unit="groups", seed=7, replicas=1)
+
+
+def test_without_drafts_there_is_no_control(capsys):
+    overrides = ("sam=off", "rollout_telemetry.control_share=0.25")
+    config = composed(*overrides)
+    assert control_assignment(config, check(config)).share == 0
+    assert "no control without drafts" in capsys.readouterr().out
+
+
+def test_a_schedule_reaches_the_engine_and_survives_json():
+    config = translated("sam.gate.kind=schedule", "+sam.gate.schedule={16: 1, 4: 3}")
+    engine = OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+    ours = json.loads(json.dumps(engine["additional_config"]))["sam_rollout"]
+    gate = SamConfig.from_mapping(ours["sam"]).gate
+    assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
+
+
+def test_the_baseline_differs_by_the_drafter_alone():
+    on, off = (
+        leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
+    )
+    inside = f"{ENGINE}.additional_config.sam_rollout.sam.enabled"
+    speculative = {path for path in on if path.startswith(f"{ENGINE}.speculative_config.")}
+    assert len(speculative) == 3
+    assert differing(on, off) - speculative == {"sam.enabled", inside}
+
+
+def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history = ["sam.sources.history.enabled=true"]
+    config = translated(*history, "run_dir=outputs/mine")
+    assert config.sam.sources.history.path == str(tmp_path / "outputs" / "mine" / "sam" / "history")
+    ours = OmegaConf.select(config, ENGINE).additional_config.sam_rollout.sam
+    assert ours.sources.history.path == config.sam.sources.history.path
+    config = translated(*history, "sam.sources.history.path=kept")
+    assert config.sam.sources.history.path == str(tmp_path / "kept")
+    # A path that differs from run to run would make vLLM compile again.
+    assert translated("run_dir=outputs/mine").sam.sources.history.path == ""
+
+
+def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    static_file.save(static.build(static.join([[1, 2]])), Path("a.sam"), documents=1)
+    config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
+    assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
+
+
+def test_siblings_are_routed_only_where_they_are_drafted_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rollout = translated(*GROUPED, "run_dir=outputs/mine").actor_rollout_ref.rollout
+    path = tmp_path / "outputs" / "mine" / "sam" / "routing.yaml"
+    assert rollout.router_config_path == str(path)
+    for overrides in [(*GROUPED, "sam=off"), GROUPED[:1], GROUPED[1:]]:
+        assert translated(*overrides).actor_rollout_ref.rollout.router_config_path is None
+
+
+def test_engine_arguments_of_others_stay():
+    config = translated(f"+{ENGINE}.additional_config={{other:1}}", f"+{ENGINE}.block_size=64")
+    engine = OmegaConf.select(config, ENGINE)
+    assert engine.additional_config.other == 1 and engine.block_size == 64
+    baseline = translated("sam=off", f"+{ENGINE}.speculative_config={{method:ngram}}")
+    assert OmegaConf.select(baseline, ENGINE).speculative_config == {"method": "ngram"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sampler", "metric"),
+    [
+        (["dynamic_sampling=rounds"], "RoundsReplayBuffer", "acc"),
+        (["dynamic_sampling=refill"], "RefillReplayBuffer", "acc"),
+        (
+            ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
+            "RoundsReplayBuffer",
+            None,
+        ),
+    ],
+    ids=["rounds", "refill", "none"],
+)
+def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
+    config = translated(*overrides, "algorithm.filter_groups.max_inflight_gen_batches=2")
+    chosen = config.trainer.v1.sampler
+    assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
+    assert chosen.custom_sampler.name == sampler
+    assert chosen.sampler_kwargs == {
+        "filter_metric": metric,
+        "train_batch_size": config.data.train_batch_size,
+        "gen_batch_size": config.dynamic_sampling.gen_batch_size,
+        "max_rounds": config.dynamic_sampling.max_rounds,
+        "max_inflight_gen_batches": 2,
+        "poll_interval_s": 0.1,
+    }
+    assert config.algorithm.filter_groups.enable is (metric is not None)
+
+
+def test_nothing_is_left_to_resolve_in_other_processes():
+    """Ray's processes do not know our resolvers."""
+    text = OmegaConf.to_yaml(translated())
+    assert "${repo:" not in text and "${data." not in text
+
+
+def test_every_kind_of_sampling_has_its_class():
+    """The translation must not import verl, so it names classes of a module that does."""
+    sampler = Path(translation.__file__).with_name("sampler.py").read_text()
+    for name in translation.SAMPLER_CLASSES.values():
+        assert f"class {name}(" in sampler
+
+
+@pytest.fixture
+def baseline(tmp_path) -> Path:
+    config = OmegaConf.to_container(translated("sam=off"), resolve=True)
+    folder = RunFolder(tmp_path / "base")
+    folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
+    folder.append_train_step(1, {"sam/engine/rollout_s": 10.0})
+    return folder.path
+
+
+def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypatch):
+    monkeypatch.chdir(baseline.parent)
+    config = translated("compare.baseline_run=base")
+    assert capsys.readouterr().out == ""
+    assert config.compare.baseline_run == str(baseline)
+    check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
+    assert capsys.readouterr().out == (
+        f"Note: compare.baseline_run={baseline} is not the same training but for the drafts: "
+        "data.seed: 1 in the baseline, 2 here\n"
+    )

@@ -1,0 +1,110 @@
+"""What an engine does with a session, without a model: texts that go on as somebody says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.gating import EngineStep
+from sam_rollout.identity import RequestIdentity, identify
+from sam_rollout.session.session import DraftSession
+from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from tests.unit.drafting.texts import int32, rows_of
+
+K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
+THRESHOLD = 2
+PERIOD = [5, 6, 7, 8]
+START = PERIOD * 2 + PERIOD[:1]  # of every request that is not given another text
+
+
+def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
+    return [PERIOD[(len(text) + i) % len(PERIOD)] for i in range(count)]
+
+
+class Engine:
+    """Keeps requests and their texts, and asks a session for drafts once per step."""
+
+    def __init__(
+        self,
+        *,
+        siblings: bool = False,
+        history: str = "",  # folder; without one there is no history
+        gate: GateConfig | None = None,
+        pad_drafts: str = "auto",
+        **options: Any,
+    ) -> None:
+        self.config = SamConfig(
+            max_draft_tokens=K,
+            pad_drafts=pad_drafts,
+            gate=gate or GateConfig(threshold=THRESHOLD),
+            sources=SourcesConfig(
+                siblings=SiblingsSourceConfig(enabled=siblings),
+                history=HistorySourceConfig(enabled=bool(history), path=history),
+            ),
+        )
+        self.texts: dict[str, list[int]] = {}
+        self.identities: dict[str, RequestIdentity] = {}
+        self.control: set[str] = set()
+        self.session = DraftSession(
+            self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
+        )
+
+    @property
+    def live(self) -> Collection[str]:
+        return self.texts
+
+    def identity(self, request_id: str) -> RequestIdentity | None:
+        return self.identities.get(request_id)
+
+    def is_control(self, request_id: str) -> bool:
+        return request_id in self.control
+
+    def add(self, *names: str, text: Sequence[int] = START) -> None:
+        """Requests that have the same prompt."""
+        for name in names:
+            self.texts[name] = list(text)
+
+    def add_siblings(self, prompt: Sequence[int], *names: str, step: int = 3) -> None:
+        self.add(*names, text=prompt)
+        for number, name in enumerate(names):
+            self.identities[name] = identify(
+                list(prompt), seed=0, step=step, sibling=number, split="train"
+            )
+
+    def step(self, *names: str, sampled: int = 1) -> list[list[int]]:
+        """Sample the period's next tokens for each request, then ask for drafts."""
+        return self.go_on({name: next_of_period(self.texts[name], sampled) for name in names})
+
+    def go_on(self, tokens: dict[str, list[int]]) -> list[list[int]]:
+        """Sample these tokens for the requests of the batch, then ask for drafts."""
+        for name, new in tokens.items():
+            self.texts[name] += new
+        gained = int32(*map(len, tokens.values()))
+        texts = rows_of((self.texts[name] for name in tokens), MAX_LENGTH)
+        return self.session.step(list(tokens), *texts, gained).to_lists()
+
+    def drain(self) -> dict[str, Any]:
+        return self.session.drain()
+
+    def counter(self, name: str) -> float:
+        return self.drain()["counters"][f"draft/{name}"]
+
+
+class GateOnRecord:
+    """Keeps what it was shown."""
+
+    is_trial = False
+
+    def __init__(self) -> None:
+        self.seen: list[EngineStep] = []
+
+    def observe(self, step: EngineStep) -> None:
+        self.seen.append(step._replace(verified=step.verified.copy()))
+
+    def budget(self, rows: int, *, whole: bool = False) -> int:
+        return K
+
+    def drain(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,172 @@
+"""The ledger of drafted and accepted tokens, against one kept in plain dictionaries."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sam_rollout.session.ledger import BY_PLACE, RequestLedger
+from sam_rollout.telemetry.schema import CONTEXT_EDGES
+from sam_rollout.verified import Verified
+from tests.unit.drafting.texts import int32
+
+MAX_ROWS, K, SOURCES = 4, 3, 2
+PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
+
+
+def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
+    """Of (sampled, drafted, accepted, filling, source) row by row."""
+    return Verified(*(int32(*column) for column in zip(*rows, strict=True)))
+
+
+def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
+    """A step's sums over its requests, as `RequestLedger.step` has them."""
+    drafted = [row for row in rows if row[1]]
+    by_source = [
+        [sum(row[column] for row in drafted if row[4] == source) for source in range(SOURCES)]
+        for column in (1, 2)
+    ]
+    return [
+        len(drafted),
+        sum(row[1] for row in drafted),
+        sum(row[2] for row in drafted),
+        sum(row[3] for row in rows),
+        sum(row[0] - 1 - row[2] for row in rows if row[3]),
+        *(sum(row[2] > place for row in drafted) for place in range(K)),
+        *by_source[0],
+        *by_source[1],
+    ]
+
+
+class Reference:
+    """What the ledger promises, one request at a time."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, tuple[int, ...]] = {}
+        self.offered: dict[str, bool] = {}
+        self.counters = Counter(PADDING)
+
+    def step(self, batch, rows, lengths, offered) -> None:
+        for request_id, row, length in zip(batch, rows, lengths, strict=True):
+            sampled, drafted, accepted, filling, _ = row
+            steps, all_drafted, all_accepted, *of_open = self.totals.get(request_id, (0,) * 5)
+            if drafted:
+                steps, all_drafted = steps + 1, all_drafted + drafted
+                all_accepted += accepted
+                edge = max(edge for edge in CONTEXT_EDGES if edge <= length - sampled)
+                self.counters[f"draft/verify_context_{edge}"] += 1
+                self.counters[f"draft/drafted_context_{edge}"] += drafted
+                self.counters[f"draft/accepted_context_{edge}"] += accepted
+            if self.offered.get(request_id) and sampled:
+                of_open = [of_open[0] + 1, of_open[1] + sampled]
+            if filling:
+                self.counters["draft/padding_tokens"] += filling
+                self.counters["draft/accepted_padding_tokens"] += sampled - 1 - accepted
+            self.totals[request_id] = (steps, all_drafted, all_accepted, *of_open)
+        # The engine forgets the draft of a request that is taken out of the batch.
+        self.offered = dict(zip(batch, offered, strict=True))
+
+
+def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
+    """A row of `Verified` as there can be."""
+    sampled = data.draw(st.integers(0, 1 + K), "sampled")
+    if sampled == 0 or data.draw(st.booleans(), "no draft"):
+        return min(sampled, 1), 0, 0, 0, -1
+    drafted = data.draw(st.integers(0, K), "drafted")
+    accepted = min(drafted, sampled - 1)
+    filling = data.draw(st.integers(0, K - drafted), "filling") if accepted == drafted else 0
+    source = data.draw(st.integers(0, SOURCES - 1), "source") if drafted else -1
+    return 1 + min(sampled - 1, accepted + filling), drafted, accepted, filling, source
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_counts_what_a_dictionary_would(data):
+    ledger, reference = RequestLedger(MAX_ROWS, K, SOURCES), Reference()
+    live: list[str] = []
+    batch: list[str] = []
+    ended_since_drain: set[str] = set()
+    born = 0
+    for _ in range(data.draw(st.integers(1, 10), "steps")):
+        ended = [rid for rid in live if data.draw(st.integers(0, 5), f"end {rid}") == 0]
+        live = [rid for rid in live if rid not in ended]
+        for _ in range(data.draw(st.integers(0, 2), "arrivals")):
+            live.append(f"r{born}")
+            born += 1
+        rows = data.draw(st.integers(0, min(MAX_ROWS, len(live))), "rows")
+        previous, batch = batch, data.draw(st.permutations(live), "order")[:rows]
+        if batch != previous:
+            known = set(reference.totals)
+            assert set(ledger.follow(batch, live)) == known - set(live) - ended_since_drain
+            ended_since_drain |= known - set(live)
+        found = [verified_row(data) for _ in batch]
+        lengths = [data.draw(st.integers(K + 2, 80_000), "length") for _ in batch]
+        verified = verified_of(*found) if batch else Verified(*[int32()] * 5)
+        drafted = any(row[1] or row[3] for row in found)
+        ledger.book(verified, int32(*lengths), drafted=drafted)
+        if drafted:
+            assert ledger.step.tolist() == sums_of(found)
+        else:
+            assert not ledger.step.any()
+        gate_open = data.draw(st.booleans(), "gate")
+        offered = [gate_open and row[0] > 0 for row in found]
+        ledger.offer(np.array(offered, bool) if gate_open else None)
+        reference.step(batch, found, lengths, offered)
+        if data.draw(st.integers(0, 3), "drain") == 0:
+            assert ledger.drain() == reference.totals
+            assert ledger.take_counters() == reference.counters
+            reference.counters = Counter(PADDING)
+            for request_id in ended_since_drain:
+                reference.totals.pop(request_id)
+            ended_since_drain = set()
+    assert ledger.drain() == reference.totals
+    assert ledger.take_counters() == reference.counters
+
+
+ONE_KEPT = (2, 3, 1, 0, 0)  # of three draft tokens
+
+
+def test_a_request_keeps_its_totals_wherever_it_goes():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a", "b"], live="ab")
+    ledger.book(verified_of(ONE_KEPT, (1, 0, 0, 0, -1)), int32(9, 9), drafted=True)
+    ledger.follow(["b"], live="ab")  # a is preempted
+    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5}
+    ledger.follow(["b", "a"], live="ab")
+    ledger.book(verified_of(ONE_KEPT, ONE_KEPT), int32(9, 9), drafted=True)
+    assert ledger.drain() == {"a": (2, 6, 2, 0, 0), "b": (1, 3, 1, 0, 0)}
+
+
+def test_totals_of_ended_requests_are_handed_over_once():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a"], live="a")
+    ledger.book(verified_of(ONE_KEPT), int32(9), drafted=True)
+    assert ledger.follow(["b"], live="b") == ["a"]
+    assert ledger.follow(["c"], live="bc") == []
+    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5, "c": (0,) * 5}
+    assert ledger.drain() == {"b": (0,) * 5, "c": (0,) * 5}
+
+
+def test_a_request_that_left_was_offered_nothing_when_it_returns():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a", "b"], live="ab")
+    ledger.offer(np.array([True, True]))
+    ledger.follow(["b"], live="ab")
+    ledger.follow(["a", "b"], live="ab")
+    nothing = (1, 0, 0, 0, -1)
+    ledger.book(verified_of(nothing, nothing), int32(9, 9), drafted=False)
+    assert ledger.drain() == {"a": (0,) * 5, "b": (0, 0, 0, 1, 1)}
+
+
+def test_filling_is_in_no_total():
+    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
+    ledger.follow(["a", "b", "c", "d"], live="abcd")
+    # a: all kept, the third was filling; b: one of its filling kept; c: nothing kept; d: no step.
+    rows = [(4, 2, 2, 1, 0), (2, 0, 0, 3, -1), (1, 1, 0, 2, 1), (0, 0, 0, 0, -1)]
+    ledger.book(verified_of(*rows), int32(9, 9, 9, 9), drafted=True)
+    totals = {"a": (1, 2, 2, 0, 0), "b": (0,) * 5, "c": (1, 1, 0, 0, 0), "d": (0,) * 5}
+    assert ledger.drain() == totals
+    assert ledger.step[:BY_PLACE].tolist() == [2, 3, 2, 6, 2]
+    counters = ledger.take_counters()
+    assert (counters["draft/padding_tokens"], counters["draft/accepted_padding_tokens"]) == (6, 2)

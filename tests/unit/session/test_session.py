@@ -1,0 +1,499 @@
+"""A session driven by an engine that holds nothing but texts."""
+
+import gc
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import GateConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.drafting.policy import DraftPolicy
+from sam_rollout.gating import GuardedGate
+from sam_rollout.session.ledger import RequestLedger
+from tests.unit.session.engine import (
+    MAX_LENGTH,
+    MAX_ROWS,
+    PERIOD,
+    THRESHOLD,
+    Engine,
+    GateOnRecord,
+    K,
+    next_of_period,
+)
+
+LOGGER = "sam_rollout.session.session"
+
+
+def warnings_of(caplog) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == LOGGER]
+
+
+def test_drafts_what_followed_before():
+    engine = Engine()
+    engine.add("a", "b")
+    drafts = engine.step("a", "b")
+    assert drafts == [next_of_period(engine.texts[name]) for name in ("a", "b")]
+
+
+def test_a_closed_gate_drafts_nothing_but_keeps_reading():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    assert engine.step("a", "b", "c") == [[], [], []]
+    assert engine.counter("catch_up_tokens") == sum(map(len, engine.texts.values()))
+    assert engine.step("a") == [next_of_period(engine.texts["a"])]
+    assert engine.counter("catch_up_tokens") == 1, "only the new token was left to read"
+
+
+def test_the_gates_budget_bounds_every_draft():
+    engine = Engine(gate=GateConfig(kind="schedule", schedule={1: 3, 2: 1}))
+    engine.add("a", "b", "c")
+    assert list(map(len, engine.step("a", "b", "c"))) == [0, 0, 0]
+    assert list(map(len, engine.step("a", "b"))) == [1, 1]
+    assert list(map(len, engine.step("a"))) == [3]
+
+
+def test_the_gate_sees_what_became_of_its_drafts():
+    engine, gate = Engine(), GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("b", "a", sampled=3)
+    engine.go_on({"b": [99], "a": [99]})
+    assert [step.same_batch for step in gate.seen] == [False, False, True]
+    first, second, third = (step.verified for step in gate.seen)
+    assert [one.sampled.tolist() for one in (first, second, third)] == [[1, 1], [3, 3], [1, 1]]
+    # The third token is the drafted one, too: the engine seems to have cut the drafts short.
+    assert [one.drafted.tolist() for one in (first, second, third)] == [[0, 0], [2, 2], [K, K]]
+    assert [one.accepted.tolist() for one in (first, second, third)] == [[0, 0], [2, 2], [0, 0]]
+    assert [one.source.tolist() for one in (first, second)] == [[-1, -1], [0, 0]]
+    times = [step.now_ns for step in gate.seen]
+    assert times == sorted(set(times))
+    assert gate.seen[2].num_tokens.sum() == gate.seen[1].num_tokens.sum() + 2
+
+
+def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
+    """And per-step sums by source, on which the record rests, are the sums over the requests."""
+    engine, read = Engine(siblings=True, gate=GateConfig(threshold=MAX_ROWS)), []
+
+    def spied(call):
+        def spy(self, seen, *arguments, **options):
+            read.append(getattr(seen, "verified", seen))
+            return call(self, seen, *arguments, **options)
+
+        return spy
+
+    monkeypatch.setattr(RequestLedger, "book", spied(RequestLedger.book))
+    monkeypatch.setattr(DraftPolicy, "learn", spied(DraftPolicy.learn))
+    monkeypatch.setattr(GuardedGate, "next_budget", spied(GuardedGate.next_budget))
+    rng = np.random.default_rng(0)
+    engine.add_siblings(rng.integers(0, 2, 9).tolist(), "a", "b", "c")
+    engine.step("a", "b", "c")
+    by_source = np.zeros((2, 4), int)
+    for _ in range(12):
+        read.clear()
+        new = {name: rng.integers(0, 2, rng.integers(1, K + 2)).tolist() for name in "abc"}
+        engine.go_on({name: new[name] for name in rng.permutation(list("abc")).tolist()})
+        assert len(read) == 3 and all(one is read[0] for one in read)
+        for row, column in enumerate((read[0].drafted, read[0].accepted)):
+            by_source[row] += np.bincount(read[0].source + 1, column, minlength=5)[1:].astype(int)
+    drained = engine.drain()
+    steps, requests = drained["steps"], drained["requests"].values()
+    for row, kind in enumerate(("draft", "accepted")):
+        per_source = steps["drafted_per_source" if kind == "draft" else "accepted_per_source"]
+        listed = np.array([one for one in per_source if one]).sum(axis=0)
+        assert listed.tolist() == by_source[row].tolist()
+        assert listed.sum() == sum(steps[f"{kind}_tokens"]) == sum(one[1 + row] for one in requests)
+    assert (by_source[0, :2] > 0).all(), "both sources drafted"
+
+
+def test_a_gate_that_fails_closes_and_the_drafter_reads_on(caplog):
+    engine = Engine()
+    engine.session.gate._gate = None
+    engine.add("a")
+    with caplog.at_level(logging.WARNING):
+        assert [engine.step("a") for _ in range(3)] == [[[]]] * 3
+    assert len(caplog.records) == 1
+    counters = engine.drain()["counters"]
+    assert (counters["gate/failures"], counters["draft/failures"]) == (1, 0)
+    assert counters["draft/catch_up_tokens"] == len(engine.texts["a"])
+
+
+def test_a_prompt_chunk_has_no_draft():
+    engine = Engine()
+    engine.add("a")
+    assert engine.step("a", sampled=0) == [[]]
+    assert engine.counter("catch_up_tokens") == 0
+
+
+def test_drafts_follow_requests_through_a_reordered_batch():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.texts["b"] += [99]
+    engine.step("b", "a", sampled=2)
+    # b's period is broken, and nothing it ends with now has occurred before.
+    assert engine.step("b", "a")[1] == next_of_period(engine.texts["a"])
+    assert engine.counter("rebuilds") == 0
+
+
+def test_siblings_are_introduced_when_they_join():
+    engine = Engine(siblings=True)
+    engine.add_siblings([1, 2, 3], "a", "b")
+    engine.go_on({"a": [10, 11, 12, 13, 14]})
+    assert engine.go_on({"b": [50, 10, 11]}) == [[12, 13, 14]]
+
+
+def test_a_drain_ends_the_step_of_finished_siblings():
+    engine = Engine(siblings=True)
+    engine.add_siblings([1, 2, 3], "a", "b")
+    engine.step("a", "b")
+    del engine.texts["a"], engine.texts["b"]
+    engine.add_siblings([4, 5, 6], "c")
+    engine.step("c")
+    assert engine.session.drafter.levels()["draft/siblings_groups"] == 2
+    assert engine.counter("siblings_groups") == 1, "c is still running"
+
+
+@pytest.mark.parametrize(
+    "call", ["bind", "observe", "draft", "finish", "end_step", "counters", "levels"]
+)
+@pytest.mark.parametrize("pad_drafts", ["never", "always"])
+def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch, caplog):
+    engine = Engine(pad_drafts=pad_drafts)
+    engine.add("a", "b")
+    assert all(engine.step("a", "b"))
+    engine.drain()
+
+    def fail(*_args, **_kwargs):
+        raise MemoryError("no room for automata")
+
+    monkeypatch.setattr(SamDrafter, call, fail)
+    filled = [[PERIOD[0]] * K] if pad_drafts == "always" else [[]]
+    with caplog.at_level(logging.WARNING, LOGGER):
+        engine.texts["c"] = [*PERIOD, 1]
+        del engine.texts["b"]
+        engine.step("a", "c")  # bind and finish are called when the batch changes
+        drained = engine.drain()
+        for _ in range(2):
+            engine.texts["a"] = PERIOD[:1]
+            assert engine.go_on({"a": [PERIOD[0]]}) == filled
+        assert engine.step("a", "c", sampled=0) == [[], []], "prompts are not filled up"
+    (warning,) = warnings_of(caplog)
+    assert "switched off" in warning.message
+    assert warning.exc_info is not None, "the reason belongs into the log"
+    counters = drained["counters"]
+    assert (counters["draft/failures"], counters["gate/failures"]) == (1, 0)
+    assert "draft/bytes" not in counters, "there is no drafter to ask"
+    assert "a" in drained["requests"]
+    later = engine.drain()
+    assert later["counters"]["draft/failures"] == 0, "it is counted once"
+    assert later["requests"] == {}, "whoever ran when it failed is told once"
+    assert not any(later["steps"].values())
+
+
+def test_drafts_of_a_source_that_fails_half_way_are_not_handed_over(monkeypatch):
+    engine = Engine(pad_drafts="always")
+    engine.add("a")
+
+    def fail(_matches, _k, out_tokens, out_counts):
+        out_tokens[0], out_counts[0] = 77, K
+        raise MemoryError
+
+    monkeypatch.setattr(engine.session.drafter.sources[0], "draft", fail)
+    assert engine.step("a") == [engine.texts["a"][-1:] * K]
+
+
+def test_drafting_goes_on_without_records(caplog):
+    times = iter([1.0])  # then it raises
+    engine = Engine(sampler_us=lambda: next(times))
+    engine.add("a")
+    engine.step("a")
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        for _ in range(3):
+            assert engine.step("a", sampled=2) == [next_of_period(engine.texts["a"])]
+    (warning,) = warnings_of(caplog)
+    assert "drafting goes on" in warning.message and warning.exc_info is not None
+    drained = engine.drain()
+    counters = drained["counters"]
+    assert (counters["draft/record_failures"], counters["draft/failures"]) == (1, 0)
+    assert not any(drained["steps"].values())
+    assert drained["requests"]["a"][0] == 3, "the ledger is kept"
+    assert engine.counter("record_failures") == 0
+
+
+def test_what_the_ledger_costs_between_two_steps_is_charged_to_neither():
+    engine = Engine()
+    engine.add("a")
+    engine.step("a")
+    engine.texts.clear()
+    engine.drain()
+    assert engine.session._telemetry_ns == 0
+
+
+def test_ended_requests_are_freed_and_preempted_ones_kept():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("a")
+    assert engine.counter("live_requests") == 2, "b is still known to the engine"
+    del engine.texts["b"]
+    engine.add("c")
+    engine.step("a", "c")
+    assert engine.counter("live_requests") == 2, "b has ended, c has come"
+    assert "b" not in engine.drain()["requests"]
+
+
+def holders_of(root: object, word: str) -> list[object]:
+    """Every container below an object that holds a text with this word in it."""
+    seen, found, todo = {id(root)}, [], [root]
+    while todo:
+        one = todo.pop()
+        keys = list(one) if isinstance(one, dict) else []  # the collector passes texts over
+        for part in [*keys, *gc.get_referents(one)]:
+            if isinstance(part, str) and word in part:
+                found.append(one)
+            elif id(part) not in seen and not isinstance(part, type | type(gc) | str):
+                if callable(part) and not hasattr(part, "__self__"):
+                    continue  # functions lead to their modules, and so to everything
+                seen.add(id(part))
+                todo.append(part)
+    return found
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
+    engine = Engine(siblings=True, history=str(tmp_path), record=record, pad_drafts="always")
+    for number in range(3):
+        names = [f"request-{number}{letter}" for letter in "abc"]
+        engine.add_siblings([number, *PERIOD, *PERIOD], *names)
+        engine.control.add(names[2])
+        engine.step(*names)
+        engine.step(*names[:2], sampled=2)  # the third is preempted
+    assert holders_of(engine.session, "request-0")
+    for kept in (engine.texts, engine.identities, engine.control):
+        kept.clear()
+    engine.add("last")
+    engine.step("last")
+    engine.drain()
+    engine.session.drafter.wait()
+    assert holders_of(engine.session, "request-") == []
+
+
+def test_a_returning_request_is_not_read_again():
+    engine = Engine()
+    engine.add("a", "b")
+    engine.step("a", "b")
+    engine.step("a")
+    engine.drain()
+    assert engine.step("a", "b")[1] == next_of_period(engine.texts["b"])
+    assert engine.counter("catch_up_tokens") == 2
+
+
+def test_without_recording_nothing_piles_up():
+    engine = Engine(record=False)
+    for number in range(20):
+        engine.add(f"r{number}")
+        engine.step(f"r{number}")
+        del engine.texts[f"r{number}"]
+    drained = engine.drain()
+    assert drained["steps"]["noted_s"] == []
+    assert drained["requests"] == {}
+    assert drained["counters"]["draft/live_requests"] == 0, "a drain ends the step"
+
+
+def test_without_recording_a_group_ends_with_its_batch():
+    engine = Engine(siblings=True, record=False)
+    engine.add_siblings(PERIOD, "a", "b", step=1)
+    engine.step("a", "b")
+    engine.texts.clear()
+    engine.add_siblings(PERIOD[:3], "c", step=2)
+    engine.step("c")
+    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1
+
+
+def test_the_end_of_a_step_needs_no_further_batch():
+    """vLLM runs an empty step after the last request, without asking for drafts."""
+    engine = Engine(siblings=True)
+    engine.add_siblings(PERIOD * 2, "a", "b", step=1)
+    engine.step("a", "b")
+    engine.texts.clear()
+    drained = engine.drain()
+    assert drained["counters"]["draft/siblings_groups"] == 0
+    assert drained["counters"]["draft/live_requests"] == 0
+    assert set(drained["requests"]) == {"a", "b"}
+    assert engine.drain()["requests"] == {}, "nobody is reported twice"
+
+
+def test_drain_hands_steps_over_once():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.step("a")
+    engine.step("a", "b", "c")
+    steps = engine.drain()["steps"]
+    assert steps["gate_open"] == [True, False]
+    assert steps["noted_s"] == sorted(steps["noted_s"]) and min(steps["drafter_us"]) > 0
+    assert not any(engine.drain()["steps"].values())
+
+
+def life(engine: Engine, drained: list) -> None:
+    """A schedule in which everything is counted that a session counts, drained when told."""
+    rng = np.random.default_rng(5)
+    for number in range(60):
+        if number % 9 == 0:
+            engine.add_siblings(rng.integers(0, 2, 6).tolist(), f"{number}a", f"{number}b")
+        running = list(engine.texts)[-int(rng.integers(1, MAX_ROWS + 1)) :]
+        engine.go_on(
+            {name: rng.integers(0, 2, rng.integers(0, K + 2)).tolist() for name in running}
+        )
+        for name in running:
+            if len(engine.texts[name]) > MAX_LENGTH - 2 * K:
+                del engine.texts[name]
+        if number % 7 == 0:
+            drained.append(engine.drain())
+            assert_nothing_more(engine)
+    drained.append(engine.drain())
+
+
+def assert_nothing_more(engine: Engine) -> None:
+    again = engine.drain()["counters"]
+    held = engine.session.drafter.levels()
+    assert {name: value for name, value in again.items() if name not in held and value} == {}
+
+
+@pytest.mark.parametrize("kind", ["threshold", "auto"])
+def test_nothing_is_cumulative(kind):
+    """What is drained in parts adds up to what the parts of the session have counted in all."""
+    gate = GateConfig(kind=kind, threshold=THRESHOLD)
+    engine = Engine(siblings=True, gate=gate, pad_drafts="always")
+    parts: list = []
+    life(engine, parts)
+    sums = Counter()
+    for drained in parts:
+        sums.update(drained["counters"])
+    for name, value in engine.session.drafter.counters().items():
+        assert sums[name] == value, name
+    assert sums["draft/drafter_steps"] == 60
+    steps = [drained["steps"] for drained in parts]
+    totals = {}
+    for drained in parts:  # of a live request as they stand, of an ended one the last
+        totals |= drained["requests"]
+    _, drafted, accepted, _, _ = map(sum, zip(*totals.values(), strict=True))
+    assert drafted == sum(sum(one["draft_tokens"]) for one in steps)
+    assert accepted == sum(sum(one["accepted_tokens"]) for one in steps)
+    by_context = [name for name in sums if name.startswith("draft/drafted_context_")]
+    assert sum(sums[name] for name in by_context) == drafted
+    assert sums["draft/padding_tokens"] > sums["draft/accepted_padding_tokens"] > 0
+    if kind == "threshold":
+        assert sums["draft/proposed_tokens"] > drafted > accepted > 0
+    else:  # when it opens is up to the clock
+        assert sum(sums[f"gate/steps_with_k_{k}"] for k in range(K + 1)) == 60
+
+
+def test_steps_tell_budget_and_sources():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.step("a", "b")
+    engine.step("a", "b", "c", sampled=3)
+    steps = engine.drain()["steps"]
+    assert steps["draft_budget"] == [K, 0]
+    # The third token is the drafted one, too: the engine seems to have cut the drafts short.
+    assert steps["drafted_per_source"] == [[], [4, 0, 0, 0]]
+    assert steps["accepted_per_source"] == [[], [4, 0, 0, 0]]
+    both = zip(steps["telemetry_us"], steps["drafter_us"], strict=True)
+    assert all(0 < telemetry_us < drafter_us for telemetry_us, drafter_us in both)
+    engine.step("a", "b")
+    engine.step("a", "b", sampled=2)
+    assert engine.drain()["steps"]["accepted_per_source"] == [[], [2, 0, 0, 0]]
+
+
+def test_totals_of_a_request_tell_drafts_and_open_steps():
+    engine = Engine()
+    engine.add("a", "c")
+    engine.add("b", text=[1, 2, 3])  # nothing to draft from
+    engine.step("a", "b")
+    # Open for a and b, not for the c that joins.
+    engine.go_on({"a": [*next_of_period(engine.texts["a"], 1), 99], "b": [4, 9], "c": [5, 6]})
+    engine.step("a", "b", "c")  # the gate was closed
+    found = engine.drain()["requests"]
+    assert found == {"a": (1, K, 1, 1, 2), "b": (0, 0, 0, 1, 2), "c": (0,) * 5}
+
+
+def test_verified_drafts_are_counted_by_length_of_context(monkeypatch):
+    monkeypatch.setattr("sam_rollout.session.ledger.CONTEXT_EDGES", (0, 10, 14) + (99,) * 5)
+    engine = Engine()
+    engine.add("a")  # of 9 tokens
+    for sampled in (1, 4, 1):
+        engine.step("a", sampled=sampled)
+    engine.go_on({"a": [*next_of_period(engine.texts["a"], 1), 99]})
+    # Drafts were made of texts of 10, 14 and 15 tokens. The one of 14 tokens was cut to nothing.
+    found = {name: n for name, n in engine.drain()["counters"].items() if "_context_" in name}
+    assert found == {
+        "draft/verify_context_1024": 1,
+        "draft/drafted_context_1024": 3,
+        "draft/accepted_context_1024": 3,
+        "draft/verify_context_2048": 1,
+        "draft/drafted_context_2048": 3,
+        "draft/accepted_context_2048": 1,
+    }
+
+
+def test_sampler_time_is_noted_with_its_step():
+    times = iter([0.0, 2000.0])
+    engine = Engine(sampler_us=lambda: next(times))
+    engine.add("a")
+    engine.step("a")
+    engine.step("a")
+    assert engine.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
+
+
+def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
+    engine = Engine()
+    engine.add("control", "a")
+    engine.control.add("control")
+    assert engine.step("control", "a") == [[], next_of_period(engine.texts["a"])]
+    assert engine.step("a", "control") == [next_of_period(engine.texts["a"]), []]
+    assert engine.step("control") == [[]], "its text is read all the same"
+    assert engine.drain()["requests"]["control"] == (0, 0, 0, 2, 2), "the gate was open for it, too"
+    del engine.texts["control"]
+    assert engine.step("a") == [next_of_period(engine.texts["a"])]
+    assert engine.session._control == set()
+
+
+def test_the_gate_is_told_who_gets_no_drafts():
+    engine, gate = Engine(), GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    engine.add("control", "a")
+    engine.control.add("control")
+    engine.step("control", "a")
+    engine.step("a")
+    first, second = gate.seen
+    assert first.may_draft.tolist() == [0, 1]
+    assert second.may_draft == 1
+
+
+def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
+    engine = Engine(pad_drafts="always")
+    engine.add("a", "b", "c")
+    closed = engine.step("a", "b", "c")
+    assert closed == [[engine.texts[name][-1]] * K for name in "abc"]
+    engine.texts["b"] += [99]  # has not occurred before: no draft
+    assert engine.step("a", "b", sampled=0) == [[], []], "prompts are not filled up"
+    drafts = engine.step("a", "b")
+    assert drafts[0] == next_of_period(engine.texts["a"])
+    assert len(drafts[1]) == K
+
+
+def test_filling_is_counted_apart():
+    engine = Engine(pad_drafts="always")
+    engine.add("a", "b", "c")
+    engine.step("a", "b", "c")
+    engine.go_on({name: [engine.texts[name][-1], 99] for name in "abc"})  # a token is kept of each
+    drained = engine.drain()
+    assert set(drained["requests"].values()) == {(0,) * 5}
+    assert drained["steps"]["gate_open"] == [False, False]
+    assert drained["steps"]["draft_tokens"] == [0, 0]
+    assert drained["counters"]["draft/padding_tokens"] == 3 * K
+    assert drained["counters"]["draft/accepted_padding_tokens"] == 3
+    assert engine.session.padding.describe() == f"every step of up to {MAX_ROWS} requests"

@@ -1,0 +1,116 @@
+"""The columns of a table are declared once, in a dataclass; everything else follows from it."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sam_rollout.session.ledger import BY_PLACE, REQUESTS
+from sam_rollout.session.step_log import StepLog
+from sam_rollout.sources import NAMES
+from sam_rollout.telemetry import records
+from sam_rollout.telemetry.docs import render
+from sam_rollout.telemetry.records import (
+    ADDED,
+    NOTE_COLUMNS,
+    TABLES,
+    DraftNote,
+    RequestRecord,
+    StepRecord,
+    TraceRecord,
+    column,
+    table_of,
+)
+from tests.records import engine_step, engine_steps
+
+RECORDS = {"engine_steps": StepRecord, "requests": RequestRecord, "traces": TraceRecord}
+SOURCES_THEN = ("corpus", "gone", "own")
+
+
+def names_of(record: type) -> list[str]:
+    return [one.name for one in fields(record)]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_schema_and_page_have_the_fields_of_the_record(name):
+    schema, time_column = TABLES[name]
+    assert sorted(schema.names) == sorted(names_of(RECORDS[name]))
+    assert time_column in schema.names
+    _, _, page = render().partition(f"\n## {name}\n\n")
+    _, _, *rows = page.split("\n\n")[0].splitlines()
+    assert [row.split("`")[1] for row in rows] == schema.names
+
+
+def test_an_engine_step_says_first_when_and_where_it_was():
+    assert TABLES["engine_steps"][0].names[:4] == ["step", "split", "replica", "time_s"]
+
+
+def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
+    """And those that older folders lack; requests and texts are always whole."""
+    nullable = {one.name for one in TABLES["engine_steps"][0] if one.nullable}
+    says = {one.name for one in fields(StepRecord) if "null: " in one.metadata["meaning"]}
+    assert says <= nullable == says | (ADDED & set(names_of(StepRecord)))
+
+
+def test_a_sessions_notes_have_the_columns_of_its_half():
+    assert list(NOTE_COLUMNS) == names_of(DraftNote) == names_of(StepRecord)[: len(NOTE_COLUMNS)]
+    log = StepLog(3, ["own"])
+    assert list(log.drain()) == ["noted_s", *NOTE_COLUMNS]
+    sums = np.zeros(BY_PLACE + 3 + 2, np.int64)
+    sums[REQUESTS], sums[-2:] = 1, (3, 2)
+    log.add(0, 0, True, 3, sums, 0.0)
+    drained = log.drain()
+    assert list(drained) == ["noted_s", *NOTE_COLUMNS]
+    note = DraftNote(**{name: drained[name][0] for name in NOTE_COLUMNS})
+    assert note.drafted_per_source == [3 if name == "own" else 0 for name in NAMES]
+    assert note.accepted_per_source == [2 if name == "own" else 0 for name in NAMES]
+
+
+def test_a_new_column_is_written_with_its_type_meaning_and_default():
+    @dataclass(slots=True, kw_only=True)
+    class WithTemperature(StepRecord):
+        device_c: float | None = column(pa.float32(), "of the device, degrees", None, added=True)
+
+    known = {name: getattr(engine_step(), name) for name in names_of(StepRecord)}
+    rows = [WithTemperature(**known, device_c=71.5), WithTemperature(**known)]
+    table = table_of(WithTemperature, rows)
+    assert table.drop_columns("device_c").equals(engine_steps(engine_step(), engine_step()))
+    field = table.schema.field("device_c")
+    assert (field.type, field.nullable) == (pa.float32(), True)
+    assert field.metadata == {b"meaning": b"of the device, degrees"}
+    assert table["device_c"].to_pylist() == [71.5, None]
+
+
+def test_lists_by_source_of_another_registry_come_in_todays_order():
+    """A source that there is no more is left out, one that is new has none; null stays null."""
+    then = [[1, 2, 3], [], None]
+    metadata = {"sources": ",".join(SOURCES_THEN)}
+    schema = pa.schema([pa.field("drafted_per_source", pa.list_(pa.int32()), metadata=metadata)])
+    table = records._by_todays_sources(pa.table([then], schema=schema))
+    expected = [{"own": 3, "corpus": 1}.get(name, 0) for name in NAMES]
+    assert table["drafted_per_source"].to_pylist() == [expected, [], None]
+
+
+def test_folders_that_name_no_sources_have_the_first_four():
+    lists = [[4, 3, 2, 1]]
+    table = pa.table({"accepted_per_source": pa.array(lists, pa.list_(pa.int32()))})
+    found = records._by_todays_sources(table)["accepted_per_source"].to_pylist()
+    four = dict(zip(("own", "siblings", "history", "corpus"), lists[0], strict=True))
+    assert found == [[four.get(name, 0) for name in NAMES]]
+
+
+def test_lists_by_source_survive_the_disk_under_their_sources_names(tmp_path):
+    (tmp_path / "sam").mkdir()
+    folder = records.RunFolder(tmp_path)
+    folder.write_start(
+        records.RunInfo("sam=on", {}, {}, {}, {}, started_at="1970-01-01T00:00:00+00:00")
+    )
+    counts = list(range(len(NAMES)))
+    folder.write_engine_steps(0, engine_steps(engine_step(drafted_per_source=counts)))
+    table = folder.read("engine_steps")
+    assert table["drafted_per_source"].to_pylist() == [counts]
+    path = tmp_path / "sam" / "engine_steps" / "0-000.parquet"
+    written = pq.ParquetFile(path).read().schema.field("drafted_per_source")
+    assert written.metadata[b"sources"].decode().split(",") == list(NAMES)

@@ -1,0 +1,72 @@
+"""Experiments composed beside the recipe's entry point, and what is said where they cannot be."""
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout import composition
+from sam_rollout.composition import (
+    ExperimentError,
+    RefusedError,
+    UnknownExperimentError,
+    compose,
+)
+
+
+def test_an_experiment_is_composed_as_the_recipe_does():
+    config, device = compose("experiment=tiny_cpu")
+    with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
+        theirs = hydra_compose("dapo_qwen3", ["experiment=tiny_cpu"])
+    assert config == OmegaConf.to_container(theirs, resolve=True)
+    assert device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known options: "
+         "coupled, stock, vectorised"),
+        ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
+         "options: ascend_910c, cpu, cuda"),
+        ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: auto, "
+         "matched, off, on"),
+        ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
+         "keys: exploration, kind, schedule, threshold"),
+        ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known keys: "),
+        ("devicee=cpu", "devicee: unknown key; did you mean 'device'?"),
+        ("trainer.total_training_step=3", "trainer.total_training_step: unknown key; did you mean "
+         "'total_training_steps'?"),
+        ("run_dir.x=3", "run_dir.x: unknown key; known keys: none"),
+        ("+trainer.nnodes=3", "Could not append to config. An item is already at 'trainer.nnodes'"),
+        ("~nope", "Could not delete from config. 'nope' does not exist."),
+        ("run_dir", "Error parsing override 'run_dir' missing EQUAL"),
+        ("data.train_files=${nope}", "Interpolation key 'nope' not found"),
+    ],
+)  # fmt: skip
+def test_what_hydra_refuses_is_one_line_with_the_nearest_name(override, said):
+    with pytest.raises(RefusedError) as caught:
+        compose("experiment=tiny_cpu", override)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_experiment_lists_the_known():
+    said = r"^experiment = 'tiny_gpu': unknown option; did you mean 'tiny_cpu'\? .*article_235b, "
+    with pytest.raises(UnknownExperimentError, match=said):
+        compose("experiment=tiny_gpu")
+
+
+def test_without_a_checkout_the_reason_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
+    with pytest.raises(ExperimentError, match="no configs/"):
+        compose("experiment=tiny_cpu")
+
+
+def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "dapo_qwen3.yaml").write_text("defaults: [{device: none}]\n")
+    monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
+    with pytest.raises(RefusedError, match="device/none") as error:
+        compose()
+    assert "\n" not in str(error.value)
