@@ -19,14 +19,13 @@ from npu_stand_in import engine as stand_in
 
 stand_in.prepare()
 
-from vllm import SamplingParams  # noqa: E402
 from vllm.config import SpeculativeConfig  # noqa: E402
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig  # noqa: E402
-from sam_rollout.identity import identify  # noqa: E402
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
+from tests.integration.responses import generate, texts  # noqa: E402
 
 DRAFT_TOKENS = 3
 THRESHOLD = 2
@@ -92,21 +91,9 @@ def watched(runner) -> list[list[int]]:
     return steps
 
 
-def answer(llm, prompts: list[list[int]], lengths: list[int], sampling: dict) -> list:
-    parameters = [
-        SamplingParams(
-            **sampling,
-            max_tokens=length,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args=identify(
-                prompt, seed=3, step=0, sibling=number, split="train"
-            ).to_extra_args(),
-        )
-        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
-    prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=False)]
+def answer(llm, prompts: list[list[int]], lengths, sampling: dict, siblings: int = 1) -> list:
+    options = {"max_tokens": lengths, "ignore_eos": True, "detokenize": False}
+    return generate(llm, prompts, siblings, **options, **sampling)
 
 
 def try_out(sam: SamConfig, kind: str) -> dict:
@@ -118,7 +105,7 @@ def try_out(sam: SamConfig, kind: str) -> dict:
         for name, sampling in {"random": RANDOM, "plain": PLAIN, "greedy": GREEDY}.items():
             outputs = answer(llm, PROMPTS, LENGTHS, sampling)
             results[name] = {
-                "texts": [list(output.token_ids) for output in outputs],
+                "texts": texts(outputs),
                 "logprobs": [
                     [next(iter(at.values())).logprob for at in output.logprobs or []]
                     for output in outputs
@@ -129,10 +116,8 @@ def try_out(sam: SamConfig, kind: str) -> dict:
             steps.clear()
         if kind == "stock":
             text = PROMPTS[1] + results["greedy"]["texts"][1][:60]
-            outputs = answer(
-                llm, [text] * COPIES, [COPIED_TOKENS] * COPIES, {"temperature": 1.0, "top_k": 8}
-            )
-            results["copies"] = [list(output.token_ids) for output in outputs]
+            outputs = answer(llm, [text], COPIED_TOKENS, {"temperature": 1.0, "top_k": 8}, COPIES)
+            results["copies"] = texts(outputs)
             results["copies_of_drafts"] = llm.collective_rpc("sam_drain")[0]
         return results
 
