@@ -106,7 +106,15 @@ class SamDrafter:
         Args:
             token_ids, num_tokens: as for `draft`.
             sampled: int32[B], tokens each row gained, bonus token included; 0 for none.
+
+        Raises:
+            ValueError: shapes disagree with the batch that is bound.
         """
+        if not num_tokens.shape == sampled.shape == (len(self._bound),):
+            raise ValueError(
+                f"{len(self._bound)} requests, but num_tokens{list(num_tokens.shape)} and "
+                f"sampled{list(sampled.shape)}"
+            )
         verified = self.batch.verify(token_ids, num_tokens, sampled)
         if self.batch.pending:
             self._policy.learn(verified)

@@ -8,7 +8,7 @@ import pytest
 
 from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
-from sam_rollout.integrations.vllm.settings import sam_config_of
+from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.corpus import CorpusSourceConfig
 from sam_rollout.sources.history import HistorySourceConfig
@@ -72,7 +72,7 @@ def test_a_corpus_is_drafted_from_and_has_to_be_the_models(make_engine, prompts,
     text, drained = generate(engine, prompts[:REQUESTS], step=1)
     assert text == expected
     assert drafts_from("corpus", drained)[1] > 20
-    assert sam_config_of(engine.llm_engine.vllm_config) == config
+    assert settings_of(engine.llm_engine.vllm_config).sam == config
 
 
 def test_another_models_corpus_stops_the_engine_at_its_start(make_engine, tmp_path, capfd):

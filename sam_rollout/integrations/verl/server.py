@@ -21,16 +21,14 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, group_of
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
+from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.session.ledger import RequestTotals
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
-from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import RequestRecord, TraceRecord, table_of
 
@@ -97,23 +95,21 @@ class SamHttpServer(vLLMHttpServer):
             os.environ["OMP_NUM_THREADS"] = threads
         await super().launch_server(*args, **kwargs)
 
-    def _our_settings(self) -> dict[str, Any]:
+    def _read_settings(self) -> EngineSettings:
         engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]
-        return engine_kwargs["additional_config"][ADDITIONAL_CONFIG_KEY]
+        return EngineSettings.from_mapping(
+            engine_kwargs["additional_config"][ADDITIONAL_CONFIG_KEY]
+        )
 
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
         await super().run_server(args)
-        settings = self._our_settings()
-        self._record_traces: bool = settings["telemetry"]["record_traces"]
-        control = settings.get("control")
-        self._control = ControlAssignment(**control) if control else None
+        self._settings = settings = self._read_settings()
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
-        print(check_drafters(reports, SamConfig.from_mapping(settings["sam"])), flush=True)
-        sampler = RolloutSamplerConfig.from_mapping(settings["rollout_sampler"])
-        print(check_samplers(reports, sampler), flush=True)
+        print(check_drafters(reports, settings.sam), flush=True)
+        print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[_FinishedRequest] = []
         self._recorders = EngineRecorders(len(bound))
@@ -176,9 +172,10 @@ class SamHttpServer(vLLMHttpServer):
 
     def _is_control(self, identity: RequestIdentity | None) -> bool:
         """Whether a request is sampled without drafts; of training traffic only."""
-        if self._control is None or identity is None or identity.split != TRAIN_SPLIT:
+        control = self._settings.control
+        if control is None or identity is None or identity.split != TRAIN_SPLIT:
             return False
-        return self._control.is_control(
+        return control.is_control(
             step=identity.step, group=identity.group, replica=self.replica_rank
         )
 
@@ -228,7 +225,9 @@ class SamHttpServer(vLLMHttpServer):
             replica=replica,
             session_steps=on_this_clock(session, asked_s) if session else None,
         )
-        traced = self._trace_table(finished, replica, step, split) if self._record_traces else None
+        traced = None
+        if self._settings.record_traces:
+            traced = self._trace_table(finished, replica, step, split)
         return ReplicaRecords(
             replica=replica,
             engine_steps=engine_steps,

@@ -6,7 +6,6 @@ vLLM read theirs.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -15,7 +14,7 @@ from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS, SAMPLER_MODULE
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, engine_arguments
+from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import ASKED
 
@@ -40,14 +39,13 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    arguments = engine_arguments(run.sam, run.sampler)
-    ours = arguments["additional_config"][ADDITIONAL_CONFIG_KEY]
-    # No more than the server needs: vLLM compiles anew when its configuration changes.
-    ours["telemetry"] = {"record_traces": run.telemetry.record_traces}
     control = control_assignment(config, run)
-    if control.share:
-        ours["control"] = dataclasses.asdict(control)
-    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
+    settings = EngineSettings(
+        run.sam, run.sampler, run.telemetry.record_traces, control if control.share else None
+    )
+    rollout.engine_kwargs.vllm = OmegaConf.merge(
+        rollout.engine_kwargs.vllm, settings.arguments()
+    )
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
@@ -55,8 +53,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
     if run.routes_siblings:
-        settings = Path(config.run_dir).absolute() / ROUTER_SETTINGS
-        rollout.router_config_path = str(settings)
+        rollout.router_config_path = str(Path(config.run_dir).absolute() / ROUTER_SETTINGS)
 
 
 def _configure_sampling(config: DictConfig, run: RunConfig) -> None:

@@ -17,7 +17,7 @@ from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity,
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
-from sam_rollout.integrations.vllm.settings import sam_config_of
+from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import check_sources
@@ -80,7 +80,7 @@ class SamProposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        self.config = sam_config_of(vllm_config)
+        self.config = settings_of(vllm_config).sam
         engine_k = vllm_config.speculative_config.num_speculative_tokens
         if engine_k != self.config.max_draft_tokens:
             raise ConfigError(

@@ -1,15 +1,20 @@
 """How our configuration travels through vLLM: in, and back out of, ``VllmConfig``.
 
 vLLM hands a custom proposer nothing but its ``VllmConfig``. ``additional_config`` is the field it
-keeps for plug-ins, and it reaches every worker process, so the whole configuration goes there.
+keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there. A
+process parses them once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.telemetry.control import ControlAssignment
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
@@ -20,72 +25,105 @@ ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
 
 
-def engine_arguments(
-    config: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
-) -> dict[str, Any]:
-    """Return the vLLM engine arguments that switch drafting on, or only record that it is off.
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is started with; no more than that: vLLM compiles anew when it changes.
 
-    Args:
-        config: Whether and what to draft.
-        sampler: What draws and verifies tokens; by default the engine's own.
-
-    Returns:
-        Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
-        ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
-        ``speculative_config``.
+    Attributes:
+        sam: Whether and what to draft.
+        sampler: What draws and verifies tokens.
+        record_traces: Whether the server keeps token ids.
+        control: Who is sampled without drafts; None for nobody.
     """
-    settings = {
-        "sam": config.to_mapping(),
-        "rollout_sampler": sampler.to_mapping(),
-    }
-    arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: settings}}
-    if config.enabled:
-        arguments["speculative_config"] = {
-            "method": "custom_class",
-            "model": PROPOSER_CLASS,
-            "num_speculative_tokens": config.max_draft_tokens,
+
+    sam: SamConfig
+    sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
+    record_traces: bool = False
+    control: ControlAssignment | None = None
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSettings:
+        """Build them from what ``to_mapping`` returned, in this process or another.
+
+        Raises:
+            ConfigError: A value is not allowed.
+        """
+        return _parsed(json.dumps(mapping, default=dict, sort_keys=True))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The settings as nested dicts of JSON values."""
+        settings: dict[str, Any] = {
+            "sam": self.sam.to_mapping(),
+            "rollout_sampler": self.sampler.to_mapping(),
         }
-    return arguments
+        if self.record_traces:
+            settings["record_traces"] = True
+        if self.control is not None:
+            settings["control"] = dataclasses.asdict(self.control)
+        return settings
+
+    def arguments(self) -> dict[str, Any]:
+        """The vLLM engine arguments that switch drafting on, or only record that it is off.
+
+        Returns:
+            Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
+            ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
+            ``speculative_config``.
+        """
+        arguments: dict[str, Any] = {
+            "additional_config": {ADDITIONAL_CONFIG_KEY: self.to_mapping()}
+        }
+        if self.sam.enabled:
+            arguments["speculative_config"] = {
+                "method": "custom_class",
+                "model": PROPOSER_CLASS,
+                "num_speculative_tokens": self.sam.max_draft_tokens,
+            }
+        return arguments
+
+    @property
+    def ours(self) -> list[str]:
+        """The settings for which an engine needs a drafter or samplers of ours; may be none."""
+        asked = ["sam.enabled = True"] if self.sam.enabled else []
+        if self.sampler.kind != "stock":
+            asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
+        return asked
 
 
-def sam_config_of(vllm_config: Any) -> SamConfig:
-    """Read the configuration of drafting back from an engine's ``VllmConfig``.
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> EngineSettings:
+    settings = json.loads(text)
+    control = settings.get("control")
+    return EngineSettings(
+        SamConfig.from_mapping(settings["sam"]),
+        RolloutSamplerConfig.from_mapping(settings["rollout_sampler"]),
+        settings.get("record_traces", False),
+        ControlAssignment(**control) if control else None,
+    )
+
+
+def engine_arguments(
+    sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
+) -> dict[str, Any]:
+    """Return the engine arguments of settings without control and traces."""
+    return EngineSettings(sam, sampler).arguments()
+
+
+def settings_of(vllm_config: Any) -> EngineSettings:
+    """Read the settings back from an engine's ``VllmConfig``.
 
     Raises:
-        ValueError: The engine was started with the proposer class but without our configuration.
+        ValueError: The engine was started without them.
+        ConfigError: A value is not allowed.
     """
-    return SamConfig.from_mapping(_settings_of(vllm_config)["sam"])
-
-
-def sampler_config_of(vllm_config: Any) -> RolloutSamplerConfig:
-    """Read the configuration of the samplers back from an engine's ``VllmConfig``.
-
-    Raises:
-        ValueError: The engine was started without our configuration.
-    """
-    return RolloutSamplerConfig.from_mapping(_settings_of(vllm_config)["rollout_sampler"])
-
-
-def asks_for_ours(vllm_config: Any) -> list[str]:
-    """Name the settings for which an engine needs a drafter or samplers of ours; may be none."""
-    if not has_settings(vllm_config):
-        return []
-    sampler = sampler_config_of(vllm_config)
-    asked = ["sam.enabled = True"] if sam_config_of(vllm_config).enabled else []
-    if sampler.kind != "stock":
-        asked.append(f"rollout_sampler.kind = {sampler.kind!r}")
-    return asked
-
-
-def has_settings(vllm_config: Any) -> bool:
-    """Whether an engine was started with our configuration, drafts on or off."""
-    return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
-
-
-def _settings_of(vllm_config: Any) -> Mapping[str, Any]:
     if not has_settings(vllm_config):
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
             "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
         )
-    return vllm_config.additional_config[ADDITIONAL_CONFIG_KEY]
+    return EngineSettings.from_mapping(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+
+
+def has_settings(vllm_config: Any) -> bool:
+    """Whether an engine was started with our settings, drafts on or off."""
+    return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})

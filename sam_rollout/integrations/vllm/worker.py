@@ -34,9 +34,9 @@ class SamWorkerExtension:
         """
         from sam_rollout.integrations.vllm.proposer import is_output_rank
         from sam_rollout.integrations.vllm.sampling import installed_sampler
-        from sam_rollout.integrations.vllm.settings import sampler_config_of
+        from sam_rollout.integrations.vllm.settings import settings_of
 
-        self._install_sampler(sampler_config_of(self.vllm_config))
+        self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
         drafter = getattr(self.model_runner, "drafter", None)
         if drafter is None:

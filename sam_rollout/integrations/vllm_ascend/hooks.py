@@ -10,12 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sam_rollout.integrations.vllm.proposer import SamProposer, is_output_rank
-from sam_rollout.integrations.vllm.settings import (
-    PROPOSER_CLASS,
-    asks_for_ours,
-    has_settings,
-    sampler_config_of,
-)
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
@@ -84,12 +79,12 @@ def install_samplers(runner: Any) -> None:
     """
     if not has_settings(runner.vllm_config):
         return
-    asked = asks_for_ours(runner.vllm_config)
-    if not asked and not is_supported():
+    settings = settings_of(runner.vllm_config)
+    if not settings.ours and not is_supported():
         return
-    require_supported(asked)
+    require_supported(settings.ours)
     # Late: importing vllm-ascend's samplers settles on a device.
     from sam_rollout.integrations.vllm_ascend.sampling import heed_logprobs_mode, install_sampler
 
     heed_logprobs_mode(runner)
-    install_sampler(runner, sampler_config_of(runner.vllm_config))
+    install_sampler(runner, settings.sampler)

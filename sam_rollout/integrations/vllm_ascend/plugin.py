@@ -123,9 +123,9 @@ def _unless_asked_for_ours(original: Any) -> Any:
 
     @functools.wraps(original)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        from sam_rollout.integrations.vllm.settings import asks_for_ours
+        from sam_rollout.integrations.vllm.settings import has_settings, settings_of
 
-        if asked := asks_for_ours(vllm_config):
+        if has_settings(vllm_config) and (asked := settings_of(vllm_config).ours):
             require_supported(asked)
         original(self, vllm_config, *args, **kwargs)
 

@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_rollout.config import RolloutTelemetryConfig
+from sam_rollout.config import RolloutTelemetryConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
@@ -46,7 +47,7 @@ def asked(monkeypatch) -> list[dict]:
 @pytest.fixture
 def ours() -> SamHttpServer:
     ours = object.__new__(SamHttpServer)
-    ours._control, ours._record_traces, ours.replica_rank = CONTROL, False, 0
+    ours._settings, ours.replica_rank = EngineSettings(SamConfig(), control=CONTROL), 0
     ours.engine, ours._finished, ours._recorders = None, [], EngineRecorders(1)
     return ours
 
@@ -84,7 +85,7 @@ def test_validation_and_requests_without_identity_have_no_control(ours, asked):
 
 
 def test_a_server_without_control_asks_for_drafts_always(ours, asked):
-    ours._control = None
+    ours._settings = EngineSettings(SamConfig())
     asyncio.run(respond(ours))
     assert not any(call["extra_args"]["sam_control"] for call in asked)
 

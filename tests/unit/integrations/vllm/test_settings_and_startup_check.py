@@ -10,10 +10,9 @@ from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import (
     PROPOSER_CLASS,
-    asks_for_ours,
+    EngineSettings,
     engine_arguments,
-    sam_config_of,
-    sampler_config_of,
+    settings_of,
 )
 from sam_rollout.integrations.vllm.startup_check import (
     WrongDrafterError,
@@ -22,6 +21,7 @@ from sam_rollout.integrations.vllm.startup_check import (
     check_samplers,
 )
 from sam_rollout.session.padding import NO_PADDING
+from sam_rollout.telemetry.control import ControlAssignment
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
 OFF = SamConfig(enabled=False)
@@ -36,10 +36,12 @@ OURS = {
 @pytest.mark.parametrize("config", [ON, OFF])
 @pytest.mark.parametrize("sampler", ["stock", "coupled"])
 def test_configuration_survives_the_way_through_the_engine(config, sampler):
-    sent = json.loads(json.dumps(engine_arguments(config, RolloutSamplerConfig(sampler))))
+    control = ControlAssignment(0.5, "groups", seed=3, replicas=2)
+    settings = EngineSettings(config, RolloutSamplerConfig(sampler), True, control)
+    sent = json.loads(json.dumps(settings.arguments()))
     received = SimpleNamespace(additional_config=sent["additional_config"])
-    assert sam_config_of(received) == config
-    assert sampler_config_of(received).kind == sampler
+    assert settings_of(received) == settings
+    assert settings_of(received) is settings_of(received), "a process parses them once"
 
 
 def test_speculation_is_asked_for_only_when_enabled():
@@ -58,7 +60,7 @@ def test_the_named_class_is_the_proposer():
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}])
 def test_an_engine_without_our_configuration_is_named(additional):
     with pytest.raises(ValueError, match="engine_arguments"):
-        sam_config_of(SimpleNamespace(additional_config=additional))
+        settings_of(SimpleNamespace(additional_config=additional))
 
 
 def test_the_right_drafter_on_all_workers_is_one_line():
@@ -91,10 +93,7 @@ def test_the_line_tells_about_padding_and_the_way_into_vllm_ascend():
     ],
 )
 def test_what_needs_ours_is_named(sam, sampler, asked):
-    arguments = engine_arguments(sam, RolloutSamplerConfig(sampler))
-    config = SimpleNamespace(additional_config=arguments["additional_config"])
-    assert asks_for_ours(config) == asked
-    assert asks_for_ours(SimpleNamespace(additional_config={"other": 1})) == []
+    assert EngineSettings(sam, RolloutSamplerConfig(sampler)).ours == asked
 
 
 NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}

@@ -1,7 +1,11 @@
-"""A source is one file: what is written there shows up wherever sources are told apart."""
+"""A source is one file: what is written there shows up wherever sources are told apart.
+
+The file is the one that CONTRIBUTING.md starts a reader from.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,64 +15,14 @@ from pathlib import Path
 import pytest
 
 import sam_rollout
+from recipes.dapo_qwen3.main import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # compiles the drafter's kernels
 
-TOY = '''
-"""Drafts the same token over and over."""
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-
-from sam_rollout.automaton.interface import MATCH_LENGTH
-from sam_rollout.metric import Metric
-from sam_rollout.settings import Section, setting
-from sam_rollout.sources.contract import Source, SourceEntry
-
-
-@dataclass(frozen=True)
-class ToyConfig(Section):
-    PATH: ClassVar[str] = "sam.sources.toy"
-
-    enabled: bool = setting(False, meaning="Draft one token over and over.")
-    token: int = setting(7, minimum=0, meaning="Which one.")
-
-
-class Toy(Source):
-    name = "toy"
-
-    def __init__(self, config, limits):
-        self._token, self._asked = config.token, 0
-
-    def bind(self, request_ids, identities):
-        """Nothing to know of them."""
-
-    def match(self, token_ids, num_tokens, eligible, out_matches):
-        self._asked += int(eligible.sum())
-        out_matches[:, MATCH_LENGTH] = eligible
-
-    def draft(self, matches, k, out_tokens, out_counts):
-        out_tokens[k > 0] = self._token
-        np.copyto(out_counts, k, where=k > 0)
-
-    def counters(self):
-        return {"toy_asked": self._asked}
-
-
-SOURCE = SourceEntry(
-    "toy",
-    ToyConfig,
-    Toy,
-    order=25,
-    metrics=(Metric("toy_asked", "rows", "Rows that the toy was asked about."),),
-    benchmark=lambda folder: {},
-)
-'''
-
 PROBE = """
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -92,6 +46,8 @@ except ConfigError as error:
     found["refusal"] = str(error)
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
 found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
+settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
+found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
 found["sides"] = [side.name for side in all_sides() if "toy" in side.name]
 found["panels"] = [
     panel.title
@@ -122,9 +78,15 @@ for lengths, sampled in (([5, 5], [1, 1]), ([9, 6], [4, 1])):
 drained = session.drain()
 found["drafted"] = drained["steps"]["drafted_per_source"]
 found["accepted"] = drained["steps"]["accepted_per_source"]
-found["asked"] = drained["counters"]["draft/toy_asked"]
+found["own count"] = drained["counters"]["draft/toy_drafts"]
 print(json.dumps(found))
 """
+
+
+def toy() -> str:
+    """The first program of the walk."""
+    walk = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Add a draft source\n")[2]
+    return textwrap.dedent(re.search(r" *```python\n(.*?)```", walk, re.DOTALL)[1])
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +96,9 @@ def found(tmp_path_factory) -> dict:
     package = Path(sam_rollout.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, folder / "sam_rollout", ignore=ignore)
-    (folder / "sam_rollout" / "sources" / "toy.py").write_text(textwrap.dedent(TOY))
+    (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
-        [sys.executable, "-c", PROBE],
+        [sys.executable, "-c", PROBE, str(REPOSITORY / "docs" / "configuration.md")],
         env={**os.environ, "PYTHONPATH": str(folder)},
         cwd=folder,
         capture_output=True,
@@ -150,25 +112,27 @@ def found(tmp_path_factory) -> dict:
 
 
 def test_it_is_found_in_its_place(found):
-    assert found["names"] == ["own", "siblings", "history", "toy", "corpus"]
+    assert found["names"] == ["own", "siblings", "history", "corpus", "toy"]
 
 
 def test_it_has_a_section_of_the_configuration(found):
     assert found["section"] == 9
     expected = "sam.sources.toy.tokn = 9: unknown key; did you mean 'token'?"
     assert found["refusal"].startswith(expected)
+    row = "| `sam.sources.toy.token` | int | `7` | at least 0 | The token. |"
+    assert row in found["page of settings"]
 
 
 def test_it_has_metrics_and_rows_on_their_page(found):
-    expected = ["sam/draft/drafted_toy", "sam/draft/accepted_toy", "sam/draft/toy_asked"]
+    expected = ["sam/draft/drafted_toy", "sam/draft/accepted_toy", "sam/draft/toy_drafts"]
     assert sorted(found["metrics"]) == sorted(expected)
     for name in expected:
         assert any(line.startswith(f"| `{name}`") for line in found["page of metrics"])
-    assert "Rows that the toy was asked about." in "".join(found["page of metrics"])
+    assert "Drafts of one token." in "".join(found["page of metrics"])
 
 
 def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
-    assert found["column"] == "own,siblings,history,toy,corpus"
+    assert found["column"] == "own,siblings,history,corpus,toy"
     assert found["sides"] == ["own + toy"]
 
 
@@ -178,6 +142,6 @@ def test_it_has_a_curve_on_the_dashboard(found):
 
 def test_its_drafts_come_out_of_a_session_and_are_counted(found):
     assert found["drafts"] == [[9, 9, 9]] * 2
-    assert found["drafted"] == [[], [0, 0, 0, 6, 0]]
-    assert found["accepted"] == [[], [0, 0, 0, 3, 0]]
-    assert found["asked"] == 4
+    assert found["drafted"] == [[], [0, 0, 0, 0, 6]]
+    assert found["accepted"] == [[], [0, 0, 0, 0, 3]]
+    assert found["own count"] == 4
