@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
 from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import check_drafters
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
@@ -101,8 +103,10 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
         )
     )
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1 + k)
+    proposer = SimpleNamespace(_runner=SimpleNamespace(cudagraph_dispatcher=dispatcher))
+    graph_of = partial(SamProposer._graph_of, proposer)
     by_rows = padding_by_rows(
-        "auto", dispatcher, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
+        "auto", graph_of, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
     )
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
     assert filled_up_requests(config, sam) == rollout.max_num_seqs
