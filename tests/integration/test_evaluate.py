@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +10,14 @@ from recipes.dapo_qwen3 import evaluate
 from recipes.dapo_qwen3.evaluate import Divergence
 
 
-def evaluated(folder: Path, options: str) -> tuple[int, dict]:
-    """Exit status and record of the command with these options."""
-    output = folder / "record.json"
-    always = ["--dtype", "float32", "--json", "--output", str(output)]
-    status = evaluate.main([*options.split(), *always])
-    return status, json.loads(output.read_text())
-
-
 def test_coupled_sides_give_the_same_responses(tmp_path):
-    responses = tmp_path / "responses.jsonl"
-    options = "--limit 4 --samples 2 --max-tokens 80 --rollout-sampler coupled"
-    status, record = evaluated(tmp_path, f"{options} --responses {responses}")
+    responses, output = tmp_path / "responses.jsonl", tmp_path / "record.json"
+    status = evaluate.main(
+        ["--limit", "4", "--samples", "2", "--max-tokens", "80", "--dtype", "float32",
+         "--rollout-sampler", "coupled", "--json",
+         "--responses", str(responses), "--output", str(output)]
+    )  # fmt: skip
+    record = json.loads(output.read_text())
     comparison = record["comparison"]
     assert status == 0, comparison["divergences"]
     assert comparison["responses"] == 8 and comparison["must_be_identical"]
@@ -37,7 +32,7 @@ def test_coupled_sides_give_the_same_responses(tmp_path):
     assert record["sides"]["on"]["drafted_tokens"] >= record["sides"]["on"]["accepted_tokens"] > 0
 
 
-@pytest.mark.parametrize("way", ["", "--greedy"], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("way", [[], ["--greedy"]], ids=["sampled", "greedy"])
 def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
     """Made-up partings: the token that was drawn is explained by its random number, others not."""
     place = 20
@@ -51,8 +46,10 @@ def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
         ]
 
     monkeypatch.setattr(evaluate, "divergences", made_up)
-    status, record = evaluated(tmp_path, f"--limit 1 --max-tokens 24 {way}")
-    drawn, ended, other = record["comparison"]["divergences"]
+    output = tmp_path / "record.json"
+    options = ["--limit", "1", "--max-tokens", "24", "--dtype", "float32", "--json"]
+    status = evaluate.main([*options, "--output", str(output), *way])
+    drawn, ended, other = json.loads(output.read_text())["comparison"]["divergences"]
     assert drawn["tie"] and drawn["distance"] < 1e-4
     assert not ended["tie"] and ended["distance"] is None
     assert other["distance"] > 0
