@@ -9,6 +9,7 @@ from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
+from tests.unit.automaton.pools import draft
 from tests.unit.drafting.texts import int32, step
 
 
@@ -20,12 +21,7 @@ def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
 def expected_draft(text, k):
     """The draft of an automaton that reads the text in one go."""
     pool = AutomatonPool()
-    tokens, counts = np.zeros((1, k), np.int32), int32(0)
-    row = np.array([*text, 0], np.int32)[None]
-    pool.extend_and_draft(
-        int32(pool.open()), int32(0), row, int32(len(text)), int32(k), tokens, counts
-    )
-    return tokens[0, : counts[0]].tolist()
+    return draft(pool, pool.open(), [*text, 0], len(text), k)
 
 
 def test_any_schedule_drafts_as_if_the_text_were_read_at_once():
