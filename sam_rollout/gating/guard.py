@@ -62,8 +62,9 @@ def make_gate(
         exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
     fixed = fixed_gate(config, max_draft_tokens)
-    measures = config.kind == "auto"
-    gate = AutoGate(max_rows, max_draft_tokens, config.exploration) if measures else fixed
+    gate = fixed
+    if config.kind == "auto":
+        gate = AutoGate(max_rows, max_draft_tokens, config.exploration)
     if exchange is not None and config.kind != "closed":
         gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
     return GuardedGate(gate)

@@ -16,7 +16,6 @@ the proposer is made, which depends on the engine's configuration alone.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class _DistWithReports:
         return getattr(self.original, name)
 
 
-def ride_along(module: ModuleType, rank: int, ranks: int) -> DpExchange:
+def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
     """Let reports travel with a module's sums over ranks; another exchange there ends.
 
     Args:

@@ -125,7 +125,7 @@ class SamProposer:
         self.session = None
         if not drafts_are_used:
             return
-        sampler_us = {}
+        sampler_us: dict[str, Any] = {}
         if record:
             self._sampler_clock = SamplerClock(model_runner)
             sampler_us["sampler_us"] = self._sampler_clock.take_us

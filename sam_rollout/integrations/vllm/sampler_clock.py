@@ -26,7 +26,7 @@ class SamplerClock:
         self._spent_ns = 0
         self._handles: list[Any] = []
         for name in ("sampler", "rejection_sampler"):
-            sampler = getattr(model_runner, name, None)
+            sampler: Any = getattr(model_runner, name, None)
             if hasattr(sampler, "register_forward_pre_hook"):
                 self._handles += [
                     sampler.register_forward_pre_hook(self._enter),

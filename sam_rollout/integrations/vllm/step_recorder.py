@@ -129,7 +129,7 @@ class _Totals:
         self.accepted_tokens += record.accepted_tokens
 
 
-def _requests_and_tokens(iteration_stats: Any) -> dict[str, int]:
+def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
     """Requests and tokens of a step; all zero where no request got a token (prompt chunks)."""
     if iteration_stats is None:
         return {"scheduled": 0}

@@ -21,6 +21,10 @@ register()
 class SamWorkerExtension:
     """Worker methods for installing, checking and draining drafter and samplers."""
 
+    # Of the worker that this is mixed into.
+    vllm_config: Any
+    model_runner: Any
+
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.
 
@@ -34,7 +38,7 @@ class SamWorkerExtension:
 
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
-        drafter = getattr(self.model_runner, "drafter", None)
+        drafter: Any = getattr(self.model_runner, "drafter", None)
         if drafter is None:
             return report
         if not hasattr(drafter, "describe"):
@@ -50,5 +54,5 @@ class SamWorkerExtension:
 
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""
-        drafter = getattr(self.model_runner, "drafter", None)
+        drafter: Any = getattr(self.model_runner, "drafter", None)
         return drafter.drain() if hasattr(drafter, "drain") else None
