@@ -10,7 +10,6 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.session.padding import DraftPadding, no_graphs
 from sam_rollout.sources.siblings import SiblingsSourceConfig
-from sam_rollout.verified import Verified
 from tests.unit.drafting.texts import identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
@@ -107,50 +106,13 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed):
     assert seen["accepted from 0"] > 100 and seen["accepted from 1"] > 100
 
 
-def batch_with(*drafts: list[int], length: int = 5) -> DraftBatch:
+def batch_with(draft: list[int], length: int = 5) -> DraftBatch:
     batch = DraftBatch(MAX_ROWS, 3)
-    batch.clear(len(drafts))
-    for row, draft in enumerate(drafts):
-        batch.tokens[row, : len(draft)] = draft
-        batch.counts[row], batch.length[row], batch.source[row] = len(draft), length, 0
+    batch.clear(1)
+    batch.tokens[0, : len(draft)] = draft
+    batch.counts[0], batch.length[0], batch.source[0] = len(draft), length, 0
     batch.pending = True
     return batch
-
-
-def verify(batch: DraftBatch, *gained: list[int], length: int = 5) -> Verified:
-    """The engine went on with these tokens, row by row."""
-    texts = [[0] * length + tokens for tokens in gained]
-    return batch.verify(*rows_of(texts, LENGTH), int32(*map(len, gained)))
-
-
-@pytest.mark.parametrize(
-    ("sampled", "drafted", "accepted"),
-    [
-        ([9], 3, 0),
-        ([1, 9], 3, 1),
-        ([1, 2, 9], 3, 2),
-        ([1, 2, 3, 9], 3, 3),
-        ([1, 2, 3, 1], 3, 3),
-        ([1, 2], 1, 1),  # the engine verified one token, and then drew the second itself
-        ([1], 0, 0),
-        ([], 0, 0),  # the row did not move
-    ],
-)
-def test_what_was_accepted_is_read_from_the_text(sampled, drafted, accepted):
-    batch = batch_with([1, 2, 3])
-    verified = verify(batch, sampled)
-    assert (verified.drafted.tolist(), verified.accepted.tolist()) == ([drafted], [accepted])
-    batch.clear(1)
-    assert verify(batch, sampled).drafted.tolist() == [0], "a draft is verified once"
-
-
-def test_drafts_in_flight_follow_their_request():
-    batch = batch_with([1, 2], [3, 4])
-    batch.rearrange(np.array([1, -1, 0]))
-    verified = verify(batch, [3, 9], [3, 4], [1, 2, 9])
-    assert verified.drafted.tolist() == [2, 0, 2], "row 1 is new"
-    assert verified.accepted.tolist() == [1, 0, 2]
-    assert verified.source.tolist() == [0, NO_SOURCE, 0]
 
 
 def test_a_text_that_shrank_under_its_id_has_verified_nothing():
@@ -162,6 +124,7 @@ def test_a_text_that_shrank_under_its_id_has_verified_nothing():
 
 def test_a_copy_keeps_what_the_next_step_writes_over():
     batch = batch_with([1, 2, 3])
-    kept = verify(batch, [1, 9]).copy()
-    verify(batch, [9])
+    texts, num_tokens = rows_of([[0] * 5 + [1, 9]], LENGTH)
+    kept = batch.verify(texts, num_tokens, int32(2)).copy()
+    batch.verify(texts, num_tokens, int32(1))
     assert (kept.drafted.tolist(), kept.accepted.tolist()) == ([3], [1])
