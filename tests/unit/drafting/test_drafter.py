@@ -5,70 +5,15 @@ import hashlib
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
-from tests.unit.drafting.texts import int32, step
+from tests.unit.drafting.texts import expected_draft, int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
     sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
-
-
-def expected_draft(text, k):
-    """The draft of an automaton that reads the text in one go."""
-    pool = AutomatonPool()
-    tokens, counts = np.zeros((1, k), np.int32), int32(0)
-    row = np.array([*text, 0], np.int32)[None]
-    pool.extend_and_draft(
-        int32(pool.open()), int32(0), row, int32(len(text)), int32(k), tokens, counts
-    )
-    return tokens[0, : counts[0]].tolist()
-
-
-def test_any_schedule_drafts_as_if_the_text_were_read_at_once():
-    rng = np.random.default_rng(0)
-    drafter = make_drafter(max_rows=6)
-    running, waiting, drafted, born = {}, {}, 0, 0
-    for _ in range(1500):
-        event = rng.integers(0, 12)
-        if event == 0 and len(running) < 6:
-            # Ids are used again with other texts, as after an abort.
-            request_id = f"request-{rng.integers(0, 12)}"
-            if request_id not in running and request_id not in waiting:
-                running[request_id] = rng.integers(0, 4, rng.integers(0, 9)).tolist()
-                born += 1
-        elif event == 1 and running:
-            gone = str(rng.choice(list(running)))
-            del running[gone]
-            drafter.finish([gone])
-        elif event == 2 and running:
-            paused = str(rng.choice(list(running)))
-            waiting[paused] = running.pop(paused)
-        elif event == 3 and waiting and len(running) < 6:
-            back = str(rng.choice(list(waiting)))
-            running[back] = waiting.pop(back)
-        elif event == 4:
-            order = rng.permutation(list(running)).tolist()
-            running = {request_id: running[request_id] for request_id in order}
-        for text in running.values():
-            text += rng.integers(0, 3, rng.integers(0, 4)).tolist()
-        gate_open = bool(rng.integers(0, 2))
-        eligible = rng.random(len(running)) < 0.8
-        drafts = step(drafter, running, eligible=eligible, gate_open=gate_open)
-        for reading, (request_id, text) in zip(eligible, running.items(), strict=True):
-            expected = expected_draft(text, 3) if gate_open and reading else []
-            assert drafts[request_id] == expected
-            drafted += len(expected)
-    counters = drafter.counters()
-    assert counters["draft/proposed_tokens"] == drafted > 1000
-    assert counters["draft/drafter_steps"] == 1500
-    assert counters["draft/rebuilds"] == counters["draft/evictions"] == 0
-    # A request that was never eligible was opened all the same, one that waits is kept.
-    assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
-    assert born > 20
 
 
 def test_a_closed_gate_reads_but_does_not_draft():

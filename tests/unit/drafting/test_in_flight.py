@@ -10,7 +10,7 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.session.padding import DraftPadding, no_graphs
 from sam_rollout.sources.siblings import SiblingsSourceConfig
-from tests.unit.drafting.texts import identity, int32, rows_of
+from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
 NOTHING = ([], 0, NO_SOURCE)  # no draft, no filling
@@ -43,17 +43,20 @@ class Request:
         return kept + 1, drafted, min(kept, len(draft)), filling, source
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_schedule_is_told_as_the_engine_lived_it(seed):
+@pytest.mark.parametrize("siblings", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
+    """And own text is drafted from as if it were read at once."""
     rng = np.random.default_rng(seed)
-    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
+    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings))
     drafter = SamDrafter(SamConfig(max_draft_tokens=K, sources=sources), MAX_ROWS, LENGTH)
     padding = DraftPadding("always", no_graphs, K, MAX_ROWS, MAX_ROWS * (1 + K), LENGTH)
     running, waiting, in_flight = {}, {}, {}
-    seen = Counter()
-    for number in range(600):
-        if len(running) < MAX_ROWS and rng.random() < 0.2:
-            name = f"request-{number}"
+    seen, drafted = Counter(), 0
+    for _ in range(600):
+        # Ids are used again with other texts, as after an abort.
+        name = f"request-{rng.integers(20)}"
+        if len(running) < MAX_ROWS and name not in {*running, *waiting} and rng.random() < 0.2:
             drafter.admit(name, identity(str(rng.integers(2))))
             running[name] = Request(rng)
         elif len(running) < MAX_ROWS and waiting and rng.random() < 0.5:
@@ -94,6 +97,10 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed):
         decoding, gate_open = sampled > 0, bool(rng.random() < 0.8)
         most = int(rng.integers(1, K + 1))
         batch = drafter.draft(token_ids, num_tokens, decoding, most, gate_open=gate_open)
+        for text, reads, draft in zip(texts, decoding, batch.to_lists(), strict=True):
+            drafted += len(draft)
+            if not siblings:
+                assert draft == (expected_draft(text, most) if gate_open and reads else [])
         if running and rng.random() < 0.4:
             padding.fill_up(batch, token_ids, num_tokens, decoding)
         in_flight = {}
@@ -103,7 +110,12 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed):
             in_flight[name] = (verifies[:count], filling, int(batch.source[row]))
             assert (count > 0) == (batch.source[row] != NO_SOURCE)
     assert min(seen.values()) > 5, seen
-    assert seen["accepted from 0"] > 100 and seen["accepted from 1"] > 100
+    assert all(seen[f"accepted from {source}"] > 100 for source in range(1 + siblings))
+    counters = drafter.counters()
+    assert counters["draft/proposed_tokens"] == drafted and counters["draft/drafter_steps"] == 600
+    assert counters["draft/rebuilds"] == counters["draft/evictions"] == 0
+    # A request that was never eligible was opened all the same, one that waits is kept.
+    assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
 
 
 def batch_with(draft: list[int], length: int = 5) -> DraftBatch:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import MATCH_LENGTH, MATCH_WIDTH
+from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Source
@@ -58,6 +59,17 @@ def match_and_draft(
     lengths = matches[:, MATCH_LENGTH].tolist()
     drafts = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     return list(zip(lengths, drafts, strict=True))
+
+
+def expected_draft(text: Sequence[int], k: int) -> list[int]:
+    """The draft of an automaton that reads the text in one go."""
+    pool = AutomatonPool()
+    tokens, counts = np.zeros((1, k), np.int32), int32(0)
+    row = np.array([*text, 0], np.int32)[None]
+    pool.extend_and_draft(
+        int32(pool.open()), int32(0), row, int32(len(text)), int32(k), tokens, counts
+    )
+    return tokens[0, : counts[0]].tolist()
 
 
 def identity(

@@ -188,23 +188,18 @@ def test_a_lasting_change_of_speed_is_believed():
 def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
     """The same engine and seed, drained once and drained often."""
     engine = REGIMES["drafts pay in the tail only"]
-    whole, parts = auto(), auto()
-    engine.run(whole, rounds=2)
     found = []
 
-    class Drained:
-        is_trial = False
-
-        def observe(self, step):
-            parts.observe(step)
-
+    class Drained(Recorder):
         def budget(self, rows, *, whole=False):
-            budget = parts.budget(rows, whole=whole)
+            budget = super().budget(rows, whole=whole)
             if rows % 5 == 0:
-                found.append(parts.drain())
+                found.append(self.drain())
             return budget
 
-    engine.run(Drained(), rounds=2)
+    whole, parts = auto(), Drained()
+    for gate in (whole, parts):
+        engine.run(gate, rounds=2)
     found.append(parts.drain())
     once = whole.drain()
     for name in once.keys() - {"gate/regret_s", "gate/compared_s"}:  # by what was known then
