@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 from sam_rollout import __version__
 from sam_rollout.cli import app
 from sam_rollout.telemetry.docs import render
-from sam_rollout.telemetry.records import RunFolder, RunInfo, TraceRecord, table_of
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import trace, traces
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def run_cli(*arguments: object):
@@ -76,11 +80,8 @@ def test_compare_without_both_sides_is_wrong_usage(pair, arguments):
 
 
 def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
-    trace = TraceRecord(
-        group="g", sibling=0, step=1, split="train", replica=0, prompt_ids=[1, 2],
-        response_ids=[3, 4, 5], start_s=0.0, end_s=1.0,
-    )  # fmt: skip
-    RunFolder(tmp_path / "run").write_traces(0, table_of(TraceRecord, [trace]))
+    text = trace(prompt_ids=[1, 2], response_ids=[3, 4, 5])
+    RunFolder(tmp_path / "run").write_traces(0, traces(text))
     (tmp_path / "more.jsonl").write_text("[1, 2, 3, 9]\n")
     corpus = tmp_path / "corpora" / "a.sam"
     built = run_cli(
@@ -166,16 +167,22 @@ def test_picture_into_a_missing_folder_is_one_line(pair, tmp_path):
     assert str(tmp_path / "missing" / "out.png") in line
 
 
-def test_metrics_docs_writes_and_checks(tmp_path):
+def test_reference_writes_and_checks_its_pages(tmp_path):
+    settings = tmp_path / "configuration.md"
+    settings.write_text(committed := (DOCS / "configuration.md").read_text())
     page = tmp_path / "metrics.md"
-    assert run_cli("metrics-docs", "--path", page).exit_code == 0
+    assert run_cli("reference", "--docs", tmp_path).exit_code == 0
     assert page.read_text() == render()
-    assert run_cli("metrics-docs", "--check", "--path", page).exit_code == 0
-    page.write_text(render() + "more")
-    result = run_cli("metrics-docs", "--check", "--path", page)
-    assert result.exit_code == 1
-    assert "out of date" in result.stderr
-    assert page.read_text().endswith("more")
+    assert settings.read_text() == committed, "run sam-rollout reference"
+    assert run_cli("reference", "--check", "--docs", tmp_path).exit_code == 0
+    for path in (page, settings):
+        written = path.read_text()
+        path.write_text(written.replace("sam.sources.own", "mine").replace("sam/tail/", "mine/"))
+        result = run_cli("reference", "--check", "--docs", tmp_path)
+        assert result.exit_code == 1
+        assert f"{path.name} is out of date: run sam-rollout reference" in result.stderr
+        assert "mine" in path.read_text()
+        path.write_text(written)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])

@@ -14,7 +14,8 @@ from benchmarks.results_page import (
 from benchmarks.telemetry_overhead import in_run, in_trainer
 from sam_rollout.report.compare import Spread, TimeRow
 from sam_rollout.statistics import Estimate, Gain
-from sam_rollout.telemetry.records import RunFolder, RunInfo, StepRecord, table_of
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import engine_step, engine_steps
 
 pytestmark = pytest.mark.slow
 
@@ -45,15 +46,9 @@ def test_the_unfair_pair_is_told_by_its_figures():
 def test_what_recording_costs_is_told_by_the_runs_own_figures(tmp_path):
     """The bound follows from the run's mean, and a trainer that was not timed is named."""
     folder = RunFolder(tmp_path / "on-9")
-    rows = [
-        StepRecord(
-            step=1, split="train", replica=0, time_s=1.0, duration_s=0.01, scheduled=4, running=4,
-            waiting=0, telemetry_us=telemetry_us,
-        )
-        for telemetry_us in (20.0, 80.0)
-    ]  # fmt: skip
+    rows = [engine_step(duration_s=0.01, telemetry_us=spent_us) for spent_us in (20.0, 80.0)]
     folder.write_start(RunInfo("sam=on", {}, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
-    folder.write_engine_steps(0, table_of(StepRecord, rows))
+    folder.write_engine_steps(0, engine_steps(*rows))
     folder.append_train_step(1, {"timing_s/step": 10.0})
     about = {"name": "on-9", "label": "sam=on", "versions": {"vllm": "0.28.0+cpu", "verl": "0.9.1"}}
     text, table = _telemetry_in_run(about | in_run(folder.path), goal=0.005)

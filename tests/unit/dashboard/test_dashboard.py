@@ -19,14 +19,9 @@ from sam_rollout.dashboard.pictures import draw_sections
 from sam_rollout.dashboard.tensorboard import write_layouts
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
-from sam_rollout.telemetry.records import (
-    RunFolder,
-    RunFolderError,
-    RunInfo,
-    StepRecord,
-    table_of,
-)
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import declared
+from tests.records import engine_step, engine_steps
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -106,11 +101,7 @@ def run(tmp_path) -> Path:
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
-        record = StepRecord(
-            step=step, split="train", replica=0, time_s=1.0, duration_s=1.0, scheduled=4,
-            running=4, waiting=0,
-        )  # fmt: skip
-        folder.write_engine_steps(0, table_of(StepRecord, [record]))
+        folder.write_engine_steps(0, engine_steps(engine_step(step=step)))
         folder.append_train_step(
             step,
             {

@@ -10,14 +10,9 @@ import pytest
 
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.aggregate import aggregate
-from sam_rollout.telemetry.records import (
-    RequestRecord,
-    RunFolder,
-    RunInfo,
-    StepRecord,
-    TraceRecord,
-    table_of,
-)
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import engine_step, engine_steps, request, trace, traces
+from tests.records import requests as requests_table
 
 MakeRun = Callable[..., Path]
 START_S = 1_780_000_000.0
@@ -117,9 +112,9 @@ class Synthetic:
             kept = np.maximum(gained - 1, 0)
             accepted += kept
             ended[running] = now
-            rows.append(StepRecord(
-                step=step, split="train", replica=0, time_s=now, duration_s=duration,
-                scheduled=count, running=count, waiting=0, generation_tokens=int(gained.sum()),
+            rows.append(engine_step(
+                step=step, time_s=now, duration_s=duration, running=count,
+                generation_tokens=int(gained.sum()),
                 draft_requests=count if drafting else 0,
                 draft_tokens=K * count if drafting else 0,
                 accepted_tokens=int(kept.sum()),
@@ -129,23 +124,22 @@ class Synthetic:
                 accepted_per_source=[int(kept.sum()), *others] if drafting else [],
                 gate_open=drafting if self.sam else None,
             ))  # fmt: skip
-        engine_steps = table_of(StepRecord, rows)
+        steps_table = engine_steps(*rows)
         names = [(f"prompt-{self.seed}-{step}-{g}", s)
                  for g in range(self.groups) for s in range(self.siblings)]  # fmt: skip
-        finished = table_of(RequestRecord, (
-            RequestRecord(
-                step=step, split="train", replica=0, group=names[place][0],
-                sibling=names[place][1], prompt_tokens=20, response_tokens=int(lengths[row]),
-                verify_steps=0, drafted_tokens=0, accepted_tokens=int(accepted[row]),
-                start_s=start, end_s=float(ended[row]), finish_reason="stop",
+        finished = requests_table(*(
+            request(
+                step=step, group=names[place][0], sibling=names[place][1], prompt_tokens=20,
+                response_tokens=int(lengths[row]), accepted_tokens=int(accepted[row]),
+                start_s=start, end_s=float(ended[row]),
             )
             for row, place in enumerate(order)
         ))  # fmt: skip
-        folder.write_engine_steps(0, engine_steps)
+        folder.write_engine_steps(0, steps_table)
         folder.write_requests(0, finished)
         if self.traces:
             folder.write_traces(0, self._traces(step, names, lengths[np.argsort(order)], start))
-        metrics = aggregate([engine_steps], [finished], tail_threshold=TAIL_THRESHOLD)
+        metrics = aggregate([steps_table], [finished], tail_threshold=TAIL_THRESHOLD)
         update_s = self.update_s * (1 + self.noise * noise.standard_normal())
         gen_s = metrics["sam/engine/rollout_s"] + 0.1
         folder.append_train_step(
@@ -166,11 +160,11 @@ class Synthetic:
 
     def _traces(self, step: int, names: list, lengths: np.ndarray, start: float) -> Any:
         texts = np.random.default_rng([self.seed, step, 2])
-        return table_of(TraceRecord, (
-            TraceRecord(
-                group=group, sibling=sibling, step=step, split="train", replica=0,
-                prompt_ids=[1, 2, 3], response_ids=texts.integers(0, 50, length).tolist(),
-                start_s=start, end_s=start + 1,
+        return traces(*(
+            trace(
+                group=group, sibling=sibling, step=step, prompt_ids=[1, 2, 3],
+                response_ids=texts.integers(0, 50, length).tolist(), start_s=start,
+                end_s=start + 1,
             )
             for (group, sibling), length in zip(names, lengths, strict=True)
         ))  # fmt: skip

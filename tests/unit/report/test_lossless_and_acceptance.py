@@ -5,32 +5,14 @@ import pytest
 from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import (
-    SCHEMA_VERSION,
-    RunFolder,
-    StepRecord,
-    TraceRecord,
-    table_of,
-)
+from sam_rollout.telemetry.records import SCHEMA_VERSION, RunFolder
+from tests.records import engine_step, engine_steps, trace, traces
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
     path = make_run(name, {1: {"timing_s/gen": 1.0}}, **fields)
-    records = [
-        TraceRecord(
-            group="prompt",
-            sibling=sibling,
-            step=1,
-            split="train",
-            replica=0,
-            prompt_ids=[1],
-            response_ids=ids,
-            start_s=0.0,
-            end_s=1.0,
-        )
-        for sibling, ids in texts.items()
-    ]
-    RunFolder(path).write_traces(0, table_of(TraceRecord, records))
+    records = [trace(sibling=sibling, response_ids=ids) for sibling, ids in texts.items()]
+    RunFolder(path).write_traces(0, traces(*records))
     return path
 
 
@@ -125,16 +107,18 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
         },
         sam=True,
     )
-    step = {"replica": 0, "time_s": 1.0, "duration_s": 1.0, "scheduled": 4, "running": 4,
-            "waiting": 0}  # fmt: skip
     rows = []
     for split, of_sources in (("train", [6, 4, 0, 0]), ("train", []), ("val", [90, 0, 0, 0])):
-        rows.append(StepRecord(
-            step=1, split=split, draft_tokens=sum(of_sources), drafted_per_source=of_sources,
-            accepted_per_source=[count // 2 for count in of_sources], **step,
-        ))  # fmt: skip
-    rows.append(StepRecord(step=3, split="train", draft_tokens=7, **step))
-    RunFolder(path).write_engine_steps(0, table_of(StepRecord, rows))
+        rows.append(
+            engine_step(
+                split=split,
+                draft_tokens=sum(of_sources),
+                drafted_per_source=of_sources,
+                accepted_per_source=[count // 2 for count in of_sources],
+            )
+        )
+    rows.append(engine_step(step=3, draft_tokens=7))
+    RunFolder(path).write_engine_steps(0, engine_steps(*rows))
     found = acceptance([load_run(path)], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
         ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),

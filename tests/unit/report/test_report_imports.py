@@ -18,7 +18,8 @@ def test_imports_no_engine(package):
     names = [f"sam_rollout.{package}.{module}" for module in MODULES[package]]
     foreign = {"torch", "vllm", "verl", "vllm_ascend", "ray"}
     if package == "telemetry":
-        foreign |= {"sam_rollout.automaton", "sam_rollout.drafting", "sam_rollout.integrations"}
+        # Sources declare their metrics; the kernels they draft with are loaded when they are made.
+        foreign |= {"numba", "sam_rollout.drafting", "sam_rollout.integrations"}
     code = f"import sys, {', '.join(names)}; print(sorted({foreign!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -6,14 +6,8 @@ from sam_rollout.cli import app
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.settings import replay_settings
 from sam_rollout.simulation.workload import WorkloadError, read_workload
-from sam_rollout.telemetry.records import (
-    RequestRecord,
-    RunFolder,
-    RunInfo,
-    StepRecord,
-    TraceRecord,
-    table_of,
-)
+from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.records import engine_step, engine_steps, request, requests, trace, traces
 
 
 @pytest.fixture
@@ -26,29 +20,27 @@ def folder(tmp_path):
     config = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 64}}}
     run.write_start(RunInfo("sam=on", config, {}, {}, {}, "2026-01-01T00:00:00+00:00"))
     times = {("a", 0): (10.0, 15.0), ("a", 1): (10.1, 20.0), ("b", 0): (20.0, 22.0)}
-    requests = [
-        RequestRecord(
-            step=1, split="train", replica=0, group=group, sibling=sibling, prompt_tokens=7,
-            response_tokens=30, verify_steps=counts[0], drafted_tokens=counts[1],
-            accepted_tokens=counts[2], start_s=start, end_s=end, finish_reason="stop",
+    finished = [
+        request(
+            group=group, sibling=sibling, response_tokens=30, verify_steps=counts[0],
+            drafted_tokens=counts[1], accepted_tokens=counts[2], start_s=start, end_s=end,
             open_steps=8, open_tokens=20, control=group == "b",
         )
         for (group, sibling), (start, end) in times.items()
         for counts in [(0, 0, 0) if group == "b" else (5, 15, 2)]
     ]  # fmt: skip
-    run.write_requests(0, table_of(RequestRecord, requests))
-    run.write_requests(1, table_of(RequestRecord, []))
+    run.write_requests(0, requests(*finished))
+    run.write_requests(1, requests())
     steps = [
-        StepRecord(
-            step=1, split="train", replica=0, time_s=11.0 + number, duration_s=0.1, scheduled=2,
-            running=2, waiting=0, draft_requests=drafted, draft_tokens=3 * drafted,
-            accepted_tokens=4 * (number == 0),
+        engine_step(
+            time_s=11.0 + number, duration_s=0.1, running=2, draft_requests=drafted,
+            draft_tokens=3 * drafted, accepted_tokens=4 * (number == 0),
             accepted_per_position=(2, 1, 1) if number == 0 else (),
         )
         for number in range(8)
         for drafted in [2 * (number < 5)]
     ]  # fmt: skip
-    run.write_engine_steps(0, table_of(StepRecord, steps))
+    run.write_engine_steps(0, engine_steps(*steps))
     return run, times
 
 
@@ -66,15 +58,18 @@ def test_lengths_rounds_and_chances_of_a_run(folder):
 def test_texts_are_read_in_order_of_arrival(folder):
     run, times = folder
     records = [
-        TraceRecord(
-            group=group, sibling=sibling, step=1, split="train", replica=0, prompt_ids=[1, 2],
-            response_ids=list(range(5 + sibling)), start_s=start, end_s=end,
+        trace(
+            group=group,
+            sibling=sibling,
+            response_ids=list(range(5 + sibling)),
+            start_s=start,
+            end_s=end,
         )
         for (group, sibling), (start, end) in reversed(times.items())
-    ]  # fmt: skip
-    run.write_traces(0, table_of(TraceRecord, records))
+    ]
+    run.write_traces(0, traces(*records))
     work = read_workload(run.path)
-    assert [(trace.group, trace.sibling) for trace in work.traces] == list(times)
+    assert [(text.group, text.sibling) for text in work.traces] == list(times)
     assert work.round.length.tolist() == [5, 6, 5]
     assert work.round.turn.tolist() == [0, 0, 1]
     assert np.array_equal(work.traces[1].response, np.arange(6))

@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def test_page_is_what_the_declarations_render():
-    assert PAGE.read_text(encoding="utf-8") == render(), "run sam-rollout metrics-docs"
+    assert PAGE.read_text(encoding="utf-8") == render(), "run sam-rollout reference"
 
 
 def test_page_shows_every_metric_once():
