@@ -226,8 +226,6 @@ class SamDrafter:
 
     def usage(self) -> Usage:
         """Of all sources: sums, but the most live requests of any."""
-        if not self.sources:
-            return Usage()
         total = Usage(*map(sum, zip(*(source.usage() for source in self.sources), strict=True)))
         return total._replace(live_requests=max(s.usage().live_requests for s in self.sources))
 

@@ -25,7 +25,12 @@ class GuardedGate:
             self._gate.observe(step)
             return self._gate.budget(len(step.verified.sampled), whole=whole)
         except Exception:
-            self._close()
+            self._failures += 1
+            self._gate = ClosedGate()
+            logger.warning(
+                "The gate failed and is closed; the rollout continues without drafts.",
+                exc_info=True,
+            )
             return 0
 
     def drain(self) -> dict[str, float]:
@@ -41,13 +46,6 @@ class GuardedGate:
                 logger.warning("The gate's counters failed and are left out.", exc_info=True)
         failures, self._failures = self._failures, 0
         return report | {"gate/failures": failures}
-
-    def _close(self) -> None:
-        self._failures += 1
-        self._gate = ClosedGate()
-        logger.warning(
-            "The gate failed and is closed; the rollout continues without drafts.", exc_info=True
-        )
 
 
 def make_gate(
