@@ -5,14 +5,7 @@ import logging
 import pytest
 
 from sam_rollout.config import GateConfig
-from sam_rollout.gating import (
-    ClosedGate,
-    EngineStep,
-    GuardedGate,
-    ScheduleGate,
-    ThresholdGate,
-    make_gate,
-)
+from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, ThresholdGate, make_gate
 from tests.unit.gating.group import Seat, Table
 from tests.unit.gating.steps import decode
 
@@ -23,23 +16,13 @@ def made(**options) -> GuardedGate:
     return make_gate(GateConfig(**options), max_rows=16, max_draft_tokens=K)
 
 
-NEVER = {0: 0, 1: 0, 4: 0, 9: 0}
-WITH_A_CLOSED_STRETCH = ScheduleGate({4: 8, 8: 0, 16: 3}, 8)
+@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, K), (8, K), (9, 0), (128, 0)])
+def test_a_threshold_drafts_while_some_but_few_requests_run(rows, expected):
+    assert ThresholdGate(8, K).budget(rows) == expected
 
 
-@pytest.mark.parametrize(
-    ("gate", "whole", "budgets"),
-    [
-        (ThresholdGate(8, K), False, {0: 0, 1: K, 8: K, 9: 0, 128: 0}),
-        (ThresholdGate(0, K), False, NEVER),
-        (ClosedGate(), False, NEVER),
-        (ScheduleGate({16: 3, 4: 8}, 8), False, {0: 0, 1: 8, 4: 8, 5: 3, 16: 3, 17: 0}),
-        # Graphs make of a schedule all or nothing.
-        (WITH_A_CLOSED_STRETCH, True, {4: 8, 8: 0, 16: 8, 17: 0}),
-    ],
-)
-def test_budgets_by_the_number_of_requests(gate, whole, budgets):
-    assert {rows: gate.budget(rows, whole=whole) for rows in budgets} == budgets
+def test_threshold_zero_never_drafts():
+    assert not any(ThresholdGate(0, K).budget(rows) for rows in range(5))
 
 
 def test_a_negative_threshold_is_refused():
@@ -47,11 +30,25 @@ def test_a_negative_threshold_is_refused():
         ThresholdGate(-1, K)
 
 
+def test_a_closed_gate_never_drafts():
+    gate = made(kind="closed", threshold=8)
+    assert not any(gate.next_budget(decode(rows)) for rows in range(10))
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 8), (4, 8), (5, 3), (16, 3), (17, 0)])
+def test_a_schedule_takes_the_smallest_bound_that_holds(rows, expected):
+    assert ScheduleGate({16: 3, 4: 8}, 8).budget(rows) == expected
+
+
+def test_graphs_make_of_a_schedule_all_or_nothing():
+    gate = ScheduleGate({4: 8, 8: 0, 16: 3}, 8)
+    assert [gate.budget(rows, whole=True) for rows in (4, 8, 16, 17)] == [8, 0, 8, 0]
+
+
 def test_make_gate_takes_settings_from_the_config():
     assert [made(threshold=5).next_budget(decode(rows)) for rows in (5, 6)] == [K, 0]
     gate = made(kind="schedule", schedule={"2": 1})
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [1, 0]
-    assert made(kind="closed", threshold=8).next_budget(decode(1)) == 0
     assert "gate/measured_s" in made(kind="auto").drain()
 
 
