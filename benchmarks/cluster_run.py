@@ -28,7 +28,6 @@ from tests.cluster.runs import (
 )
 
 NODES = ("node-1", "node-2")
-TOLD = ("==> lost", "==> the job still waits", "error:")  # lines about the loss
 # Column of the record -> metric of verl's or ours.
 METRICS = {
     "score": "critic/score/mean",

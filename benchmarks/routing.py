@@ -20,6 +20,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.measuring import load_prompts, parser, read_record, requests_of, turns, write_record
+from benchmarks.results_page import section
 from benchmarks.rollout import Side
 from sam_rollout.bench.machine import machine
 from sam_rollout.routing import GroupRouter, LeastLoaded
@@ -35,17 +36,8 @@ SIDES = {
     "siblings, halves": ("siblings", "halves"),
     "siblings, grouped": ("siblings", "grouped"),
 }
-# Figure, title, unit.
-FIGURES = (
-    ("rollout_s", "rollout, slowest replica", "s of CPU"),
-    ("sum_s", "all replicas added up", "s of CPU"),
-    ("imbalance", "slowest / mean replica", ""),
-    ("steps", "most engine steps of a replica", ""),
-    ("tail_steps", "steps of all long tails", ""),
-    ("tail_ms_per_token", "a token of the long tails", "ms"),
-    ("acceptance_length", "acceptance length", "tokens"),
-    ("grouped_share", "siblings where most of their group is", ""),
-)
+FIGURES = ("rollout_s", "sum_s", "imbalance", "steps", "tail_steps", "tail_ms_per_token",
+           "acceptance_length", "grouped_share")  # fmt: skip
 BASE = "siblings, spread"
 
 
@@ -121,7 +113,7 @@ def one_round(
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Median, lowest and highest per figure and side, and of the ratios base / side."""
     summary: dict[str, Any] = {}
-    for figure, _title, _unit in FIGURES:
+    for figure in FIGURES:
         summary[figure] = {side: _spread([r[side][figure] for r in rounds]) for side in SIDES}
     for side in SIDES:
         ratios = [r[BASE]["rollout_s"] / r[side]["rollout_s"] for r in rounds]
@@ -131,24 +123,6 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 def _spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def show(record: dict[str, Any]) -> None:
-    """Print the summary of one number of replicas as a table."""
-    print(", ".join(f"{name} {value}" for name, value in record["machine"].items()))
-    print(f"{'median [lowest, highest]':<42}" + "".join(f"{side:>24}" for side in SIDES))
-    rows = [(figure, f"{title}, {unit}".rstrip(", "), "") for figure, title, unit in FIGURES]
-    rows.append(("rollout_s", f"rollout, {BASE} / side", f"{BASE} / "))
-    for figure, title, prefix in rows:
-        cells = [record["summary"][figure][prefix + side] for side in SIDES]
-        texts = [f"{c['median']:.4g} [{c['low']:.3g}, {c['high']:.3g}]" for c in cells]
-        print(f"{title:<42}" + "".join(f"{text:>24}" for text in texts))
-    print(f"identical texts: {least_identical(record):.1%} at least")
-
-
-def least_identical(record: dict[str, Any]) -> float:
-    """Share of responses that equal the base side's, in the round and side where it is least."""
-    return min(r[side]["identical"] for r in record["rounds"] for side in SIDES)
 
 
 def main() -> None:
@@ -190,7 +164,7 @@ def main() -> None:
         record["rounds"] = rounds
         records[str(replicas)] = record
         write_record(records, arguments.output)
-    show(record)
+    print(section("routing_tiny_cpu", records))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine import machine
@@ -28,9 +29,13 @@ ROWS = (1, 8, 64, 256)
 DRAFT_TOKENS = 3
 ALONE_STEPS = 5000
 GOAL = 0.005  # share of a step's time
-_COLLECT_S, _CURVE_S = "sam/telemetry/collect_s", "sam/telemetry/curve_s"
-_SHARE = "sam/telemetry/share"
-_RECORDING = {_COLLECT_S, _CURVE_S, _SHARE, "timing_s/step"}
+# Column of what a training step logs -> ours.
+_RECORDING = {
+    "timing_s/step": "step_s",
+    "sam/telemetry/collect_s": "collect_s",
+    "sam/telemetry/curve_s": "curve_s",
+    "sam/telemetry/share": "share",
+}
 
 
 def in_run(folder: Path) -> dict[str, float]:
@@ -49,21 +54,17 @@ def in_run(folder: Path) -> dict[str, float]:
 
 def in_trainer(folder: Path) -> dict[str, float] | None:
     """Time of a run's trainer for recording a training step; None if its folder does not tell."""
-    steps = [
-        metrics
-        for metrics in RunFolder(folder).read_train_steps().values()
-        if metrics.keys() >= _RECORDING
-    ]
-    if not steps:
+    logged = pd.DataFrame(RunFolder(folder).read_train_steps().values())
+    steps = logged.reindex(columns=list(_RECORDING)).rename(columns=_RECORDING).dropna()
+    if steps.empty:
         return None
     return {
         "steps": len(steps),
-        "median_step_s": statistics.median(step["timing_s/step"] for step in steps),
-        "median_collect_ms": 1e3 * statistics.median(step[_COLLECT_S] for step in steps),
-        "median_curve_ms": 1e3 * statistics.median(step[_CURVE_S] for step in steps),
-        "share": sum(step[_COLLECT_S] + step[_CURVE_S] for step in steps)
-        / sum(step["timing_s/step"] for step in steps),
-        "largest_share": max(step[_SHARE] for step in steps),
+        "median_step_s": float(steps.step_s.median()),
+        "median_collect_ms": 1e3 * float(steps.collect_s.median()),
+        "median_curve_ms": 1e3 * float(steps.curve_s.median()),
+        "share": float((steps.collect_s + steps.curve_s).sum() / steps.step_s.sum()),
+        "largest_share": float(steps.share.max()),
     }
 
 

@@ -271,11 +271,10 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
         (ratio of the treated) / (ratio of the control) - 1, without limits where a side has one
         unit; None if a side has nothing.
     """
-    arms = [_log_ratio(*arm) for arm in (treated, control)]
-    if None in arms:
+    arm, other = (_log_ratio(*arm) for arm in (treated, control))
+    if arm is None or other is None:
         return None
-    (log, *error), (other_log, *other_error) = arms
-    return _log_gain(log - other_log, error, other_error)
+    return _log_gain(arm[0] - other[0], arm[1:], other[1:])
 
 
 def paired_gain(numerator: np.ndarray, denominator: np.ndarray) -> Estimate | None:
@@ -308,9 +307,10 @@ def _log_ratio(
     return math.log(value), variance, max(1 / float((weight**2).sum()) - 1, 1.0)
 
 
-def _log_gain(log: float, *errors: Sequence[float | None]) -> Estimate:
+def _log_gain(log: float, *errors: tuple[float | None, float]) -> Estimate:
     """A gain by its logarithm; `errors` are a variance and its degrees of freedom each."""
-    if any(variance is None for variance, _ in errors):
+    known = [(variance, freedom) for variance, freedom in errors if variance is not None]
+    if len(known) < len(errors):
         return Estimate(math.expm1(log), None, None)
-    width = t_width(*errors)
+    width = t_width(*known)
     return Estimate(math.expm1(log), math.expm1(log - width), math.expm1(log + width))

@@ -402,17 +402,18 @@ def look_at_ties(
     as likely as the likeliest one? Only the first ``MOST_LOOKED_AT`` places by position are looked
     at; the rest is returned as it was.
     """
-    asked = {(request.problem, request.sample): request for request in requests}
+    request_of = {(request.problem, request.sample): request for request in requests}
     by_position = sorted(range(len(parted)), key=lambda number: parted[number].position)
     chosen = by_position[:MOST_LOOKED_AT]
     looked_at = list(parted)
     for begin in range(0, len(chosen), LOOKED_AT_TOGETHER):
         numbers = chosen[begin : begin + LOOKED_AT_TOGETHER]
-        places = [parted[number] for number in numbers]
-        places_asked = [asked[place.problem, place.sample] for place in places]
-        texts = [groups[place.problem][place.sample].token_ids for place in places]
-        distances = _distances(engine, places, places_asked, texts, options)
-        for number, distance in zip(numbers, distances, strict=True):
+        asked = []
+        for place in (parted[number] for number in numbers):
+            request = request_of[place.problem, place.sample]
+            said = groups[place.problem][place.sample].token_ids[: place.position]
+            asked.append((place, request, request.prompt_ids + said))
+        for number, distance in zip(numbers, _distances(engine, asked, options), strict=True):
             looked_at[number] = replace(
                 parted[number],
                 tie=distance <= TIE[options.dtype],
@@ -423,31 +424,23 @@ def look_at_ties(
 
 def _distances(
     engine: LLM,
-    places: Sequence[Divergence],
-    requests: Sequence[Request],
-    texts: Sequence[list[int]],
+    asked: Sequence[tuple[Divergence, Request, list[int]]],
     options: argparse.Namespace,
 ) -> list[float]:
-    """How far each place is from a tie, in the terms of ``TIE``.
+    """How far each place is from a tie, in the terms of ``TIE``, by the text before it.
 
     The engine's answers are large; they are freed when this returns, before the next are asked for.
     """
     from vllm import TokensPrompt
 
-    before = [
-        request.prompt_ids + text[: place.position]
-        for place, request, text in zip(places, requests, texts, strict=True)
-    ]
+    only_next = {"max_tokens": 1, "logprobs": -1, "detokenize": False}
     outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=text) for text in before],
-        [
-            _sampling(request, options, max_tokens=1, logprobs=-1, detokenize=False)
-            for request in requests
-        ],
+        [TokensPrompt(prompt_token_ids=text) for _, _, text in asked],
+        [_sampling(request, options, **only_next) for _, request, _ in asked],
         use_tqdm=False,
     )
     found = []
-    for place, request, text, output in zip(places, requests, before, outputs, strict=True):
+    for (place, request, text), output in zip(asked, outputs, strict=True):
         candidates = output.outputs[0].logprobs[0]
         logprobs = np.full(max(candidates) + 1, -np.inf)
         for token, value in candidates.items():

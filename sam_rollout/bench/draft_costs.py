@@ -7,6 +7,7 @@ import gc
 import statistics
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -161,9 +162,7 @@ def measure_costs(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
     problem = generator.Problem(0, seed=SEED)
     text = problem.response(0, max(sizes.long_text, sizes.longest_text))
     long, longest = _cut(text, sizes.long_text), _cut(text, sizes.longest_text)
-    warm: dict[str, list[float]] = {side.name: [] for side in there}
-    short_ns: dict[str, list[float]] = {side.name: [] for side in there}
-    long_ns: dict[str, list[float]] = {side.name: [] for side in there}
+    warm, short_ns, long_ns = (defaultdict[str, list[float]](list) for _ in range(3))
     for turn in range(sizes.rounds):
         for side in there:  # in turns
             text = texts[turn % len(texts)]
@@ -172,14 +171,16 @@ def measure_costs(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
             short_ns[side.name] += [
                 _end_ns(side, _cut(text, SHORT_TEXT), sizes.chunk) for text in texts
             ]
+    short, end = (
+        {name: statistics.median(taken) for name, taken in ns.items()} for ns in (short_ns, long_ns)
+    )
     return [
         {
             "side": side.name,
             **_quartiles("ns", warm[side.name]),
-            "short_ns": statistics.median(short_ns[side.name]),
-            "long_ns": statistics.median(long_ns[side.name]),
-            "growth": statistics.median(long_ns[side.name])
-            / statistics.median(short_ns[side.name]),
+            "short_ns": short[side.name],
+            "long_ns": end[side.name],
+            "growth": end[side.name] / short[side.name],
             **_slowest_of_batch(side, texts, sizes),
             "slowest_long_ms": _slowest_of_text(side, longest),
             **_left(side, texts, min(sizes.contexts)),
@@ -221,7 +222,7 @@ def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
     return statistics.median(taken[-max(1, int(len(taken) * LAST_SHARE)) :])
 
 
-def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float]:
+def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
     """The slowest call while many requests grow from nothing, and the memory they end with."""
     context = max(sizes.contexts)
     start = 2 * len(texts[0].prompt)

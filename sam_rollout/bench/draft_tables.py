@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,19 +47,34 @@ def _table(title: str, *heads: str) -> Any:
     return table
 
 
+def pivot(
+    rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
+) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
+    """Rows of a result by what stands before a line and above a column, and all columns.
+
+    Lines and columns are named by tuples of values and come in order of appearance.
+    """
+    lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
+    columns: dict[tuple, None] = {}
+    for row in rows:
+        line, column = (tuple(row[name] for name in names) for names in (down, across))
+        lines.setdefault(line, {})[column] = row
+        columns[column] = None
+    return lines, list(columns)
+
+
 def _show_acceptance(rows: list[dict[str, Any]], console: Console) -> None:
     ks = sorted({row["k"] for row in rows})
     heads = [f"{what}, k = {k}" for k in ks for what in ("MAL", "a step", "an accepted")]
     for data in dict.fromkeys(row["data"] for row in rows):
         table = _table(f"{data}: mean acceptance length, drafted tokens", "", *heads)
-        of_data = [row for row in rows if row["data"] == data]
-        for side in dict.fromkeys(row["side"] for row in of_data):
-            cells = [row for row in of_data if row["side"] == side]
-            table.add_row(side, *(cell for row in cells for cell in _acceptance_cells(row)))
+        lines, _ = pivot([row for row in rows if row["data"] == data], ["side"], ["k"])
+        for (side,), cells in lines.items():
+            table.add_row(side, *(cell for row in cells.values() for cell in _acceptance(row)))
         console.print(table)
 
 
-def _acceptance_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+def _acceptance(row: dict[str, Any]) -> tuple[str, str, str]:
     wasted = row["drafted_per_accepted"]
     return (
         f"{row['mean_acceptance_length']:.3f}",
@@ -68,31 +84,26 @@ def _acceptance_cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _show_sweep(rows: list[dict[str, Any]], console: Console) -> None:
-    ks = list(dict.fromkeys(row["k"] for row in rows))
-    table = _table(f"{COT}: mean acceptance length against k", "", *map(str, ks))
-    for side in dict.fromkeys(row["side"] for row in rows):
-        lengths = [row["mean_acceptance_length"] for row in rows if row["side"] == side]
-        table.add_row(side, *(f"{length:.2f}" for length in lengths))
+    lines, ks = pivot(rows, ["side"], ["k"])
+    table = _table(f"{COT}: mean acceptance length against k", "", *(str(k) for (k,) in ks))
+    for (side,), cells in lines.items():
+        table.add_row(side, *(f"{row['mean_acceptance_length']:.2f}" for row in cells.values()))
     console.print(table)
 
 
 def _show_calls(rows: list[dict[str, Any]], console: Console) -> None:
-    sizes = list(dict.fromkeys((row["context"], row["rows"]) for row in rows))
-    names = list(dict.fromkeys(row["side"] for row in rows))
+    lines, names = pivot(rows, ["context", "rows"], ["side"])
     title = "one call, us: median (quartiles; the first one after others have used the caches)"
-    table = _table(title, "rows x tokens", *names)
-    for context, batch in sizes:
-        of_size = {
-            row["side"]: row for row in rows if (row["context"], row["rows"]) == (context, batch)
-        }
-        cells = [_call_cell(of_size[name]) if name in of_size else "-" for name in names]
-        table.add_row(f"{batch} x {context}", *cells)
+    table = _table(title, "rows x tokens", *(side for (side,) in names))
+    for (context, batch), cells in lines.items():
+        table.add_row(f"{batch} x {context}", *(_call(cells.get(name)) for name in names))
     console.print(table)
 
 
-def _call_cell(row: dict[str, Any]) -> str:
-    quartiles = f"{row['q1_us']:.0f}..{row['q3_us']:.0f}"
-    return f"{row['median_us']:.0f} ({quartiles}; {row['cold_us']:.0f})"
+def _call(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    return f"{row['median_us']:.0f} ({row['q1_us']:.0f}..{row['q3_us']:.0f}; {row['cold_us']:.0f})"
 
 
 _COSTS = (
@@ -131,6 +142,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
         left, right = figure.subplots(1, 2)
         _plot_context(left, result["context"])
         _plot_sweep(right, result["sweep"])
+        for axes in (left, right):
+            axes.set_ylim(bottom=1)
+            axes.legend(fontsize=8)
         figure.savefig(path, dpi=120)
 
 
@@ -139,40 +153,29 @@ def _plot_context(axes: Axes, rows: list[dict[str, Any]]) -> None:
              (TRACES, sides.OWN): "o--", (TRACES, sides.OWN_SIBLINGS): "o--"}  # fmt: skip
     for (data, side), line in shown.items():
         points = [
-            row
+            (row["from"] + CONTEXT_BIN / 2, row["mean_acceptance_length"])
             for row in rows
             if (row["data"], row["side"]) == (data, side) and row["steps"] >= _MIN_STEPS
         ]
-        if points:
-            axes.plot(
-                [row["from"] + CONTEXT_BIN / 2 for row in points],
-                [row["mean_acceptance_length"] for row in points],
-                line,
-                markersize=3,
-                color=_COLOURS[side],
-                label=f"{side}, {data}",
-            )
+        _plot_side(axes, points, line, side, data)
     for start, stop, published in PUBLISHED:
         label = "published (Qwen3-8B, MATH-500)" if start == 0 else None
         axes.plot([start, stop], [published] * 2, color="#444444", linewidth=3, label=label)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel(f"mean acceptance length, k = {CONTEXT_K}")
-    axes.set_ylim(bottom=1)
-    axes.legend(fontsize=8)
 
 
 def _plot_sweep(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    for side in dict.fromkeys(row["side"] for row in rows):
-        of_side = [row for row in rows if row["side"] == side]
-        axes.plot(
-            [row["k"] for row in of_side],
-            [row["mean_acceptance_length"] for row in of_side],
-            "o-",
-            markersize=3,
-            color=_COLOURS[side],
-            label=f"{side}, {COT}",
-        )
+    for (side,), cells in pivot(rows, ["side"], ["k"])[0].items():
+        points = [(k, row["mean_acceptance_length"]) for (k,), row in cells.items()]
+        _plot_side(axes, points, "o-", side, COT)
     axes.set_xlabel("draft tokens a step, k")
     axes.set_ylabel("mean acceptance length")
-    axes.set_ylim(bottom=1)
-    axes.legend(fontsize=8)
+
+
+def _plot_side(
+    axes: Axes, points: list[tuple[float, float]], line: str, side: str, data: str
+) -> None:
+    if points:
+        label, colour = f"{side}, {data}", _COLOURS[side]
+        axes.plot(*zip(*points, strict=True), line, markersize=3, color=colour, label=label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sam_rollout.bench import sides
@@ -37,106 +38,83 @@ MAX_SLOWEST_MS = 2.0
 OURS = "own"  # names of our own sides begin with it
 
 
-class _Result:
-    """A measurement, looked things up in."""
-
-    def __init__(self, result: dict[str, Any]) -> None:
-        self._missing = result["missing"]
-        self.cot_tokens: int = result["setting"]["cot"][1]  # of the longest chain of thought
-        self._acceptance = {
-            (row["data"], row["k"], row["side"]): row for row in result["acceptance"]
-        }
-        self._calls = {(row["side"], row["rows"], row["context"]): row for row in result["calls"]}
-        self._costs = {row["side"]: row for row in result["costs"]}
-
-    def acceptance(self, data: str, k: int, side: str) -> dict[str, Any]:
-        """A row of the acceptance table."""
-        return self._get(self._acceptance, (data, k, side), side)
-
-    def call(self, side: str) -> dict[str, Any]:
-        """The call that targets speak of."""
-        return self._get(self._calls, (side, CALL_ROWS, CALL_CONTEXT), side)
-
-    def cost(self, side: str) -> dict[str, Any]:
-        """A row of the table of costs."""
-        return self._get(self._costs, side, side)
-
-    def _get(self, rows: dict[Any, dict[str, Any]], key: Any, side: str) -> dict[str, Any]:
-        if key not in rows:
-            raise _MissingError(side, self._missing.get(side, "not measured"))
-        return rows[key]
-
-
-class _MissingError(LookupError):
-    def __init__(self, side: str, why: str) -> None:
-        super().__init__(f"{side} is not there: {why}")
-        self.ours = side.startswith(OURS)
+# What a target looks at: a table of the result, what else names the row, the side.
+Key = tuple[Any, ...]
+Measured = tuple[str, bool | None]
 
 
 def judge(result: dict[str, Any]) -> list[Verdict]:
     """Hold a result of `Bench.run` against the targets."""
-    found = _Result(result)
+    names = {"acceptance": ("data", "k"), "calls": ("rows", "context"), "costs": ()}
+    rows = {
+        (table, *(row[name] for name in others), row["side"]): row
+        for table, others in names.items()
+        for row in result[table]
+    }
     verdicts = []
-    for target, measure in _targets(found):
-        try:
-            measured, reached = measure()
-        except _MissingError as error:
+    for target, keys, measure in _targets(result["setting"]["cot"][1]):
+        absent = [key[-1] for key in keys if key not in rows]
+        if absent:
+            why = f"{absent[0]} is not there: {result['missing'].get(absent[0], 'not measured')}"
             # A peer may be absent; what this project promises may not.
-            measured, reached = str(error), False if error.ours else None
-        verdicts.append(Verdict(target, measured, reached))
+            verdict = Verdict(target, why, False if absent[0].startswith(OURS) else None)
+        else:
+            verdict = Verdict(target, *measure(*(rows[key] for key in keys)))
+        verdicts.append(verdict)
     return verdicts
 
 
-def _targets(found: _Result) -> list[tuple[str, Callable[[], tuple[str, bool | None]]]]:
-    """Each target in words, and how to measure it."""
-    targets = [
-        (
-            f"{data}, k = {k}: {side} at least {least:.0%} longer than {other}",
-            lambda data=data, k=k, side=side, other=other, least=least: _longer(
-                found.acceptance(data, k, side), found.acceptance(data, k, other), least
-            ),
-        )
-        for data, k, side, other, least in LONGER
-    ]
-    targets += [
+def _targets(cot_tokens: int) -> list[tuple[str, list[Key], Callable[..., Measured]]]:
+    """Each target in words, the rows it looks at, and how they are measured.
+
+    Args:
+        cot_tokens: of the longest chain of thought.
+    """
+    own, call = ("costs", sides.OWN), ("calls", CALL_ROWS, CALL_CONTEXT)
+    return [
+        *(
+            (
+                f"{data}, k = {k}: {side} at least {least:.0%} longer than {other}",
+                [("acceptance", data, k, side), ("acceptance", data, k, other)],
+                partial(_longer, least),
+            )
+            for data, k, side, other, least in LONGER
+        ),
         (
             f"{COT}, k = 8: {sides.ADAPTIVE} at least {MIN_FEWER_DRAFTED:.0%} fewer drafted per "
             f"accepted token, at most {MAX_SHORTER:.0%} shorter (texts of {POLICY_TOKENS} tokens)",
-            lambda: _policy(
-                found.acceptance(COT, 8, sides.ADAPTIVE),
-                found.acceptance(COT, 8, sides.OWN),
-                found.cot_tokens,
-            ),
+            [("acceptance", COT, 8, sides.ADAPTIVE), ("acceptance", COT, 8, sides.OWN)],
+            partial(_policy, cot_tokens),
         ),
         (f"call of {CALL_ROWS} rows at {CALL_CONTEXT} tokens: at most {MAX_CALL_US:.0f} us",
-         lambda: _at_most(found.call(sides.OWN)["median_us"], MAX_CALL_US, "us")),
+         [(*call, sides.OWN)], partial(_at_most, "median_us", MAX_CALL_US, "us")),
         (f"the same: at least {MIN_CALL_SPEEDUP:.0f}x as fast as {sides.NGRAM_24}",
-         lambda: _speedup(found.call(sides.OWN), found.call(sides.NGRAM_24))),
+         [(*call, sides.OWN), (*call, sides.NGRAM_24)], _speedup),
         (f"catching up: at most {MAX_CATCH_UP_NS:.0f} ns a token",
-         lambda: _at_most(found.cost(sides.OWN)["median_ns"], MAX_CATCH_UP_NS, "ns")),
+         [own], partial(_at_most, "median_ns", MAX_CATCH_UP_NS, "ns")),
         (f"256k against 1k tokens: at most {MAX_GROWTH:.0f}x the time per token",
-         lambda: _at_most(found.cost(sides.OWN)["growth"], MAX_GROWTH, "x")),
-        (f"slowest call: under {MAX_SLOWEST_MS:.0f} ms of CPU time",
-         lambda: _at_most(_slowest(found.cost(sides.OWN)), MAX_SLOWEST_MS, "ms")),
+         [own], partial(_at_most, "growth", MAX_GROWTH, "x")),
+        (f"slowest call: under {MAX_SLOWEST_MS:.0f} ms of CPU time", [own], _slowest),
+        *(
+            target
+            for side, most in MAX_BYTES_PER_TOKEN.items()
+            for target in (
+                (f"{side}: at most {most:.0f} bytes a token",
+                 [("costs", side)], partial(_at_most, "bytes_per_token", most, "bytes")),
+                (f"{side}: memory back to where it began when all requests have ended",
+                 [("costs", side)], _left),
+            )
+        ),
     ]  # fmt: skip
-    for side, most in MAX_BYTES_PER_TOKEN.items():
-        targets += [
-            (f"{side}: at most {most:.0f} bytes a token",
-             lambda side=side, most=most: _at_most(
-                 found.cost(side)["bytes_per_token"], most, "bytes")),
-            (f"{side}: memory back to where it began when all requests have ended",
-             lambda side=side: _left(found.cost(side))),
-        ]  # fmt: skip
-    return targets
 
 
-def _longer(row: dict[str, Any], other: dict[str, Any], least: float) -> tuple[str, bool]:
+def _longer(least: float, row: dict[str, Any], other: dict[str, Any]) -> Measured:
     mine, theirs = row["mean_acceptance_length"], other["mean_acceptance_length"]
     gain = mine / theirs - 1
     return f"{gain:+.1%} ({mine:.3f}, {theirs:.3f})", gain >= least
 
 
-def _policy(row: dict[str, Any], fixed: dict[str, Any], tokens: int) -> tuple[str, bool | None]:
+def _policy(tokens: int, row: dict[str, Any], fixed: dict[str, Any]) -> Measured:
     fewer = 1 - row["drafted_per_accepted"] / fixed["drafted_per_accepted"]
     shorter = 1 - row["mean_acceptance_length"] / fixed["mean_acceptance_length"]
     measured = f"{fewer:.1%} fewer, {shorter:.1%} shorter"
@@ -145,22 +123,23 @@ def _policy(row: dict[str, Any], fixed: dict[str, Any], tokens: int) -> tuple[st
     return measured, fewer >= MIN_FEWER_DRAFTED and shorter <= MAX_SHORTER
 
 
-def _at_most(value: float, most: float, unit: str) -> tuple[str, bool]:
-    return f"{value:.3g} {unit}", value <= most
+def _at_most(figure: str, most: float, unit: str, row: dict[str, Any]) -> Measured:
+    return f"{row[figure]:.3g} {unit}", row[figure] <= most
 
 
-def _speedup(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, bool]:
+def _speedup(mine: dict[str, Any], theirs: dict[str, Any]) -> Measured:
     speedup = theirs["median_us"] / mine["median_us"]
     text = f"{speedup:.1f}x ({mine['median_us']:.0f} us, {theirs['median_us']:.0f} us)"
     return text, speedup >= MIN_CALL_SPEEDUP
 
 
-def _slowest(cost: dict[str, Any]) -> float:
+def _slowest(cost: dict[str, Any]) -> Measured:
     """Over a batch that grows from nothing, and over one very long text."""
-    return max(cost["slowest_ms"], cost["slowest_long_ms"])
+    slowest = max(cost["slowest_ms"], cost["slowest_long_ms"])
+    return f"{slowest:.3g} ms", slowest <= MAX_SLOWEST_MS
 
 
-def _left(cost: dict[str, Any]) -> tuple[str, bool]:
+def _left(cost: dict[str, Any]) -> Measured:
     """By the drafter's own count, and by Python's."""
     left = cost["left_bytes"] - cost["start_bytes"]
     share = cost["traced_left_bytes"] / cost["traced_bytes"]

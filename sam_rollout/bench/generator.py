@@ -105,7 +105,7 @@ class _Draws:
 
     def many(self, count: int) -> npt.NDArray[np.float64]:
         """Uniform numbers, float64[count]."""
-        return (self._bits.random_raw(count) >> 11) * 2.0**-53
+        return (self._bits.random_raw(count) >> 11).astype(np.float64) * 2.0**-53
 
     def one(self) -> float:
         """A uniform number."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +45,11 @@ class Replay:
         """Draft tokens for each accepted one; infinite if none was."""
         return self.drafted / self.accepted if self.accepted else float("inf")
 
-    def book(self, known: int, drafted: int, accepted: int, remaining: int) -> int:
+    def book(self, text: int, known: int, drafted: int, accepted: int, remaining: int) -> int:
         """Book one step of one request; returns how many tokens it yielded.
 
         Args:
+            text: which of the traces that are replayed together.
             known: tokens before the step.
             drafted, accepted: draft tokens.
             remaining: tokens of the text not known yet, at least 1; the step yields no more.
@@ -81,6 +83,7 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
     ids = [f"{step}/{trace.group}/{i}" for i, trace in enumerate(traces)]
     for request_id, trace in zip(ids, traces, strict=True):
         session.admit(request_id, trace, step)
+    numbers = list(range(len(traces)))
     known = [len(trace.prompt) + 1 for trace in traces]
     sampled = [text[n - 1 : n] for text, n in zip(texts, known, strict=True)]
     while True:
@@ -89,16 +92,17 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
         for row in reversed(ended):  # the last row moves up, as in vLLM's batch
             last = len(ids) - 1
             token_ids[row] = token_ids[last]
-            for rows in (ids, texts, known, sampled):
-                rows[row] = rows[last]
-                rows.pop()
+            columns: tuple[list[Any], ...] = (ids, texts, numbers, known, sampled)
+            for column in columns:
+                column[row] = column[last]
+                column.pop()
         if not ids:
             break
         drafts = session.propose(ids, token_ids, np.array(known, np.int32), sampled)
         for row, draft in enumerate(drafts):
             text, n = texts[row], known[row]
             right = accepted_tokens(draft, text, n)
-            known[row] += into.book(n, len(draft), right, len(text) - n)
+            known[row] += into.book(numbers[row], n, len(draft), right, len(text) - n)
             sampled[row] = text[n : known[row]]
         ids = list(ids)  # a batch of its own each step, as the model runner hands it over
     session.end_step()

@@ -8,10 +8,12 @@ probabilities once, and to copy one row per request, is measured in the same tur
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -151,45 +153,29 @@ OURS: dict[str, Callable[[Case], torch.Tensor]] = {
 
 
 def measure_case(case: Case, others: Iterable[stock.Stock], setting: Setting) -> list[Timing]:
-    """Time all samplers in turns, slow ones fewer times."""
-    calls: dict[str, Callable[[], Any]] = {
-        READ: case.probabilities.sum,
-        COPY: lambda: case.scratch.copy_(case.probabilities[: case.batch]),
-    }
-    sources = dict.fromkeys(calls, "torch")
-    opaque = set()
-    for name, run in OURS.items():
-        calls[name], sources[name] = (lambda run=run: run(case)), "sam_rollout"
-    for other in others:
-        calls[other.name] = lambda sample=other.sample: sample(case.stock)
-        sources[other.name] = other.source
-        opaque |= set() if other.countable else {other.name}
-    times_s: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
+    """Time all samplers in turns, slow ones fewer times; reading and copying come first."""
+    called: list[tuple[str, str, Callable[[], Any], bool]] = [
+        (READ, "torch", case.probabilities.sum, True),
+        (COPY, "torch", lambda: case.scratch.copy_(case.probabilities[: case.batch]), True),
+        *((name, "sam_rollout", partial(run, case), True) for name, run in OURS.items()),
+        *((one.name, one.source, partial(one.sample, case.stock), one.countable) for one in others),
+    ]
+    times_s: dict[str, list[float]] = {name: [] for name, *_ in called}
+    for _, _, call, _ in called:
         call()  # fills caches and the allocator
     for _ in range(MAX_REPEATS):
-        for name, call in calls.items():
+        for name, _, call, _ in called:
             taken = times_s[name]
             if len(taken) < MIN_REPEATS or sum(taken) < setting.budget_s:
                 taken.append(_time_s(call, setting.device))
     timings = []
-    for name, call in calls.items():
-        counts = None if name in opaque else count(call, setting.device)
-        quartiles_ms = [1e3 * value for value in statistics.quantiles(times_s[name], n=4)]
-        q1, median, q3 = quartiles_ms
-        timings.append(
-            Timing(
-                name,
-                sources[name],
-                median,
-                q1,
-                q3,
-                len(times_s[name]),
-                counts and counts.kernels,
-                counts and counts.synchronisations,
-                counts and counts.nbytes / 1e6,
-            )
-        )
+    for name, source, call, countable in called:
+        counted: tuple[int | None, int | None, float | None] = (None, None, None)
+        if countable:
+            counts = count(call, setting.device)
+            counted = (counts.kernels, counts.synchronisations, counts.nbytes / 1e6)
+        q1, median, q3 = (1e3 * value for value in statistics.quantiles(times_s[name], n=4))
+        timings.append(Timing(name, source, median, q1, q3, len(times_s[name]), *counted))
     return timings
 
 
@@ -209,10 +195,10 @@ def _wait(device: str) -> None:
 def default_device() -> str:
     """The accelerator of this machine, or its CPU."""
     try:
-        import torch_npu  # noqa: F401
+        import torch_npu
     except (ImportError, OSError):
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return "npu" if torch.npu.is_available() else "cpu"
+    return "npu" if torch_npu.npu.is_available() else "cpu"
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -220,27 +206,22 @@ def measure(setting: Setting) -> dict[str, Any]:
     torch.set_num_threads(setting.threads)
     others = stock.available(setting.device)
     cases = []
-    for batch in setting.batches:
-        for k in setting.ks:
-            case = make_case(batch, k, setting)
-            timings = measure_case(case, others, setting)
-            cases.append(_describe(case, timings))
-            del case  # the next one needs the memory
+    for batch, k in itertools.product(setting.batches, setting.ks):
+        case = make_case(batch, k, setting)
+        cases.append(_describe(case, measure_case(case, others, setting)))
+        del case  # the next one needs the memory
     return {"machine": _machine(setting), "setting": asdict(setting), "cases": cases}
 
 
 def _describe(case: Case, timings: list[Timing]) -> dict[str, Any]:
-    speed = {
-        timing.name: timing.mb_touched / timing.median_ms  # MB per ms is GB per s
-        for timing in timings
-        if timing.name in (READ, COPY)
-    }
+    # MB per ms is GB per s.
+    read, copy = ((timing.mb_touched or 0.0) / timing.median_ms for timing in timings[:2])
     return {
         "batch": case.batch,
         "k": case.k,
         "target_mb": case.probabilities.nbytes / 1e6,
-        "read_gb_per_s": speed[READ],
-        "copy_gb_per_s": speed[COPY],
+        "read_gb_per_s": read,
+        "copy_gb_per_s": copy,
         "timings": [asdict(timing) for timing in timings],
     }
 
@@ -266,26 +247,16 @@ def judge(timings: dict[str, Timing]) -> list[Verdict]:
     loop, read = timings["ascend_0.11"].median_ms, timings[READ].median_ms
     vectorised, coupled = timings["vectorised"], timings["coupled"]
     verdicts = []
-    for timing, least in (
-        (vectorised, MIN_VECTORISED_SPEEDUP),
-        (coupled, MIN_COUPLED_SPEEDUP),
-    ):
+    least_speedups = ((vectorised, MIN_VECTORISED_SPEEDUP), (coupled, MIN_COUPLED_SPEEDUP))
+    for timing, least in least_speedups:
         speedup = loop / timing.median_ms
-        verdicts.append(
-            Verdict(
-                f"{timing.name}: at least {least:.0f}x as fast as vLLM-Ascend 0.11's loop",
-                f"{speedup:.1f}x ({timing.median_ms:.1f} ms, {loop:.0f} ms)",
-                speedup >= least,
-            )
-        )
+        target = f"{timing.name}: at least {least:.0f}x as fast as vLLM-Ascend 0.11's loop"
+        measured = f"{speedup:.1f}x ({timing.median_ms:.1f} ms, {loop:.0f} ms)"
+        verdicts.append(Verdict(target, measured, speedup >= least))
     reads = coupled.median_ms / read
-    verdicts.append(
-        Verdict(
-            f"coupled: at most {MAX_COUPLED_READS:.0f}x the time of reading the probabilities",
-            f"{reads:.2f}x ({coupled.median_ms:.1f} ms, {read:.1f} ms)",
-            reads <= MAX_COUPLED_READS,
-        )
-    )
+    target = f"coupled: at most {MAX_COUPLED_READS:.0f}x the time of reading the probabilities"
+    measured = f"{reads:.2f}x ({coupled.median_ms:.1f} ms, {read:.1f} ms)"
+    verdicts.append(Verdict(target, measured, reads <= MAX_COUPLED_READS))
     for timing in (vectorised, coupled):
         waits = timing.synchronisations
         verdicts.append(Verdict(f"{timing.name}: no synchronisation", str(waits), waits == 0))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +35,13 @@ ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 
 ARCTIC_SPEC_FACTOR = 1.0
 
 
-class Session(Protocol):
-    """One drafter at work on one batch of requests after the other."""
+class Session:
+    """One drafter at work on one batch of requests after the other.
+
+    `read` and `propose` are given B requests in row order, int32[R >= B, L] whose row i begins with
+    the text of request i, int32[B] known tokens of each row, and each row's tokens since the last
+    call, at least one.
+    """
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """Tell who a new request is, before its first call."""
@@ -48,14 +53,8 @@ class Session(Protocol):
         lengths: Int32Array,
         sampled: list[list[int]],
     ) -> list[list[int]]:
-        """Read what is new and draft.
-
-        Args:
-            request_ids: B requests in row order.
-            token_ids: int32[R >= B, L], row i begins with the text of request i.
-            lengths: int32[B], known tokens of each row.
-            sampled: each row's tokens since the last call, at least one.
-        """
+        """Read what is new and draft."""
+        raise NotImplementedError
 
     def read(
         self,
@@ -64,7 +63,8 @@ class Session(Protocol):
         lengths: Int32Array,
         sampled: list[list[int]],
     ) -> None:
-        """Read what is new without drafting."""
+        """Read what is new. Peers have no closed gate: they draft whenever they read."""
+        self.propose(request_ids, token_ids, lengths, sampled)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended."""
@@ -74,6 +74,7 @@ class Session(Protocol):
 
     def nbytes(self) -> int | None:
         """Bytes held now, None where the drafter does not say."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,27 +88,6 @@ class Side:
     name: str
     open: Callable[[int, int, int], Session]
     remembers: bool = False
-
-
-class _Base:
-    """What sessions have in common."""
-
-    def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Nothing to know."""
-
-    def read(self, request_ids, token_ids, lengths, sampled) -> None:
-        """Others have no closed gate: they draft whenever they read."""
-        self.propose(request_ids, token_ids, lengths, sampled)
-
-    def finish(self, request_ids: Iterable[str]) -> None:
-        """Nothing to forget."""
-
-    def end_step(self) -> None:
-        """Nothing to do."""
-
-    def nbytes(self) -> int | None:
-        """Not known."""
-        return None
 
 
 class _OpenGate:
@@ -128,7 +108,7 @@ class _OpenGate:
         return {}
 
 
-class OwnSession(_Base):
+class OwnSession(Session):
     """Our drafter, configured by a mapping of the group `sam`."""
 
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
@@ -195,18 +175,19 @@ class OwnSession(_Base):
         return self.drafter.usage().bytes
 
 
-class _LatestSession(OwnSession):
+def _latest_session(
+    options: Mapping[str, Any], k: int, max_rows: int, max_length: int
+) -> OwnSession:
     """Siblings without votes: they, too, copy what followed the latest occurrence.
 
     A match without a state is drafted from where it ends, which is where it occurred last. Where
     that is the end of the text itself, because another one began with all of it, the kernel would
     take it for a periodic text and copy the draft: such a row keeps its votes.
     """
-
-    def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
-        super().__init__(options, k, max_rows, max_length)
-        for source in self.drafter.sources:
-            source.match = partial(_match_latest, source.match)
+    session = OwnSession(options, k, max_rows, max_length)
+    for source in session.drafter.sources:
+        source.match = partial(_match_latest, source.match)  # type: ignore[method-assign]
+    return session
 
 
 def _match_latest(match: Callable[..., None], *texts: Any) -> None:
@@ -231,7 +212,7 @@ class _SourcesSession(OwnSession):
         super().__init__({"sources": sources}, k, max_rows, max_length)
 
 
-class _FirstOccurrence(_Base):
+class _FirstOccurrence(Session):
     """One plain automaton a request."""
 
     def __init__(self, k: int, max_rows: int, max_length: int) -> None:
@@ -253,7 +234,7 @@ class _FirstOccurrence(_Base):
             self._automata.pop(request_id, None)
 
 
-class _Ngram(_Base):
+class _Ngram(Session):
     """vLLM's proposer `ngram`, as installed."""
 
     def __init__(self, window: tuple[int, int], k: int, max_rows: int, max_length: int) -> None:
@@ -282,7 +263,7 @@ class _Ngram(_Base):
         )
 
 
-class _Arctic(_Base):
+class _Arctic(Session):
     """vLLM's proposer `suffix`, which asks Arctic Inference."""
 
     def __init__(self, spec_factor: float, k: int, max_rows: int, max_length: int) -> None:
@@ -355,7 +336,7 @@ def all_sides() -> list[Side]:
             for entry in SOURCES
             if entry.name != OWN and entry.benchmark is not None
         ),
-        Side(LATEST_SIBLINGS, partial(_LatestSession, _SIBLINGS)),
+        Side(LATEST_SIBLINGS, partial(_latest_session, _SIBLINGS)),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
         Side(FIRST, _FirstOccurrence),

@@ -84,19 +84,19 @@ def ascend_011(given: StockInput) -> torch.Tensor:
     for request in range(len(output)):
         if is_greedy[request]:
             continue
-        first = 0 if request == 0 else given.cumulative[request - 1].item()
-        count = given.cumulative[request].item() - first
+        first = 0 if request == 0 else int(given.cumulative[request - 1].item())
+        count = int(given.cumulative[request].item()) - first
         rejected = False
         for place in range(count):
             if rejected:
                 continue
-            draft = given.draft_ids[first + place].item()
+            draft = int(given.draft_ids[first + place].item())
             chance = given.probabilities[first + place, draft].item()
             if chance >= uniform[first + place].item():
                 token = draft
             else:
                 rejected = True
-                token = recovered[first + place].item()
+                token = int(recovered[first + place].item())
             output[request, place] = token
         if not rejected:
             output[request, count] = given.bonus_ids[request].item()

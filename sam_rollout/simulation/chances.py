@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sam_rollout.bench.replay import Replay, accepted_tokens, replay
+from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import Session, Side
 from sam_rollout.bench.traces import Trace
 
@@ -106,44 +106,28 @@ def right_drafts(
     found = [np.zeros(0, np.int8)] * len(traces)
     for start in range(0, len(traces), TOGETHER):
         batch = longest_first[start : start + TOGETHER]
-        rights = _right_together([traces[i] for i in batch], side, max_k)
-        for i, right in zip(batch, rights, strict=True):
+        together = [traces[i] for i in batch]
+        longest = max(len(trace.tokens) for trace in together)
+        rights = _Rights(together)
+        replay(side.open(max_k, len(together), longest + max_k + 1), together, rights)
+        for i, right in zip(batch, rights.found, strict=True):
             found[i] = right
         if progress is not None:
             progress(start + len(batch), len(traces))
     return found
 
 
-def _right_together(traces: Sequence[Trace], side: Side, max_k: int) -> list[npt.NDArray[np.int8]]:
-    """As `right_drafts`, of texts that are read at once, the longest response first."""
-    texts = [trace.tokens for trace in traces]
-    sizes = [len(trace.response) for trace in traces]
-    room = max(map(len, texts))
-    rows = np.zeros((len(texts), room), np.int32)
-    for row, text in zip(rows, texts, strict=True):
-        row[: len(text)] = text
-    plain = [text.tolist() for text in texts]
-    prompts = np.array([len(trace.prompt) for trace in traces], np.int32)
-    found = [np.zeros(size + 1, np.int8) for size in sizes]
-    session = side.open(max_k, len(texts), room + max_k + 1)
-    ids = list(map(str, range(len(texts))))
-    for name, trace in zip(ids, traces, strict=True):
-        session.admit(name, trace, trace.step)
-    live = len(texts)
-    for j in range(1, sizes[0]):
-        ended = live
-        while sizes[live - 1] <= j:
-            live -= 1
-        session.finish(ids[live:ended])
-        known = prompts[:live] + np.int32(j)
-        at = known.tolist()
-        sampled = [plain[r][0 if j == 1 else end - 1 : end] for r, end in enumerate(at)]
-        drafts = session.propose(ids[:live], rows[:live], known, sampled)
-        for r, draft in enumerate(drafts):
-            found[r][j] = accepted_tokens(draft, plain[r], at[r])
-    session.finish(ids[:live])
-    session.end_step()
-    return found
+class _Rights(Replay):
+    """Every token is a step of its own, whatever was accepted; see `right_drafts`."""
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        super().__init__()
+        self.found = [np.zeros(len(trace.response) + 1, np.int8) for trace in traces]
+        self._prompts = [len(trace.prompt) for trace in traces]
+
+    def book(self, text: int, known: int, drafted: int, accepted: int, remaining: int) -> int:
+        self.found[text][known - self._prompts[text]] = accepted
+        return 1
 
 
 def count_replay(
@@ -152,9 +136,9 @@ def count_replay(
     """Generate traces together, every request one verify step at a time, and count acceptance."""
 
     class _Booked(Replay):
-        def book(self, known: int, drafted: int, accepted: int, remaining: int) -> int:
+        def book(self, text: int, known: int, drafted: int, accepted: int, remaining: int) -> int:
             into.add(known, min(accepted, k))
-            return super().book(known, drafted, accepted, remaining)
+            return super().book(text, known, drafted, accepted, remaining)
 
     replay(session, traces, _Booked(), step)
 

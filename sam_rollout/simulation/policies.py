@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
@@ -24,7 +25,9 @@ def gate_budget(gate: Gate) -> DraftBudget:
     return lambda running, context: gate.budget(running)
 
 
-class MeasuredBudget:
+def measured_budget(
+    costs: StepCosts, chances: Sequence[Acceptance], most: Sequence[int] | None = None
+) -> DraftBudget:
     """The gate `auto` when it has measured all there is: the budget with the most tokens a second.
 
     Neither what learning costs is in it, nor that acceptance is learned by the number of requests
@@ -37,26 +40,15 @@ class MeasuredBudget:
             it as many as there are.
     """
 
-    def __init__(
-        self, costs: StepCosts, chances: Sequence[Acceptance], most: Sequence[int] | None = None
-    ) -> None:
-        self._costs = costs
-        self._chances = chances
-        self._most = most
+    def budget(running: int, context: float) -> int:
+        ks = (k for k in range(1, len(chances) + 1) if most is None or running <= most[k - 1])
+        # Where two are alike, the shorter draft.
+        rates = {0: 1.0 / costs.at(running, 0, context)} | {
+            k: chances[k - 1].expected(k, context) / costs.at(running, k, context) for k in ks
+        }
+        return max(rates, key=rates.__getitem__) if running else 0
 
-    def __call__(self, running: int, context: float) -> int:
-        """As `DraftBudget`."""
-        if running == 0:
-            return 0
-        best, best_rate = 0, 0.0
-        for k in range(len(self._chances) + 1):
-            if k and self._most is not None and running > self._most[k - 1]:
-                continue
-            tokens = self._chances[k - 1].expected(k, context) if k else 1.0
-            rate = tokens / self._costs.at(running, k, context)
-            if rate > best_rate:
-                best, best_rate = k, rate
-        return best
+    return budget
 
 
 def no_drafts(running: int, context: float) -> int:
@@ -83,8 +75,6 @@ def place(
         make_router: from the engines' names, `LeastLoaded` or `GroupRouter`.
     """
     groups = list(groups)
-    sizes: dict[Hashable, int] = {}
-    for group in groups:
-        sizes[group] = sizes.get(group, 0) + 1
+    sizes = Counter(groups)
     router = make_router(range(engines))
     return np.array([router.assign(group, sizes[group]) for group in groups], np.int64)

@@ -164,9 +164,9 @@ def simulate(
     budget = tabulate(setting.budget, fleet.max_num_seqs, BUDGET_EDGES)
     if budget.max() >= len(costs.seconds):
         raise ValueError(f"the costs end at {len(costs.seconds) - 1} drafts, not {budget.max()}")
-    exact = budget.max() > 0 and round_.right is not None
+    rights = round_.right if budget.max() > 0 else None
     edges, survival = np.zeros(1), np.zeros((1, 1))
-    if budget.max() > 0 and not exact:
+    if budget.max() > 0 and rights is None:
         known = _known(setting.acceptance, int(budget.max()))
         edges, survival = known.edges, known.survival
     engine = place(round_.group.tolist(), fleet.engines, setting.router)
@@ -176,7 +176,7 @@ def simulate(
     logs = {}
     for number in np.unique(engine):
         mine = np.flatnonzero(engine == number)
-        right, offset = _joined([round_.right[i] for i in mine] if exact else [], len(mine))
+        right, offset = _joined([rights[i] for i in mine] if rights is not None else [], len(mine))
         found = kernel.run_engine(
             round_.prompt[mine], round_.length[mine], fleet.max_num_seqs, budget,
             np.array(BUDGET_EDGES), costs.batches, costs.contexts, costs.seconds,
@@ -243,7 +243,7 @@ def _one_after_the_other(outcomes: Sequence[Outcome], turns: Sequence[IntArray])
         ends[turn] = outcome.ends + start
         logs.append(outcome.log + [start, 0.0])
     return Outcome(
-        sum(outcome.sums for outcome in outcomes),
+        np.sum([outcome.sums for outcome in outcomes], axis=0),
         ends,
         np.concatenate(logs),
         sum(outcome.rollout_s for outcome in outcomes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable
-from sam_rollout.simulation.policies import MeasuredBudget, gate_budget
+from sam_rollout.simulation.policies import gate_budget, measured_budget
 from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
 from sam_rollout.simulation.workload import Workload
 
@@ -49,8 +49,10 @@ def replay_settings(
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
     # Groups stay whole where nothing else runs.
     largest = int(np.unique(workload.round.group, return_counts=True)[1].max())
-    routers = {"siblings": LeastLoaded}
-    routers["siblings, grouped"] = partial(GroupRouter, max_imbalance=largest)
+    routers: dict[str, Callable[[Iterable[Hashable]], LeastLoaded]] = {
+        "siblings": LeastLoaded,
+        "siblings, grouped": partial(GroupRouter, max_imbalance=largest),
+    }
     by_k = _chances_by_k(workload, max(ks))
     # `auto` would have measured the steps itself: here it drafts where the table has some.
     limits = [table.verified_up_to(k) for k in range(1, len(by_k) + 1)]
@@ -66,7 +68,7 @@ def replay_settings(
             settings[name] = Setting(budget, workload.chances)
             for title, (chances, router) in shared.items():
                 settings[f"{name}, {title}"] = Setting(budget, chances, router)
-    auto = MeasuredBudget(costs, by_k, limits)
+    auto = measured_budget(costs, by_k, limits)
     settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1])
     found = {}
     for name, setting in settings.items():

@@ -47,20 +47,8 @@ def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
 
     monkeypatch.setattr(evaluate, "divergences", made_up)
     output = tmp_path / "record.json"
-    status = evaluate.main(
-        [
-            "--limit",
-            "1",
-            "--max-tokens",
-            "24",
-            "--dtype",
-            "float32",
-            "--json",
-            "--output",
-            str(output),
-            *way,
-        ]
-    )
+    options = ["--limit", "1", "--max-tokens", "24", "--dtype", "float32", "--json"]
+    status = evaluate.main([*options, "--output", str(output), *way])
     drawn, ended, other = json.loads(output.read_text())["comparison"]["divergences"]
     assert drawn["tie"] and drawn["distance"] < 1e-4
     assert not ended["tie"] and ended["distance"] is None

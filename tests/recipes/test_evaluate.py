@@ -100,27 +100,24 @@ def test_identical_sides_keep_the_promise():
     assert comparison.equal_within_interval and comparison.difference.value == 0.0
 
 
-@pytest.mark.parametrize(("tie", "kept"), [(True, True), (False, False), (None, False)])
-def test_only_ties_excuse_a_difference(tie, kept):
-    parted = [Divergence(0, 0, 1, 2, 3, tie)]
-    comparison = compare(groups([1], [0]), groups([1], [0]), parted, True, drafted_tokens=9)
-    assert (comparison.kept, comparison.identical, comparison.identical_share) == (kept, 1, 0.5)
-    lines = verdict(evaluate.asdict(comparison))
-    assert lines[-1].startswith("same trajectories" if kept else "NOT KEPT")
-
-
 @pytest.mark.parametrize(
-    ("ties", "kept", "words"),
+    ("ties", "looked_at", "kept", "words"),
     [
-        ([True, None, True], True, "same trajectories, up to 2 numerical ties (2 of 3 looked at)"),
-        ([True, None, False], False, "NOT KEPT: 1 differences are no numerical ties (2 of 3 "),
+        ([True], 1, True, "same trajectories"),
+        ([False], 1, False, "NOT KEPT"),
+        ([None], 0, False, "NOT KEPT"),
+        # What was not looked at is neither a tie nor refuted.
+        ([True, None, True], 2, True,
+         "same trajectories, up to 2 numerical ties (2 of 3 looked at)"),
+        ([True, None, False], 2, False, "NOT KEPT: 1 differences are no numerical ties (2 of 3 "),
     ],
-)
-def test_what_was_not_looked_at_is_neither_tie_nor_refuted(ties, kept, words):
+)  # fmt: skip
+def test_only_ties_excuse_a_difference(ties, looked_at, kept, words):
     parted = [Divergence(0, n, 1, 2, 3, tie) for n, tie in enumerate(ties)]
-    side = groups([1, 1, 1])
+    side = groups([1] * len(ties), [0])
     comparison = compare(side, side, parted, must_be_identical=True, drafted_tokens=9)
-    assert (comparison.kept, comparison.looked_at) == (kept, 2)
+    assert (comparison.kept, comparison.looked_at, comparison.identical) == (kept, looked_at, 1)
+    assert comparison.identical_share == 1 / (len(ties) + 1)
     assert verdict(evaluate.asdict(comparison))[-1].startswith(words)
 
 

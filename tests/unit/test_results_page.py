@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.results_page import (
-    PAGE,
-    _raw_and_equal,
-    _telemetry_in_run,
-    _telemetry_in_trainer,
-    render,
-)
+from benchmarks.measuring import RESULTS, read_record
+from benchmarks.results_page import PAGE, _raw_and_equal, render, section
 from benchmarks.telemetry_overhead import in_run, in_trainer
 from sam_rollout.report.compare import Spread, TimeRow
 from sam_rollout.statistics import Estimate, Gain
@@ -51,11 +46,17 @@ def test_what_recording_costs_is_told_by_the_runs_own_figures(tmp_path):
     folder.write_engine_steps(0, engine_steps(*rows))
     folder.append_train_step(1, {"timing_s/step": 10.0})
     about = {"name": "on-9", "label": "sam=on", "versions": {"vllm": "0.28.0+cpu", "verl": "0.9.1"}}
-    text, table = _telemetry_in_run(about | in_run(folder.path), goal=0.005)
-    assert "(on-9, sam=on, verl 0.9.1, vllm 0.28.0+cpu)" in text
-    assert "0.5% of any step longer than 10.0 ms" in text
-    assert "| 2 | 10,000 | 50.0 | 50.0 | 0.50% |" in table
-    assert "was not recorded" in _telemetry_in_trainer(in_trainer(folder.path), 0.005)[0]
+
+    def text() -> str:
+        run = {**about, **in_run(folder.path), "trainer": in_trainer(folder.path)}
+        recorded = read_record(RESULTS / "telemetry_overhead.json")
+        return section("telemetry_overhead", {**recorded, "run": run})
+
+    found = text()
+    assert "(on-9, sam=on, verl 0.9.1, vllm 0.28.0+cpu)" in found
+    assert "0.5% of any step longer than 10.0 ms" in found
+    assert "| 2 | 10,000 | 50.0 | 50.0 | 0.50% |" in found
+    assert "was not recorded" in found
     for step, curve_s in ((2, 0.02), (3, 0.17)):
         recording = {"collect_s": 0.03, "curve_s": curve_s, "share": (0.03 + curve_s) / 10}
         folder.append_train_step(
@@ -63,6 +64,6 @@ def test_what_recording_costs_is_told_by_the_runs_own_figures(tmp_path):
             {"timing_s/step": 10.0}
             | {f"sam/telemetry/{name}": value for name, value in recording.items()},
         )
-    text, table = _telemetry_in_trainer(in_trainer(folder.path), 0.005)
-    assert "above 0.5% of the steps' time" in text
-    assert "| 2 | 10.0 | 30 | 95 | 1.25% | 2.00% |" in table
+    found = text()
+    assert "above 0.5% of the steps' time" in found
+    assert "| 2 | 10.0 | 30 | 95 | 1.25% | 2.00% |" in found

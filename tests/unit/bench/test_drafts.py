@@ -233,22 +233,18 @@ def test_no_length_can_fall_unnoticed(row):
     assert bool(missed(result)) != (changed["side"] in compared or only_compared)
 
 
-def test_a_policy_that_drafts_as_much_is_missed():
+@pytest.mark.parametrize(
+    ("tokens", "reached"), [(draft_targets.POLICY_TOKENS, False), (drafts.QUICK.cot[1], None)]
+)
+def test_a_policy_that_drafts_as_much_is_missed_and_short_texts_do_not_judge_it(tokens, reached):
     result = good_result()
-    for row in result["acceptance"]:
-        row["drafted_per_accepted"] = 5.0
-    (target,) = missed(result)
-    assert sides.ADAPTIVE in target
-
-
-def test_the_policy_is_not_judged_by_short_texts():
-    result = good_result()
-    result["setting"]["cot"] = list(drafts.QUICK.cot)
+    result["setting"]["cot"] = [8, tokens]
     for row in result["acceptance"]:
         row["drafted_per_accepted"] = 5.0
     (verdict,) = [v for v in draft_targets.judge(result) if v.reached is not True]
-    assert verdict.reached is None and sides.ADAPTIVE in verdict.target
-    assert "0.0% fewer" in verdict.measured and str(drafts.QUICK.cot[1]) in verdict.measured
+    assert verdict.reached is reached and sides.ADAPTIVE in verdict.target
+    assert "0.0% fewer" in verdict.measured
+    assert (f"of texts of {tokens} tokens" in verdict.measured) == (reached is None)
 
 
 def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():

@@ -5,30 +5,24 @@ import pytest
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.replay import Replay, accepted_tokens, read_through, replay
-from sam_rollout.bench.sides import OwnSession
+from sam_rollout.bench.sides import OwnSession, Session
 from sam_rollout.bench.traces import Trace
 
 
-class Scripted:
+class Scripted(Session):
     """A drafter that says what it was told to, and notes what it was asked."""
 
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts
         self.asked: list[tuple[list[str], list[int], list[list[int]]]] = []
         self.finished: list[str] = []
-        self.admitted: list[str] = []
         self.steps_ended = 0
-
-    def admit(self, request_id, trace, step):
-        self.admitted.append(request_id)
 
     def propose(self, request_ids, token_ids, lengths, sampled):
         names = [name.rpartition("/")[2] for name in request_ids]
         self.asked.append((names, lengths.tolist(), [list(tokens) for tokens in sampled]))
         self.texts = [token_ids[i, :n].tolist() for i, n in enumerate(lengths)]
-        return [
-            self.drafts.get((name, n), []) for name, n in zip(names, lengths.tolist(), strict=True)
-        ]
+        return [self.drafts.get(key, []) for key in zip(names, lengths.tolist(), strict=True)]
 
     def finish(self, request_ids):
         self.finished += list(request_ids)
@@ -89,8 +83,8 @@ def test_a_row_that_moves_keeps_its_text():
 
 def test_steps_are_booked_by_the_length_of_the_context():
     result = Replay()
-    result.book(known=999, drafted=3, accepted=3, remaining=100)
-    result.book(known=1_000, drafted=3, accepted=0, remaining=1)
+    result.book(text=0, known=999, drafted=3, accepted=3, remaining=100)
+    result.book(text=0, known=1_000, drafted=3, accepted=0, remaining=1)
     assert dict(result.steps_at) == {0: 1, 1: 1} and dict(result.tokens_at) == {0: 4, 1: 1}
 
 

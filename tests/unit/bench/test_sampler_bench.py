@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
-from scipy.stats import chisquare
 from typer.testing import CliRunner
 
 from sam_rollout.bench import sampler, stock
 from sam_rollout.bench.counting import count
 from sam_rollout.bench.verdicts import Verdict, show_check
 from sam_rollout.cli import app
+from tests.rejection import check_rejection_sampling
 
 SMALL = sampler.Setting((2, 3), (1, 2), 1500, budget_s=0.0)
 
@@ -30,34 +30,9 @@ def run_cli(*arguments: object):
     return CliRunner().invoke(app, ["bench", "sampler", *map(str, arguments)])
 
 
-def stock_input(probabilities, draft_ids, k) -> stock.StockInput:
-    batch = len(draft_ids) // k
-    bonus = torch.full((batch, 1), 99)
-    return stock.StockInput(probabilities, draft_ids, torch.arange(1, batch + 1) * k, bonus, k)
-
-
 @pytest.mark.parametrize("name", ["ascend_011", "ascend_023"])
 def test_the_loops_written_once_more_are_rejection_sampling(name):
-    """Every place follows the target, and the bonus token is given to those who kept all drafts."""
-    torch.manual_seed(0)
-    batch, k, vocabulary = 1200, 2, 6
-    row = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1, 0.0])
-    probabilities = row.repeat(batch * k, 1)
-    given = stock_input(probabilities.clone(), torch.zeros(batch * k, dtype=torch.int64), k)
-    output = getattr(stock, name)(given)
-    assert output.dtype == torch.int32 and output.shape == (batch, k + 1)
-    assert torch.equal(given.probabilities, probabilities)
-    counts = torch.bincount(output[:, 0], minlength=vocabulary)
-    assert chisquare(counts[:5].numpy(), (row[:5] * batch).numpy()).pvalue > 1e-4
-    assert counts[5] == 0
-    second = output[output[:, 0] == 0, 1]
-    counts = torch.bincount(second, minlength=vocabulary)
-    expected = row[:5].double() * len(second)
-    assert chisquare(counts[:5].numpy(), expected.numpy()).pvalue > 1e-4
-    kept = (output[:, :2] == 0).all(dim=1)
-    assert ((output[:, 2] == 99) == kept).all()
-    assert ((output[:, 2] == -1) == ~kept).all()
-    assert ((output[:, 1] == -1) == (output[:, 0] != 0)).all()
+    check_rejection_sampling(getattr(stock, name))
 
 
 def test_each_size_has_every_sampler():

@@ -22,36 +22,31 @@ def test_a_mean_counts_before_a_median():
         CostTable.from_json([{**median, "mean_s": 0.0}])
 
 
-def test_between_rows_costs_are_linear():
-    table = CostTable(
-        [
-            row(1, 1, 0, median_s=1.0),
-            row(1, 1, 100, median_s=2.0),
-            row(3, 1, 0, median_s=3.0),
-            row(3, 1, 100, median_s=6.0),
-        ]
-    )
-    costs = table.compile(1)
-    assert costs.at(2, 0, 50) == pytest.approx((1.5 + 4.5) / 2)
-    assert costs.at(0.5, 0, 0) == pytest.approx(1.0), "below the table its first row counts"
-    assert costs.at(3, 0, 200) == pytest.approx(9.0), "above it goes on as in its last stretch"
+CORNERS = [row(1, 1, 0, median_s=1.0), row(1, 1, 100, median_s=2.0), row(3, 1, 0, median_s=3.0),
+           row(3, 1, 100, median_s=6.0)]  # fmt: skip
+# A noisy last row, cheaper than the one before: far beyond it a step would cost nothing.
+FALLING = [row(1), row(8, median_s=2.0), row(16, median_s=1.9), row(16, 4, median_s=1.8)]
+# Two rows at one place have no slope.
+TWICE = [row(1, 1, 100, median_s=1.0), row(1, 1, 100, median_s=3.0), row(2, 1, 200)]
+LENGTHS = [row(query_len=1), row(query_len=5, median_s=3.0)]
 
 
-def test_beyond_the_last_row_costs_never_fall():
-    """A noisy last row, cheaper than the one before: far beyond it a step would cost nothing."""
-    rows = [row(1), row(8, median_s=2.0), row(16, median_s=1.9), row(16, 4, median_s=1.8)]
-    costs = CostTable(rows).compile(9)
-    assert costs.at(12, 0, 0) == pytest.approx(1.95)
-    assert costs.at(512, 0, 0) == pytest.approx(1.9)
-    assert costs.at(512, 9, 0) == pytest.approx(1.8)
-
-
-def test_what_was_measured_twice_counts_as_its_mean():
-    """Beyond the last context, too, where two rows at one place have no slope."""
-    rows = [row(1, 1, 100, median_s=1.0), row(1, 1, 100, median_s=3.0), row(2, 1, 200)]
-    costs = CostTable(rows).compile(0)
-    assert costs.at(1, 0, 100) == pytest.approx(2.0)
-    assert costs.at(1, 0, 200) == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("rows", "batch", "k", "context", "seconds"),
+    [
+        pytest.param(CORNERS, 2, 0, 50, (1.5 + 4.5) / 2, id="linear between rows"),
+        pytest.param(CORNERS, 0.5, 0, 0, 1.0, id="below the table its first row counts"),
+        pytest.param(CORNERS, 3, 0, 200, 9.0, id="above it goes on as in its last stretch"),
+        pytest.param(FALLING, 12, 0, 0, 1.95, id="falls between rows"),
+        pytest.param(FALLING, 512, 0, 0, 1.9, id="never falls beyond the last batch"),
+        pytest.param(FALLING, 512, 9, 0, 1.8, id="never falls beyond the last length"),
+        pytest.param(TWICE, 1, 0, 100, 2.0, id="measured twice counts as its mean"),
+        pytest.param(TWICE, 1, 0, 200, 2.0, id="beyond the last context, too"),
+        *(pytest.param(LENGTHS, 1, k, 0, 1 + k / 2, id=f"{k} drafts") for k in range(5)),
+    ],
+)
+def test_times_on_and_beyond_the_grid(rows, batch, k, context, seconds):
+    assert CostTable(rows).compile(9).at(batch, k, context) == pytest.approx(seconds)
 
 
 def test_a_table_knows_how_far_its_verify_steps_go():
@@ -59,11 +54,6 @@ def test_a_table_knows_how_far_its_verify_steps_go():
     assert [table.verified_up_to(k) for k in (1, 2, 3, 4)] == [8, 4, 4, 0]
     with pytest.raises(CostTableError, match="no row with query_len 2 or more"):
         CostTable([row(64), row(32, 100)]).verified_up_to(1)
-
-
-def test_query_lengths_between_rows():
-    costs = CostTable([row(query_len=1), row(query_len=5, median_s=3.0)]).compile(4)
-    assert [costs.at(1, k, 0) for k in range(5)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0])
 
 
 def test_prompts_are_no_steps():

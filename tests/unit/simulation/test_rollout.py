@@ -7,7 +7,7 @@ from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.policies import MeasuredBudget, gate_budget, place
+from sam_rollout.simulation.policies import gate_budget, measured_budget, place
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
@@ -124,11 +124,11 @@ def test_the_measuring_gate_takes_what_makes_the_most_tokens_a_second(make_round
     seconds = (10 + 0.2 * batches * ks[:, None])[..., None] / 1000
     costs = StepCosts(batches, np.zeros(1), seconds)
     chances = [Acceptance(np.zeros(1), 0.4 ** np.arange(1.0, k + 1)[None]) for k in (1, 2, 3)]
-    gate = MeasuredBudget(costs, chances)
+    gate = measured_budget(costs, chances)
     given = [gate(running, 0.0) for running in range(65)]
     assert given[0] == 0 and given[1] == 3 and given[64] == 0
     assert given[1:] == sorted(given[1:], reverse=True)
-    limited = MeasuredBudget(costs, chances, most=(4, 2, 2))
+    limited = measured_budget(costs, chances, most=(4, 2, 2))
     assert [limited(running, 0.0) for running in (1, 2, 3, 4, 5)] == [3, 3, 1, 1, 0]
     round_ = make_round(np.linspace(50, 2000, 64).astype(int))
 
@@ -144,7 +144,7 @@ def test_the_measuring_gate_looks_at_the_context():
     """Verify steps read long texts more often than once."""
     contexts = np.array([0.0, 10_000.0])
     costs = StepCosts(np.ones(1), contexts, np.array([[[0.1, 0.2]], [[0.1, 0.5]]]))
-    gate = MeasuredBudget(costs, [Acceptance(np.array([0.0, 20.0]), np.array([[0.0], [0.9]]))])
+    gate = measured_budget(costs, [Acceptance(np.array([0.0, 20.0]), np.array([[0.0], [0.9]]))])
     assert [gate(1, context) for context in (10.0, 100.0, 9_000.0)] == [0, 1, 0]
 
 
