@@ -44,7 +44,7 @@ try:
     SamConfig.from_mapping({"sources": {"toy": {"tokn": 9}}})
 except ConfigError as error:
     found["refusal"] = str(error)
-found["metrics"] = sorted(metric.name for metric in METRICS if "toy" in metric.name)
+found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
 found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
 settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
 found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
@@ -111,37 +111,37 @@ def found(tmp_path_factory) -> dict:
     return told
 
 
-METRICS = ["sam/draft/accepted_toy", "sam/draft/drafted_toy", "sam/draft/toy_drafts"]
+def test_it_is_found_in_its_place(found):
+    assert found["names"] == ["own", "siblings", "history", "corpus", "toy"]
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        ("names", ["own", "siblings", "history", "corpus", "toy"]),
-        ("section", 9),
-        ("metrics", METRICS),
-        ("column", "own,siblings,history,corpus,toy"),
-        ("sides", ["own + toy"]),
-        ("panels", ["Accepted by source"]),
-        # Two steps of a session: its drafts come out, and are counted.
-        ("drafts", [[9, 9, 9]] * 2),
-        ("drafted", [[], [0, 0, 0, 0, 6]]),
-        ("accepted", [[], [0, 0, 0, 0, 3]]),
-        ("own count", 4),
-    ],
-)
-def test_it_is_found_where_sources_are_told_apart(found, what, expected):
-    assert found[what] == expected
-
-
-def test_its_settings_are_checked_and_on_their_page(found):
+def test_it_has_a_section_of_the_configuration(found):
+    assert found["section"] == 9
     expected = "sam.sources.toy.tokn = 9: unknown key; did you mean 'token'?"
     assert found["refusal"].startswith(expected)
     row = "| `sam.sources.toy.token` | int | `7` | at least 0 | The token. |"
     assert row in found["page of settings"]
 
 
-def test_its_metrics_are_on_their_page(found):
-    for name in METRICS:
+def test_it_has_metrics_and_rows_on_their_page(found):
+    expected = ["sam/draft/drafted_toy", "sam/draft/accepted_toy", "sam/draft/toy_drafts"]
+    assert sorted(found["metrics"]) == sorted(expected)
+    for name in expected:
         assert any(line.startswith(f"| `{name}`") for line in found["page of metrics"])
     assert "Drafts of one token." in "".join(found["page of metrics"])
+
+
+def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
+    assert found["column"] == "own,siblings,history,corpus,toy"
+    assert found["sides"] == ["own + toy"]
+
+
+def test_it_has_a_curve_on_the_dashboard(found):
+    assert found["panels"] == ["Accepted by source"]
+
+
+def test_its_drafts_come_out_of_a_session_and_are_counted(found):
+    assert found["drafts"] == [[9, 9, 9]] * 2
+    assert found["drafted"] == [[], [0, 0, 0, 0, 6]]
+    assert found["accepted"] == [[], [0, 0, 0, 0, 3]]
+    assert found["own count"] == 4

@@ -8,6 +8,7 @@ from sam_rollout.integrations.vllm import step_recorder
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
+from tests.records import engine_step, engine_steps
 from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 UNIX_OFFSET_S = 1_000_000.0
@@ -95,31 +96,12 @@ def test_columns_come_from_the_engines_statistics(clock):
     recorder.record(
         scheduler(running=5, waiting=2, accepted=(2, 1, 0)), progress(joining=1, decoding=3)
     )
-    (row,) = drained(recorder)
-    assert row == {
-        "step": 4,
-        "split": "train",
-        "replica": 1,
-        "time_s": 102.0 + UNIX_OFFSET_S,
-        "duration_s": 2.0,
-        "scheduled": 4,
-        "running": 5,
-        "waiting": 2,
-        "preempted": 0,
-        "prompt_tokens": 7,
-        "generation_tokens": 1,
-        "draft_requests": 2,
-        "draft_tokens": 6,
-        "accepted_tokens": 3,
-        "accepted_per_position": [2, 1, 0],
-        "gate_open": None,
-        "drafter_us": 0.0,
-        "draft_budget": None,
-        "drafted_per_source": [],
-        "accepted_per_source": [],
-        "sampler_us": None,
-        "telemetry_us": 2.0,
-    }
+    expected = engine_step(
+        step=4, replica=1, time_s=102.0 + UNIX_OFFSET_S, duration_s=2.0, scheduled=4, running=5,
+        waiting=2, prompt_tokens=7, generation_tokens=1, draft_requests=2, draft_tokens=6,
+        accepted_tokens=3, accepted_per_position=[2, 1, 0], telemetry_us=2.0,
+    )  # fmt: skip
+    assert drained(recorder) == engine_steps(expected).to_pylist()
 
 
 def test_steps_without_statistics_are_no_steps(clock):
