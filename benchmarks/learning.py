@@ -9,7 +9,6 @@ with the first five, with 95 % intervals, and draws both curves.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measuring import parser, write_record
@@ -48,7 +47,19 @@ def main() -> None:
         for step, metrics in steps.items()
     }
     comparison = [
-        {name: value for name, value in asdict(row).items() if name != "series"}
+        {
+            "title": row.title,
+            "metric": row.metric,
+            "window": row.window,
+            "first": row.first,
+            "last": row.last,
+            "difference": row.welch.value,
+            "welch_low": row.welch.low,
+            "welch_high": row.welch.high,
+            "bootstrap_low": row.bootstrap.low,
+            "bootstrap_high": row.bootstrap.high,
+            "p_value": row.p_value,
+        }
         for row in result.rows
     ]
     record = {

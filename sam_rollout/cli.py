@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -17,7 +17,6 @@ from typer.core import TyperCommand
 from sam_rollout import __version__
 
 if TYPE_CHECKING:
-    import click
     from rich.console import Console
 
     from sam_rollout.automaton.static_file import FileInfo
@@ -36,6 +35,14 @@ app.add_typer(corpus, name="corpus")
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
 PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) there.")]
+FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write the figures there.")]
+PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StepOption = Annotated[int | None, typer.Option(help="Training step; the first by default.")]
+OfTheRunOption = Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")]
+# Defaults of options that may be repeated.
+BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
+CHECKED_DRAFTS = [1, 3, 8]
+THRESHOLDS, REPLAYED_DRAFTS = [4, 8, 16], [3]
 
 
 @contextmanager
@@ -43,9 +50,10 @@ def _one_line_errors(*others: type[Exception]) -> Iterator[None]:
     """Turns a missing or unreadable file, or an error of `others`, into a line and exit code 2."""
     from sam_rollout.telemetry.records import RunFolderError
 
+    caught: tuple[type[Exception], ...] = (RunFolderError, OSError, *others)
     try:
         yield
-    except (RunFolderError, OSError, *others) as error:
+    except caught as error:
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
 
@@ -71,10 +79,16 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
+def _write_json(path: Path | None, content: object, indent: int = 1) -> None:
+    """Write JSON if a file was asked for; NaN is none."""
+    if path is not None:
+        path.write_text(json.dumps(content, indent=indent, allow_nan=False) + "\n", "utf-8")
+
+
 class _CompareCommand(TyperCommand):
     """Lets --with take every folder up to the next option, as well as being repeated."""
 
-    def parse_args(self, ctx: "click.Context", args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spread, after_with = [], False
         for argument in args:
             if argument.startswith("--with="):
@@ -99,9 +113,7 @@ def compare(
         list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")
     ] = None,
     picture: PictureOption = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there.")
-    ] = None,
+    json_path: FiguresOption = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one page for the browser there.")
     ] = None,
@@ -119,8 +131,7 @@ def compare(
 ) -> None:
     """Compare runs without drafts (BASE) with runs with drafts (SAM)."""
     if check:
-        _check_recorded(bool(base or sam))
-        return
+        return _check_recorded(bool(base or sam))
     if not base or not sam:
         raise typer.BadParameter("name runs on both sides: BASE... --with SAM...")
     from sam_rollout.report.compare import compare_folders
@@ -132,9 +143,7 @@ def compare(
             from sam_rollout.report.plots import plot_comparison
 
             plot_comparison(comparison, picture)
-        if json_path is not None:
-            text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
-            json_path.write_text(text + "\n", encoding="utf-8")
+        _write_json(json_path, comparison.to_dict(), indent=2)
         if html is not None:
             from sam_rollout.report.page import write_page
 
@@ -213,9 +222,7 @@ def dashboard(
         if picture is not None or tensorboard:
             return
         built = workspace.build(entity, project, name, group)
-        if json_path is not None:
-            text = json.dumps(workspace.specification(built), indent=1)
-            json_path.write_text(text + "\n", encoding="utf-8")
+        _write_json(json_path, workspace.specification(built))
         if dry_run:
             for section in SECTIONS:
                 typer.echo(f"{section.title}: {section.question}")
@@ -255,25 +262,17 @@ def reference(
 
 @bench.command()
 def sampler(
-    batch: Annotated[list[int], typer.Option(min=1, help="Requests; may be repeated.")] = (
-        1,
-        8,
-        32,
-        128,
-    ),
-    k: Annotated[list[int], typer.Option(min=1, help="Drafts a request; may be repeated.")] = (
-        1,
-        3,
-        4,
-        8,
-    ),
+    batch: Annotated[list[int], typer.Option(min=1, help="Requests; may be repeated.")] = BATCHES,
+    k: Annotated[
+        list[int], typer.Option(min=1, help="Drafts per request; may be repeated.")
+    ] = DRAFTS,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or npu; what is there unless given.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
     vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: PrintJsonOption = False,
     check: Annotated[
         bool,
         typer.Option(
@@ -310,9 +309,7 @@ def sampler(
 
 @bench.command()
 def drafter(
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there.")
-    ] = None,
+    json_path: FiguresOption = None,
     traces: Annotated[
         Path | None,
         typer.Option(help="Your texts: .npy, .jsonl or .parquet of token ids, or a run folder."),
@@ -342,8 +339,7 @@ def drafter(
             given = program.SEED if seed is None else seed
             result = program.Bench(sizes, texts, given, progress=status.update).run()
         draft_tables.show(result, _console())
-        if json_path is not None:
-            json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
+        _write_json(json_path, result)
         if picture is not None:
             draft_tables.plot(result, picture)
     if check:
@@ -456,15 +452,13 @@ def check_operators(
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
     ] = "bfloat16",
     draft_tokens: Annotated[
-        list[int], typer.Option(min=1, max=32, help="Drafts a step; may be repeated.")
-    ] = (1, 3, 8),
+        list[int], typer.Option(min=1, max=32, help="Drafts per step; may be repeated.")
+    ] = CHECKED_DRAFTS,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512,
     prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the sampled texts.")] = 0,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there.")
-    ] = None,
+    json_path: FiguresOption = None,
     limit: Annotated[
         float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
     ] = None,
@@ -523,7 +517,7 @@ def doctor(
     address: Annotated[
         str | None, typer.Option(help="Of the cluster; RAY_ADDRESS or this machine's by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """Check whether this machine, or a cluster, is ready for a run.
 
@@ -574,15 +568,15 @@ def simulate_command(
         Path | None,
         typer.Option(help="Cost table of steps (JSON), or a run folder to take them from."),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
-    threshold: Annotated[list[int], typer.Option(min=0, help="Of the gate; may be repeated.")] = (
-        4,
-        8,
-        16,
-    ),
-    k: Annotated[list[int], typer.Option(min=1, max=32, help="Drafts; may be repeated.")] = (3,),
+    step: StepOption = None,
+    replicas: OfTheRunOption = None,
+    max_num_seqs: OfTheRunOption = None,
+    threshold: Annotated[
+        list[int], typer.Option(min=0, help="Of the gate; may be repeated.")
+    ] = THRESHOLDS,
+    k: Annotated[
+        list[int], typer.Option(min=1, max=32, help="Drafts; may be repeated.")
+    ] = REPLAYED_DRAFTS,
     siblings: Annotated[
         bool, typer.Option("--siblings", help="Also with siblings, spread and grouped.")
     ] = False,
@@ -595,9 +589,7 @@ def simulate_command(
     ] = False,
     tail_threshold: Annotated[int, typer.Option(min=0, help="What counts as long tail.")] = 8,
     picture: PictureOption = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there.")
-    ] = None,
+    json_path: FiguresOption = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -633,16 +625,14 @@ def plan(
     calibration: Annotated[
         Path, typer.Option(help="Cost table of steps (JSON), or a run folder to take them from.")
     ],
-    step: Annotated[int | None, typer.Option(help="Training step; the first by default.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")] = None,
+    step: StepOption = None,
+    replicas: OfTheRunOption = None,
+    max_num_seqs: OfTheRunOption = None,
     resamples: Annotated[int, typer.Option(min=10, help="Of the bootstrap over prompts.")] = 200,
     output: Annotated[
         Path | None, typer.Option(help="Write the YAML there, such as configs/sam/planned.yaml.")
     ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there.")
-    ] = None,
+    json_path: FiguresOption = None,
 ) -> None:
     """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
     from sam_rollout.simulation import front

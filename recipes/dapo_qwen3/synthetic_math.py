@@ -26,6 +26,7 @@ text), so that a drafter gains from repetition without every step being one repe
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -162,21 +163,12 @@ def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[in
 
 def true_answer(family: str, operands: Sequence[tuple[int, ...]], modulus: int) -> int:
     """Return the right result of a chain. Raises ``KeyError`` for an unknown family."""
-    values = []
-    for factors in operands:
-        value = 1
-        for factor in factors:
-            value *= factor
-        values.append(value)
-    if family == "modular_product":
-        product = 1
-        for value in values:
-            product *= value
-        return product % modulus
+    values = [math.prod(factors) for factors in operands]
     return {
         "total": sum(values),
         "sum_of_products": sum(values),
         "modular_total": sum(values) % max(modulus, 1),
+        "modular_product": math.prod(values) % max(modulus, 1),
     }[family]
 
 

@@ -255,24 +255,6 @@ class AutomatonPool:
             self._automata.table, self._texts.table, slots, matches, k, out_tokens, out_counts
         )
 
-    def extend_and_draft(
-        self,
-        slots: Int32Array,
-        rows: Int32Array,
-        token_ids: Int32Array,
-        lengths: Int32Array,
-        k: Int32Array,
-        out_tokens: Int32Array,
-        out_counts: Int32Array,
-    ) -> None:
-        """`extend`, `match_rows` and `draft_rows`; out_counts[i] is 0 for rows without a draft."""
-        self._check(token_ids, slots=slots, k=k, out_tokens=out_tokens, out_counts=out_counts)
-        matches = np.zeros((len(slots), kernels.MATCH_WIDTH), np.int32)
-        out_counts.fill(0)
-        self.extend(slots, rows, token_ids, lengths)
-        self.match_rows(slots, matches)
-        self.draft_rows(slots, matches, k, out_tokens, out_counts)
-
     def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
         """Refuse types the kernels were not compiled for, and arrays of unequal length."""
         if token_ids.dtype != np.int32 or token_ids.ndim != 2:

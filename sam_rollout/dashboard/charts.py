@@ -117,7 +117,7 @@ def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
 def _bars(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
     """Sides next to each other, the first metric in full colour on top of the others."""
     size = -(-max(map(len, tables.values())) // MAX_BARS)  # steps that share a bar
-    width, bottoms = 0.8 * size / len(sides), {}
+    width, bottoms = 0.8 * size / len(sides), dict[int, pd.Series]()
     for (number, place, label), table in sorted(tables.items(), key=lambda item: -item[0][1]):
         steps = table.mean(axis=1).rename("value").rename_axis("step").reset_index()
         bins = steps.groupby(steps.index // size).mean()

@@ -79,13 +79,17 @@ def _suffixes(names: list[str], stem: str, pattern: str = r"\d+") -> list[str]:
 
 
 def _positions(runs: list[Run], steps: list[int], positions: list[str]) -> list[Position]:
-    found = []
-    for position in sorted(map(int, positions)):
-        share = _column(runs, steps, f"sam/draft/accepted_position_{position}").fillna(0.0)
-        verified = _verified(runs, steps)
-        if verified.sum() > 0:
-            found.append(Position(position, float((share * verified).sum() / verified.sum())))
-    return found
+    verified = _verified(runs, steps)
+    if not verified.sum() > 0:
+        return []
+    shares = {
+        position: _column(runs, steps, f"sam/draft/accepted_position_{position}").fillna(0.0)
+        for position in sorted(map(int, positions))
+    }
+    return [
+        Position(position, float((share * verified).sum() / verified.sum()))
+        for position, share in shares.items()
+    ]
 
 
 def _verified(runs: list[Run], steps: list[int]) -> pd.Series:
@@ -97,10 +101,7 @@ def _verified(runs: list[Run], steps: list[int]) -> pd.Series:
 
 def _column(runs: list[Run], steps: list[int], name: str) -> pd.Series:
     """A metric of all runs one after the other, NaN where it is unknown."""
-    return pd.concat(
-        [run.steps.get(name, pd.Series(dtype=float)).reindex(steps) for run in runs],
-        ignore_index=True,
-    )
+    return pd.concat([run.values(name, steps) for run in runs], ignore_index=True)
 
 
 def _source(runs: list[Run], steps: list[int], name: str) -> Source:
@@ -113,7 +114,7 @@ def _source(runs: list[Run], steps: list[int], name: str) -> Source:
 
 def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:
     """Tokens of a source in each of `steps`: by the engine steps, else by the run's counter."""
-    counted = _counted(run, steps, f"sam/draft/{kind}_{name}")
+    counted = run.values(f"sam/draft/{kind}_{name}", steps).fillna(0.0)
     if name not in NAMES:
         return counted
     rows = run.engine_steps[run.engine_steps["step"].isin(steps)]
@@ -139,12 +140,7 @@ def _by_source(lists: pd.Series) -> np.ndarray:
 
 def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
     verified, accepted = (
-        sum(float(_counted(run, steps, f"sam/draft/{kind}_context_{tokens}").sum()) for run in runs)
+        float(_column(runs, steps, f"sam/draft/{kind}_context_{tokens}").sum())
         for kind in ("verify", "accepted")
     )
     return Context(tokens, verified, accepted)
-
-
-def _counted(run: Run, steps: list[int], name: str) -> pd.Series:
-    """A counter of each of `steps`; 0 where it is unknown."""
-    return run.steps.get(name, pd.Series(dtype=float)).reindex(steps).fillna(0.0)

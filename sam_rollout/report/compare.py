@@ -18,9 +18,10 @@ import pandas as pd
 
 from sam_rollout.report import fairness
 from sam_rollout.report.accepted import Acceptance, acceptance
+from sam_rollout.report.both import Both
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
-from sam_rollout.report.runs import Run, held_out_names, seeds_in_pairs
+from sam_rollout.report.runs import Run, held_out_names
 from sam_rollout.report.selection import load_sides
 from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
@@ -217,8 +218,8 @@ def compare_folders(
     Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a side
     has no run that can be read, or no step is left.
     """
-    sides = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    return compare(*load_sides(*sides), skip_first)
+    of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
+    return compare(*load_sides(of_base, of_sam), skip_first)
 
 
 def compare(
@@ -236,98 +237,58 @@ def compare(
             f"{paths}: no training step left to compare: {len(common)} in common, "
             f"{len(skipped)} skipped"
         )
-    both = _Both(base, sam, steps)
+    both = Both(base, sam, steps)
     times = [(kind, name) for kind in TIMES if (name := both.first(kind.names))]
-    kinds = (*QUANTITIES, *_held_out(both))
+    kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
     quantities = [(kind, name) for kind in kinds if (name := both.first(kind.names))]
-    lossless = losslessness(base, sam, steps)
-    shown = [*times, *quantities]
-    drafts = acceptance(sam, steps)
+    lossless = losslessness(both)
+    shown = [(kind.key, name) for kind, name in times]
+    shown += [(kind.key, name) for kind, name in quantities]
     found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
-    found += fairness.findings(base, sam, steps, skipped, lossless)
-    found.sort(key=lambda finding: fairness.SEVERITIES.index(finding.severity))
+    found += fairness.findings(both, skipped, lossless)
     return Comparison(
         base=base,
         sam=sam,
         steps=steps,
         skipped=skipped,
         left_out=left_out,
-        findings=found,
+        findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
         times=[_time_row(kind, name, both) for kind, name in times],
         quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
-        acceptance=drafts,
+        acceptance=acceptance(sam, steps),
         lossless=lossless,
-        series={kind.key: both.means(name) for kind, name in shown},
-        runs={kind.key: both.every(name) for kind, name in shown},
+        series={key: both.means(name) for key, name in shown},
+        runs={key: both.every(name) for key, name in shown},
     )
 
 
-@dataclass(frozen=True)
-class _Both:
-    """The metrics of all runs over the same steps."""
-
-    base: list[Run]
-    sam: list[Run]
-    steps: list[int]
-
-    def names(self) -> set[str]:
-        """Metrics that every run carries."""
-        return set.intersection(*(set(run.steps.columns) for run in [*self.base, *self.sam]))
-
-    def first(self, names: tuple[str, ...]) -> str | None:
-        """The first of the metrics that every run has a value of in some common step."""
-        known = self.names()
-        return next(
-            (name for name in names if name in known and len(self.every(name).dropna())), None
-        )
-
-    def every(self, name: str) -> pd.DataFrame:
-        """Columns (side, number of the run), index training step."""
-        return pd.DataFrame(
-            {
-                (side, run.number or 1): run.steps[name].reindex(self.steps)
-                for side, runs in (("base", self.base), ("sam", self.sam))
-                for run in runs
-            }
-        )
-
-    def means(self, name: str) -> pd.DataFrame:
-        """Means over the runs of a side, columns base and sam."""
-        every = self.every(name)
-        return pd.DataFrame({side: every[side].mean(axis=1) for side in ("base", "sam")})
-
-    def sides(self, *names: str) -> list[Sides]:
-        """Values of metrics over the steps of which every run knows all of them."""
-        frames = [self.every(name) for name in names]
-        whole = pd.concat(frames, axis=1).notna().all(axis=1)
-        paired = seeds_in_pairs(self.base, self.sam)
-        return [
-            Sides(*(frame.loc[whole, side].to_numpy().T for side in ("base", "sam")), paired)
-            for frame in frames
-        ]
+def _held_out(name: str) -> Quantity:
+    return Quantity(name, "held-out " + "/".join(name.split("/")[1:]), (name,))
 
 
-def _held_out(both: _Both) -> list[Quantity]:
-    names = held_out_names(both.names())
-    return [Quantity(name, "held-out " + "/".join(name.split("/")[1:]), (name,)) for name in names]
-
-
-def _row(kind: Time | Quantity, name: str, values: Sides) -> tuple[Any, ...]:
+def _row(kind: Time | Quantity, name: str, values: Sides) -> dict[str, Any]:
     """The fields of a `Row`."""
-    spreads = _spread(values.base), _spread(values.sam)
-    return kind.key, kind.title, name, values.shape[2], *spreads
+    row = Row(
+        kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
+    )
+    return vars(row)
 
 
-def _time_row(kind: Time, name: str, both: _Both) -> TimeRow:
+def _time_row(kind: Time, name: str, both: Both) -> TimeRow:
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
-    return TimeRow(*_row(kind, name, values), gain(values), tokens if equal else None, equal)
+    return TimeRow(
+        **_row(kind, name, values),
+        raw=gain(values),
+        tokens=tokens if equal else None,
+        equal_tokens=equal,
+    )
 
 
-def _quantity_row(kind: Quantity, name: str, both: _Both) -> QuantityRow:
+def _quantity_row(kind: Quantity, name: str, both: Both) -> QuantityRow:
     (values,) = both.sides(name)
-    return QuantityRow(*_row(kind, name, values), difference(values))
+    return QuantityRow(**_row(kind, name, values), difference=difference(values))
 
 
 def _spread(values: np.ndarray) -> Spread:

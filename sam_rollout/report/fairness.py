@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import common_steps, whole_steps
 from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
-from sam_rollout.report.runs import Run, Start, flat, with_names
+from sam_rollout.report.runs import Run, Start, flat
 from sam_rollout.telemetry.records import ASKED
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
@@ -45,7 +46,7 @@ PLACES = {
 }  # fmt: skip
 ABSENT = "absent"
 _ASKED = f"{ASKED}."
-_COMMIT_DIGITS = 12
+_COMMIT_DIGITS, _CHANGED = 12, " with changes"
 _FAILURES, _CONTROL = "sam/draft/failures", "sam/control/share"
 _OF_A_RESUME = {  # where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -114,74 +115,66 @@ def caveat(findings: list[Finding]) -> str | None:
     return " and ".join(told) or None
 
 
-def findings(
-    base: list[Run], sam: list[Run], steps: list[int], skipped: list[int], lossless: Losslessness
-) -> list[Finding]:
-    """Everything found about runs compared over `steps`, the gravest first."""
-    whole = common_steps([*base, *sam], steps)
-    found = [
-        *_drafts(base, sam, steps),
-        *_descriptions(base, sam),
-        *_prompts(base, sam, whole),
-        *_lengths(base, sam, steps, whole),
-        *_steps(base, sam, steps),
-        *_control(base, sam, steps),
-        *_warm_up(base, sam, steps),
+def findings(both: Both, skipped: list[int], lossless: Losslessness) -> list[Finding]:
+    """Everything found about runs that are compared."""
+    whole = common_steps(both.runs, both.steps)
+    return [
+        *_drafts(both),
+        *_descriptions(both),
+        *_prompts(both, whole),
+        *_lengths(both, whole),
+        *_steps(both),
+        *_control(both),
+        *_warm_up(both),
         *_texts(lossless),
-        *_lost_records(base, sam, steps, lossless),
-        *_logs(base, sam, steps),
-        *_repeats(base, sam, skipped),
+        *_lost_records(both, lossless),
+        *_logs(both),
+        *_repeats(both, skipped),
     ]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _count(runs: list[Run], steps: list[int], name: str) -> float | None:
-    """What is known of a count, summed over steps, mean over runs; None if a run knows nothing."""
-    if any(name not in run.steps for run in runs):
-        return None
-    sums = [run.steps[name].reindex(steps).sum(min_count=1) for run in runs]
-    return None if np.isnan(sums).any() else float(np.mean(sums))
-
-
-def _means(
-    base: list[Run], sam: list[Run], steps: list[int], *names: str
-) -> list[tuple[float, float]] | None:
+def _means(both: Both, *names: str) -> list[tuple[float, float]] | None:
     """Mean of each metric in BASE and in SAM, over the steps of which every run knows them all.
 
     None if there is no such step.
     """
-    sides = [
-        [run.steps.reindex(index=steps, columns=names) for run in runs] for runs in (base, sam)
-    ]
-    whole = np.all([table.notna().all(axis=1) for side in sides for table in side], axis=0)
-    if not whole.any():
+    known = both.sides(*names)
+    if not known[0].shape[2]:
         return None
-    of_base, of_sam = (np.mean([table[whole].mean() for table in side], axis=0) for side in sides)
-    return [(float(left), float(right)) for left, right in zip(of_base, of_sam, strict=True)]
+    return [(float(values.base.mean()), float(values.sam.mean())) for values in known]
+
+
+def _beyond(relative: float, warning: float, unfair: float) -> str | None:
+    """The severity of a relative difference; None if it is too small to be told."""
+    if abs(relative) >= unfair:
+        return UNFAIR
+    return WARNING if abs(relative) >= warning else None
 
 
 # -- which side drafts -----------------------------------------------------------------------------
 
 
-def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    name = "sam/draft/drafted_tokens"
-    of_base, of_sam = _count(base, steps, name), _count(sam, steps, name)
-    if of_base:
+def _drafts(both: Both) -> Iterator[Finding]:
+    drafted = both.every("sam/draft/drafted_tokens")
+    of_base, of_sam = (  # a run's sum over steps, mean over runs; NaN if a run knows nothing
+        float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
+    )
+    if of_base > 0:
         text = f"BASE verified {of_base:.0f} draft tokens"
         yield Finding("drafts", UNFAIR, text, {"base": of_base})
     if of_sam == 0:
         # sam=matched shows what our path costs without drafts.
-        meant = all(run.label == "sam=matched" for run in sam)
+        meant = all(run.label == "sam=matched" for run in both.sam)
         severity = NOTE if meant else UNFAIR
         yield Finding("drafts", severity, "SAM verified no draft token", {"sam": 0})
-    if of_base is None or of_sam is None:
+    if np.isnan([of_base, of_sam]).any():
         text = "whether drafts were verified is not recorded on both sides"
         yield Finding("drafts", UNKNOWN, text)
-    shares = [run.steps[_CONTROL].reindex(steps).mean() for run in sam if _CONTROL in run.steps]
-    if shares and (share := float(np.mean(shares))) > 0:
+    share = float(both.every(_CONTROL)["sam"].mean().mean())
+    if share > 0:
         text = f"SAM sampled {share:.0%} of its responses without drafts: gains are smaller for it"
         yield Finding("control", WARNING, text, {"share": share})
-    counted = [run.steps[_FAILURES].sum() for run in sam if _FAILURES in run.steps]
+    counted = [run.steps[_FAILURES].sum() for run in both.sam if _FAILURES in run.steps]
     if failures := max(counted, default=0):
         text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
         yield Finding("drafter_failures", WARNING, text, {"failures": float(failures)})
@@ -190,17 +183,17 @@ def _drafts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Findi
 # -- what the runs say of themselves ---------------------------------------------------------------
 
 
-def _descriptions(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
-    for side, runs in (("BASE", base), ("SAM", sam)):
+def _descriptions(both: Both) -> Iterator[Finding]:
+    for side, runs in (("BASE", both.base), ("SAM", both.sam)):
         for one, other in pairwise(runs):
             names = one.name(side), other.name(side)
             for finding in _two_starts(one, other, names, repeats=True):
                 if finding.severity in (UNFAIR, WARNING):
                     text = f"repeats of {side} differ: {finding.text}"
                     yield Finding("repeats", finding.severity, text, finding.figures)
-    yield from _two_starts(base[0], sam[0])
-    yield from _seeds(base, sam)
-    yield from _resumes(base, sam)
+    yield from _two_starts(both.base[0], both.sam[0])
+    yield from _seeds(both)
+    yield from _resumes(both)
 
 
 def _two_starts(
@@ -214,8 +207,8 @@ def _two_starts(
     if base.config is None or sam.config is None:
         yield Finding("config", UNKNOWN, "the configuration of one side or both is not recorded")
     else:
-        one, other = (comparable(start.config, repeats) for start in (base, sam))
-        for name, left, right in differences(one, other):
+        settings = comparable(base.config, repeats), comparable(sam.config, repeats)
+        for name, left, right in differences(*settings):
             kind = _kind(name)
             if kind == "seeds" and name in _TOLD_SEEDS:
                 continue
@@ -244,21 +237,23 @@ def _two_starts(
 
 def _commits(base: Start, sam: Start, names: tuple[str, str]) -> Iterator[Finding]:
     """Other code under the same version; nothing where a side ran from no checkout."""
-    told = [(start.git or {}).get("commit") for start in (base, sam)]
-    if not all(told):
+    left, right = (_commit(start.git or {}) for start in (base, sam))
+    if not (left and right):
         return
-    changed = [bool((start.git or {}).get("dirty")) for start in (base, sam)]
-    left, right = (
-        f"{commit[:_COMMIT_DIGITS]}{' with changes' if dirty else ''}"
-        for commit, dirty in zip(told, changed, strict=True)
-    )
-    told_apart, figures = _apart(left, right, names)
-    figures = {"key": "commit"} | figures
     if left != right:
-        yield Finding("versions", WARNING, f"versions commit: {told_apart}", figures)
-    elif any(changed):
+        told, figures = _apart(left, right, names)
+        figures = {"key": "commit"} | figures
+        yield Finding("versions", WARNING, f"versions commit: {told}", figures)
+    elif left.endswith(_CHANGED):
         text = f"versions commit: both ran {left}, which may not be the same ones"
+        figures = {"key": "commit"} | _apart(left, right, names)[1]
         yield Finding("versions", NOTE, text, figures)
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    """The commit in words; empty where none is known."""
+    commit = git.get("commit")
+    return f"{commit[:_COMMIT_DIGITS]}{_CHANGED if git.get('dirty') else ''}" if commit else ""
 
 
 def _apart(left: Any, right: Any, names: tuple[str, str]) -> tuple[str, dict[str, Any]]:
@@ -267,23 +262,24 @@ def _apart(left: Any, right: Any, names: tuple[str, str]) -> tuple[str, dict[str
     return told, {names[0].lower(): left, names[1].lower(): right}
 
 
-def _seeds(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
+def _seeds(both: Both) -> Iterator[Finding]:
     """Repeats may have seeds of their own, but both sides the same ones."""
-    if any(run.start.seeds is None for run in [*base, *sam]):
+    known = [run.start.seeds for run in both.runs if run.start.seeds is not None]
+    if len(known) < len(both.runs):
         yield Finding("seeds", UNKNOWN, "the seeds of one side or both are not recorded")
         return
-    for name in sorted(set().union(*(run.start.seeds or {} for run in [*base, *sam]))):
+    of_base, of_sam = known[: len(both.base)], known[len(both.base) :]
+    for name in sorted(set().union(*known)):
         one, other = (
-            sorted({str((run.start.seeds or {}).get(name, ABSENT)) for run in side})
-            for side in (base, sam)
+            sorted({str(seeds.get(name, ABSENT)) for seeds in side}) for side in (of_base, of_sam)
         )
         if one != other:
             text = f"seeds {name}: {', '.join(one)} in BASE, {', '.join(other)} in SAM"
             yield Finding("seeds", UNFAIR, text, {"key": name, "base": one, "sam": other})
 
 
-def _resumes(base: list[Run], sam: list[Run]) -> Iterator[Finding]:
-    for side, run in with_names(base, sam):
+def _resumes(both: Both) -> Iterator[Finding]:
+    for side, run in both.named:
         first, *later = run.starts or [Start()]
         if not later:
             continue
@@ -374,22 +370,17 @@ def _common_end(left: Any, right: Any) -> int:
 # -- what was asked and answered -------------------------------------------------------------------
 
 
-def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+def _prompts(both: Both, steps: list[int]) -> Iterator[Finding]:
     """The prompts of the steps that all runs kept."""
     if not steps:
         text = "the prompts of one side or both are not recorded"
         yield Finding("prompts", UNKNOWN, text)
         return
-    groups = [
-        pd.concat([run.requests[["step", "group"]] for run in runs])
-        .groupby("step")["group"]
-        .agg(set)
-        for runs in (base, sam)
-    ]
-    shared = {}
-    for step in steps:
-        left, right = (side.get(step, set()) for side in groups)
-        shared[step] = len(left & right) / max(len(left | right), 1)
+    left, right = (
+        pd.concat([run.requests for run in runs]).groupby("step")["group"].agg(set)
+        for runs in (both.base, both.sam)
+    )
+    shared = {step: len(left[step] & right[step]) / len(left[step] | right[step]) for step in steps}
     mean = float(np.mean(list(shared.values())))
     if mean == 1:
         return
@@ -402,12 +393,10 @@ def _prompts(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Find
     yield Finding("prompts", UNFAIR if mean < SHARED_PROMPTS else WARNING, text, figures)
 
 
-def _lengths(
-    base: list[Run], sam: list[Run], steps: list[int], whole: list[int]
-) -> Iterator[Finding]:
+def _lengths(both: Both, whole: list[int]) -> Iterator[Finding]:
     """Response lengths: request by request of `whole` steps, else the trainer's mean of a step."""
     if whole:
-        sides = [response_lengths(runs, whole) for runs in (base, sam)]
+        sides = [response_lengths(runs, whole) for runs in (both.base, both.sam)]
         test = stats.ks_2samp(*sides)
         distance, p_value = float(test.statistic), float(test.pvalue)
         quantiles = [[float(q) for q in np.quantile(side, [0.1, 0.5, 0.9])] for side in sides]
@@ -422,18 +411,17 @@ def _lengths(
             yield Finding("response_lengths", UNFAIR, text, figures)
         means = [float(side.mean()) for side in sides]
     else:
-        known = _means(base, sam, steps, "response_length/mean")
+        known = _means(both, "response_length/mean")
         if not known or not all(known[0]):
             yield Finding("response_lengths", UNKNOWN, "response lengths are not recorded")
             return
         means = list(known[0])
     ratio = means[1] / means[0] - 1
-    if abs(ratio) >= TOKENS_WARNING:
+    if severity := _beyond(ratio, TOKENS_WARNING, TOKENS_UNFAIR):
         text = (
             f"responses have {means[0]:.0f} tokens in BASE, {means[1]:.0f} in SAM "
             f"({ratio:+.1%}); raw gains contain that difference, gains at equal tokens do not"
         )
-        severity = UNFAIR if abs(ratio) >= TOKENS_UNFAIR else WARNING
         figures = {"base": means[0], "sam": means[1], "relative": ratio}
         yield Finding("mean_length", severity, text, figures)
 
@@ -448,16 +436,17 @@ def response_lengths(runs: list[Run], steps: list[int]) -> np.ndarray:
 # -- how the runs went -----------------------------------------------------------------------------
 
 
-def _steps(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+def _steps(both: Both) -> Iterator[Finding]:
+    steps = both.steps
     if len(steps) < FEW_STEPS:
         text = f"{len(steps)} common training step(s): too few to tell anything"
         yield Finding("few_steps", UNFAIR, text, {"steps": len(steps)})
-    named = [(side, run.training_steps) for side, run in with_names(base, sam)]
+    named = [(side, run.training_steps) for side, run in both.named]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {_ranges(own)}" for side, own in named)
         text = f"{told}; only the {len(steps)} common ones are compared"
         yield Finding("step_counts", WARNING, text, {side: len(own) for side, own in named})
-    for side, run in with_names(base, sam):
+    for side, run in both.named:
         own = run.training_steps
         missing = sorted(set(range(own[0], own[-1] + 1)) - set(own))
         if missing:
@@ -475,52 +464,41 @@ def _ranges(steps: list[int]) -> str:
     return f"{len(steps)} ({steps[0]}-{steps[-1]})"
 
 
-def _control(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
+def _control(both: Both) -> Iterator[Finding]:
     """The actor's update has nothing to do with drafts: its time per token tells of other load."""
-    known = _means(base, sam, steps, "timing_s/update_actor", "perf/total_num_tokens")
+    known = _means(both, "timing_s/update_actor", "perf/total_num_tokens")
     if not known or not all(map(all, known)):
         return
     (base_s, sam_s), (base_tokens, sam_tokens) = known
     ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1
-    if abs(ratio) < CONTROL_WARNING:
-        return
-    text = (
-        "the actor's update, which drafts do not touch, took "
-        f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
-    )
-    severity = UNFAIR if abs(ratio) >= CONTROL_UNFAIR else WARNING
-    yield Finding("other_load", severity, text, {"relative": ratio})
+    if severity := _beyond(ratio, CONTROL_WARNING, CONTROL_UNFAIR):
+        text = (
+            "the actor's update, which drafts do not touch, took "
+            f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
+        )
+        yield Finding("other_load", severity, text, {"relative": ratio})
 
 
-def _warm_up(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    if len(steps) < FEW_STEPS:
+def _warm_up(both: Both) -> Iterator[Finding]:
+    if len(both.steps) < FEW_STEPS:
         return
-    for side, run in with_names(base, sam):
-        name = next((n for n in ("timing_s/gen", "timing_s/step") if n in run.steps), None)
-        if name is None:
-            continue
-        times = run.steps[name]
-        first, rest = times.reindex(steps).iloc[0], times.reindex(steps[1:]).median()
+    for side, run in both.named:
+        name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
+        times = run.values(name, both.steps)
+        first, rest = times.iloc[0], times.iloc[1:].median()
         if rest > 0 and first > WARM_UP * rest:
             text = (
-                f"{side}: step {steps[0]} took {first / rest:.1f} times as long as the others "
+                f"{side}: step {both.steps[0]} took {first / rest:.1f} times as long as the others "
                 "(warm-up?); --skip-first 1 leaves it out"
             )
             yield Finding("warm_up", WARNING, text, {"ratio": float(first / rest)})
 
 
 def _texts(lossless: Losslessness) -> Iterator[Finding]:
-    pairs = lossless.pairs
-    if not pairs:
+    counts = lossless.counts()
+    if not counts:
         yield Finding("samples", UNKNOWN, "neither texts nor lengths of responses are recorded")
         return
-    counts = {
-        by: (
-            sum(p.identical for p in pairs if p.by == by),
-            sum(p.matched + p.unmatched for p in pairs if p.by == by),
-        )
-        for by in dict.fromkeys(p.by for p in pairs)
-    }
     told = " and ".join(
         f"{same} of {total} {'responses' if by == TOKEN_IDS else 'response lengths'}"
         for by, (same, total) in counts.items()
@@ -529,7 +507,7 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
     if all(same == total for same, total in counts.values()):
         yield Finding("samples", NOTE, f"{told} are the same on both sides", figures)
     elif lossless.coupled:
-        first = min(p.first_step for p in pairs if p.first_step is not None)
+        first = min(p.first_step for p in lossless.pairs if p.first_step is not None)
         text = (
             f"{told} are the same, the first other one is of step {first}: the coupled sampler "
             "would make them all the same under equal logits and seeds"
@@ -542,14 +520,12 @@ def _texts(lossless: Losslessness) -> Iterator[Finding]:
         yield Finding("samples", NOTE, f"{told} are the same; {why}", figures)
 
 
-def _lost_records(
-    base: list[Run], sam: list[Run], steps: list[int], lossless: Losslessness
-) -> Iterator[Finding]:
+def _lost_records(both: Both, lossless: Losslessness) -> Iterator[Finding]:
     """Steps of which a run kept records of a kind that it has of others."""
     gone: set[int] = set()
-    for side, run in with_names(base, sam):
-        lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
-        if lost and len(lost) < len(steps):
+    for side, run in both.named:
+        lost = sorted(set(both.steps) - set(whole_steps(run, run.requests, both.steps)))
+        if lost and len(lost) < len(both.steps):
             gone |= set(lost)
             text = (
                 f"{side}: not all requests of step {_some(lost)} are recorded; left out of "
@@ -569,16 +545,16 @@ def _some(steps: list[int]) -> str:
     return ", ".join(map(str, steps[:10])) + (" and others" if len(steps) > 10 else "")
 
 
-def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding]:
-    for side, run in with_names(base, sam):
+def _logs(both: Both) -> Iterator[Finding]:
+    for side, run in both.named:
         no_engine_steps = run.engine_steps.empty  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield Finding("broken_log", WARNING, f"{side}: {problem}")
         for name in ("critic/rewards/mean", "critic/score/mean", "timing_s/gen", "timing_s/step"):
-            if name in run.steps and (lost := int(run.steps[name].reindex(steps).isna().sum())):
+            if name in run.steps and (lost := int(run.values(name, both.steps).isna().sum())):
                 text = (
-                    f"{side}: {name} is not a number in {lost} of {len(steps)} steps, left out of "
-                    "its row"
+                    f"{side}: {name} is not a number in {lost} of {len(both.steps)} steps, left "
+                    "out of its row"
                 )
                 yield Finding("not_a_number", WARNING, text, {"metric": name, "steps": lost})
         if run.source == "run folder" and no_engine_steps:
@@ -589,10 +565,10 @@ def _logs(base: list[Run], sam: list[Run], steps: list[int]) -> Iterator[Finding
             yield Finding("source", NOTE, text, {"source": run.source})
 
 
-def _repeats(base: list[Run], sam: list[Run], skipped: list[int]) -> Iterator[Finding]:
-    if min(len(base), len(sam)) == 1:
+def _repeats(both: Both, skipped: list[int]) -> Iterator[Finding]:
+    if min(len(both.base), len(both.sam)) == 1:
         text = "one run on a side: intervals hold the noise within runs only, not that between them"
-        yield Finding("one_repeat", NOTE, text, {"base": len(base), "sam": len(sam)})
+        yield Finding("one_repeat", NOTE, text, {"base": len(both.base), "sam": len(both.sam)})
     if skipped:
         text = f"left out at the start: step {', '.join(map(str, skipped))}"
         yield Finding("skipped", NOTE, text, {"steps": skipped})

@@ -8,7 +8,7 @@ import pandas as pd
 
 from sam_rollout.report.runs import held_out_names
 from sam_rollout.report.sources import load_run
-from sam_rollout.statistics import change, t_width
+from sam_rollout.statistics import Estimate, change, t_width
 from sam_rollout.telemetry.records import RunFolderError
 
 WINDOW = 5  # steps at either end that are averaged; also the width of the running mean
@@ -17,9 +17,9 @@ TRAINING = "sam/rounds/accuracy_unfiltered"
 
 @dataclass(frozen=True)
 class LearningRow:
-    """One accuracy (0 to 1): means of the first and last `window` values and their difference.
+    """One accuracy (0 to 1): means of the first and last `window` values.
 
-    The intervals are of `difference` (last - first), 95 %; `p_value` is Welch's, two-sided.
+    `welch` and `bootstrap` estimate the difference, last - first; `p_value` is Welch's, two-sided.
     """
 
     title: str
@@ -28,11 +28,8 @@ class LearningRow:
     window: int
     first: float
     last: float
-    difference: float
-    welch_low: float
-    welch_high: float
-    bootstrap_low: float
-    bootstrap_high: float
+    welch: Estimate
+    bootstrap: Estimate
     p_value: float
 
 
@@ -74,19 +71,9 @@ def _row(name: str, series: pd.Series, window: int) -> LearningRow:
     found = change(first, last)
     source = "before filtering" if name == TRAINING else name.split("/")[1]
     title = f"{'training' if name == TRAINING else 'held-out'} accuracy, {source}"
+    means = float(first.mean()), float(last.mean())
     return LearningRow(
-        title,
-        name,
-        series,
-        window,
-        float(first.mean()),
-        float(last.mean()),
-        found.welch.value,
-        found.welch.low,
-        found.welch.high,
-        found.bootstrap.low,
-        found.bootstrap.high,
-        found.p_value,
+        title, name, series, window, *means, found.welch, found.bootstrap, found.p_value
     )
 
 

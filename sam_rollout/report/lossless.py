@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
@@ -60,16 +61,25 @@ class Losslessness:
     controls: list[Pair]  # repeats of one side among each other
     lost_texts: dict[str, list[int]]
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """What was compared -> identical responses of the pairs, and all of them."""
+        table: dict[str, tuple[int, int]] = {}
+        for pair in self.pairs:
+            same, total = table.get(pair.by, (0, 0))
+            table[pair.by] = same + pair.identical, total + pair.matched + pair.unmatched
+        return table
 
-def losslessness(base: list[Run], sam: list[Run], steps: list[int]) -> Losslessness:
-    """Everything the runs tell about equal samples, over `steps`."""
-    gaps = [_gap(side, runs, steps) for side, runs in (("BASE", base), ("SAM", sam))]
+
+def losslessness(both: Both) -> Losslessness:
+    """Everything the runs tell about equal samples, over the compared steps."""
+    base, sam, steps = both.base, both.sam, both.steps
+    gaps = [_gap(both, side) for side in SIDES]
     of_base, of_sam = with_names(base, []), with_names([], sam)
     lost_texts: dict[str, list[int]] = {}
     pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
-        _coupled([*base, *sam]),
+        _coupled(both.runs),
         [gap for gap in gaps if gap is not None],
         [found for pair in pairs for found in _compared(pair, steps, lost_texts)],
         [found for pair in controls for found in _compared(pair, steps, lost_texts)],
@@ -84,15 +94,13 @@ def _coupled(runs: list[Run]) -> bool | None:
     return all(kind == "coupled" for kind in kinds)
 
 
-def _gap(side: str, runs: list[Run], steps: list[int]) -> Gap | None:
-    def values(name: str) -> np.ndarray:
-        found = [run.steps[name].reindex(steps).dropna() for run in runs if name in run.steps]
-        return np.concatenate(found) if found else np.empty(0)
-
-    mean, largest = values(GAP), values(LARGEST_GAP)
-    if not len(mean):
+def _gap(both: Both, side: str) -> Gap | None:
+    means, largest = (both.every(name)[side].to_numpy().T for name in (GAP, LARGEST_GAP))
+    known = means[~np.isnan(means)]
+    if not len(known):
         return None
-    return Gap(side, float(mean.mean()), float(largest.max()) if len(largest) else None)
+    most = None if np.isnan(largest).all() else float(np.nanmax(largest))
+    return Gap(side.upper(), float(known.mean()), most)
 
 
 def _compared(
@@ -130,8 +138,9 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
     unmatched = one.index.symmetric_difference(other.index)
     left, right = one.reindex(both).to_list(), other.reindex(both).to_list()
     common = [_common(a, b) for a, b in zip(left, right, strict=True)]
-    differ = [number for number, length in enumerate(common) if length is not None]
-    steps = [both[number][0] for number in differ] + [entry[0] for entry in unmatched]
+    apart = [length for length in common if length is not None]
+    differ = [entry for entry, length in zip(both, common, strict=True) if length is not None]
+    steps = [entry[0] for entry in (*differ, *unmatched)]
     same = [text for text, length in zip(left, common, strict=True) if length is None]
     return Pair(
         (names[0], names[1]),
@@ -141,7 +150,7 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
         len(unmatched),
         sum(int(text) if by == LENGTHS else len(text) for text in same),
         int(min(steps)) if steps else None,
-        min(common[number] for number in differ) if differ and by == TOKEN_IDS else None,
+        min(apart) if apart and by == TOKEN_IDS else None,
     )
 
 
@@ -149,7 +158,7 @@ def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
     """Length of the common beginning of two that differ; None if they are equal."""
     if np.array_equal(one, other):
         return None
-    if np.ndim(one) == 0:
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return 0
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])

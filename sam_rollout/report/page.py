@@ -60,8 +60,9 @@ def _config_rows(comparison: Comparison) -> list[tuple[str, str, str, bool]] | N
 
     What a run is shown beside is none, nor are places: a page is handed on.
     """
-    configs = [side[0].start.config for side in (comparison.base, comparison.sam)]
-    if any(config is None for config in configs):
+    told = [side[0].start.config for side in (comparison.base, comparison.sam)]
+    configs = [config for config in told if config is not None]
+    if len(configs) < len(told):
         return None
     everything = [fairness.in_place(config) for config in configs]
     judged = [fairness.comparable(config) for config in configs]

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import matplotlib
 import numpy as np
@@ -53,15 +54,15 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
     A panel that shows what an earlier one did is left out.
     """
     both = sides(comparison)
-    found, seen = {}, set()
+    found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
+    seen = set()
     for section in SECTIONS:
-        found[section.title] = []
         for panel in (panel.of_both_sides() for panel in section.panels):
             shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
             if panel.shows in seen or not any(shown):
                 continue
             seen.add(panel.shows)
-            picture = as_svg(lambda axis, panel=panel: draw(axis, panel, both), panel.unit)
+            picture = as_svg(partial(draw, panel=panel, sides=both), panel.unit)
             told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
             found[section.title].append(
                 Chart(panel.title, " ".join([*told, panel.reading]), picture)

@@ -7,6 +7,7 @@ import matplotlib
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -98,8 +99,8 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
     """
     both = sides(comparison, comparison.labels)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 6.4), layout="constrained")
-        figure.get_layout_engine().set(wspace=0.05, hspace=0.06)
+        spaced = ConstrainedLayoutEngine(wspace=0.05, hspace=0.06)
+        figure = Figure(figsize=(10, 6.4), layout=spaced)
         for axis, panel in zip(figure.subplots(2, 3).ravel(), SUMMARY, strict=True):
             _title(axis, *heading(comparison, panel))
             draw(axis, panel.of_both_sides(), both)
@@ -156,17 +157,14 @@ def _accuracy(axis: Axes, row: LearningRow) -> None:
             weight="bold",
             path_effects=[withStroke(linewidth=3, foreground="white")],
         )
-    points = 100 * row.difference
-    unclear = row.welch_low <= 0 <= row.welch_high
-    seen = "no clear change" if unclear else f"{'up' if points > 0 else 'down'} {abs(points):.1f}"
-    _title(
-        axis,
-        f"{_capital(row.title)}: {seen}{'' if unclear else ' points'}",
-        [
-            f"mean of last {row.window} - first {row.window}: {points:+.1f} points, 95 % CI (Welch)"
-            f" [{100 * row.welch_low:+.1f}, {100 * row.welch_high:+.1f}]"
-        ],
+    points, seen = 100 * row.welch.value, "no clear change"
+    if row.welch.clear:
+        seen = f"{'up' if points > 0 else 'down'} {abs(points):.1f} points"
+    details = (
+        f"mean of last {row.window} - first {row.window}: {points:+.1f} points, 95 % CI (Welch)"
+        f"{interval(row.welch, 100)}"
     )
+    _title(axis, f"{_capital(row.title)}: {seen}", [details])
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("accuracy (blue: running mean, 95 % band)")

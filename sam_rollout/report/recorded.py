@@ -49,11 +49,12 @@ def load_recorded(results: Path) -> Recorded:
 
 def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparison]:
     """The comparisons that `pairs` describes: name -> {base, sam: names of runs, skip_first}."""
+
+    def paths(runs: list[str]) -> list[Path]:
+        return [results / RUNS / run for run in runs]
+
     return {
-        name: compare_folders(
-            *([results / RUNS / run for run in pair[side]] for side in ("base", "sam")),
-            pair["skip_first"],
-        )
+        name: compare_folders(paths(pair["base"]), paths(pair["sam"]), pair["skip_first"])
         for name, pair in pairs.items()
     }
 

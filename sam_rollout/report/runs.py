@@ -63,6 +63,10 @@ class Run:
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
+    def values(self, name: str, steps: list[int]) -> pd.Series:
+        """A metric over `steps`, NaN where it is unknown."""
+        return self.steps.reindex(index=steps, columns=[name])[name]
+
     @property
     def start(self) -> Start:
         """The first start; all unknown if the source tells of none."""

@@ -94,20 +94,17 @@ def _leave_out_partners(base: _Side, sam: _Side) -> Iterator[str]:
     """Runs whose seeds the other side lost with a run."""
     if base.given != sam.given or any(not run.start.seeds for run in [*base.runs, *sam.runs]):
         return
-    alone = {
-        side.name: {
-            run.number: lost for run in side.runs if (lost := other.partner(run)) is not None
-        }
+    partners = [
+        (side, other, [(run, other.partner(run)) for run in side.runs])
         for side, other in ((base, sam), (sam, base))
-    }
-    if any(len(alone[side.name]) == len(side.runs) for side in (base, sam)):
+    ]
+    if any(None not in [lost for _, lost in pairs] for _, _, pairs in partners):
         return  # nothing would be left; the findings tell that the seeds differ
-    for side, other in ((base, sam), (sam, base)):
-        partners = alone[side.name]
-        for run in side.runs:
-            if run.number in partners:
+    for side, other, pairs in partners:
+        side.runs = [run for run, lost in pairs if lost is None]
+        for run, lost in pairs:
+            if lost is not None:
                 yield (
                     f"{run.name(side.name)} ({run.path.name}) is left out with {other.name} "
-                    f"{partners[run.number]}, its partner of the same seeds"
+                    f"{lost}, its partner of the same seeds"
                 )
-        side.runs = [run for run in side.runs if run.number not in partners]

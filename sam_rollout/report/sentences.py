@@ -1,8 +1,7 @@
 """What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
 
-import numpy as np
-
 from sam_rollout.report import fairness
+from sam_rollout.report.both import Both
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.figures import number
 from sam_rollout.report.lossless import TOKEN_IDS
@@ -47,14 +46,13 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
-    names = [kind.spent[0], row.tokens]
-    sides = [
-        [run.steps.reindex(index=comparison.steps, columns=names) for run in runs]
-        for runs in (comparison.base, comparison.sam)
-    ]
-    whole = np.all([table.notna().all(axis=1) for side in sides for table in side], axis=0)
-    base, sam = (sum(table[whole].to_numpy().sum(axis=0) for table in side) for side in sides)
-    return f"{number(1e3 * base[0] / base[1])} ms", f"{number(1e3 * sam[0] / sam[1])} ms"
+    assert row.tokens is not None  # what has a gain at equal tokens has these
+    both = Both(comparison.base, comparison.sam, comparison.steps)
+    spent, tokens = both.sides(kind.spent[0], row.tokens)
+    return (
+        f"{number(1e3 * spent.base.sum() / tokens.base.sum())} ms",
+        f"{number(1e3 * spent.sam.sum() / tokens.sam.sum())} ms",
+    )
 
 
 def _ratio(faster: Estimate, noise: str) -> str:
@@ -74,14 +72,11 @@ def _ratio(faster: Estimate, noise: str) -> str:
 
 
 def _samples(comparison: Comparison) -> str:
-    pairs, lossless = comparison.lossless.pairs, comparison.lossless
-    if not pairs:
+    counts = comparison.lossless.counts()
+    if not counts:
         return "Whether the responses are identical is not recorded."
-    by_text = [pair for pair in pairs if pair.by == TOKEN_IDS]
-    what = "responses" if len(by_text) == len(pairs) else "response lengths"
-    shown = by_text if len(by_text) == len(pairs) else pairs
-    same = sum(pair.identical for pair in shown)
-    total = sum(pair.matched + pair.unmatched for pair in shown)
+    what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
+    same, total = map(sum, zip(*counts.values(), strict=True))
     if same == total:
         untold = "" if what == "responses" else "; not all texts are recorded"
         return f"All {total:,} {what} are identical{untold}."
@@ -89,5 +84,5 @@ def _samples(comparison: Comparison) -> str:
         True: "the coupled sampler should have made all of them so",
         False: "this sampler keeps the distribution, not the texts",
         None: "which sampler was used is not recorded",
-    }[lossless.coupled]
+    }[comparison.lossless.coupled]
     return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."

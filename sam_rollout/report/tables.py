@@ -1,5 +1,6 @@
 """The tables of a comparison, said once for terminal, page and Markdown; those of learning."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ class Table:
 
     title: str
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     note: str = ""
 
 
@@ -220,9 +221,9 @@ def print_learning(learning: "Learning", console: Console) -> None:
             f"{row.window} + {row.window} of {len(row.series)}",
             f"{row.first:.1%}",
             f"{row.last:.1%}",
-            f"{100 * row.difference:+.1f}",
-            f"[{100 * row.welch_low:+.1f}, {100 * row.welch_high:+.1f}]",
-            f"[{100 * row.bootstrap_low:+.1f}, {100 * row.bootstrap_high:+.1f}]",
+            f"{100 * row.welch.value:+.1f}",
+            interval(row.welch, 100).strip(),
+            interval(row.bootstrap, 100).strip(),
             f"{row.p_value:.2g}",
         )
         for row in learning.rows

@@ -119,7 +119,7 @@ class Baseline:
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among the metrics; a trainer's own may be tables or text."""
     return {
-        name: value
+        name: float(value)
         for name, value in metrics.items()
         if isinstance(value, Real) and math.isfinite(value)
     }

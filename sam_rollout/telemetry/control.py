@@ -100,9 +100,9 @@ def control_metrics(
     if len(control):
         without = rollout_without_drafts(steps, requests)
         values["rollout_without_drafts_s"] = without.value
-        if without.low is not None:
-            values |= {"rollout_without_drafts_low_s": without.low}
-            values |= {"rollout_without_drafts_high_s": without.high}
+        if without.low is not None and without.high is not None:
+            values["rollout_without_drafts_low_s"] = without.low
+            values["rollout_without_drafts_high_s"] = without.high
     if control.any() and not control.all():
         if unit == GROUPS:
             values |= _by_group(requests, control)
@@ -173,7 +173,7 @@ def _sums(
 def _named(name: str, found: Estimate | None) -> dict[str, float]:
     if found is None:
         return {}
-    if found.low is None:
+    if found.low is None or found.high is None:
         return {name: found.value}
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 

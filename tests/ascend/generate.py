@@ -1,7 +1,8 @@
 """Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
 
-A program of its own (``python -m tests.ascend.generate``): it bends vLLM's process to the CPU. What
-is ours gets into the engines as it does on an NPU, by the plugin and the worker extension.
+A program of its own (``python -m tests.ascend.generate [ENGINE...]``): it bends vLLM's process to
+the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or by a patch of
+vllm-ascend's source, and by the worker extension.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from npu_stand_in import engine as stand_in
 
 stand_in.prepare()
 
-from vllm import SamplingParams  # noqa: E402
 from vllm.config import SpeculativeConfig  # noqa: E402
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig  # noqa: E402
-from sam_rollout.identity import identify  # noqa: E402
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
+from tests.integration.responses import generate, texts  # noqa: E402
 
 DRAFT_TOKENS = 3
 THRESHOLD = 2
@@ -91,21 +91,9 @@ def watched(runner) -> list[list[int]]:
     return steps
 
 
-def answer(llm, prompts: list[list[int]], lengths: list[int], sampling: dict) -> list:
-    parameters = [
-        SamplingParams(
-            **sampling,
-            max_tokens=length,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args=identify(
-                prompt, seed=3, step=0, sibling=number, split="train"
-            ).to_extra_args(),
-        )
-        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
-    prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=False)]
+def answer(llm, prompts: list[list[int]], lengths, sampling: dict, siblings: int = 1) -> list:
+    options = {"max_tokens": lengths, "ignore_eos": True, "detokenize": False}
+    return generate(llm, prompts, siblings, **options, **sampling)
 
 
 def try_out(sam: SamConfig, kind: str) -> dict:
@@ -117,7 +105,7 @@ def try_out(sam: SamConfig, kind: str) -> dict:
         for name, sampling in {"random": RANDOM, "plain": PLAIN, "greedy": GREEDY}.items():
             outputs = answer(llm, PROMPTS, LENGTHS, sampling)
             results[name] = {
-                "texts": [list(output.token_ids) for output in outputs],
+                "texts": texts(outputs),
                 "logprobs": [
                     [next(iter(at.values())).logprob for at in output.logprobs or []]
                     for output in outputs
@@ -128,10 +116,8 @@ def try_out(sam: SamConfig, kind: str) -> dict:
             steps.clear()
         if kind == "stock":
             text = PROMPTS[1] + results["greedy"]["texts"][1][:60]
-            outputs = answer(
-                llm, [text] * COPIES, [COPIED_TOKENS] * COPIES, {"temperature": 1.0, "top_k": 8}
-            )
-            results["copies"] = [list(output.token_ids) for output in outputs]
+            outputs = answer(llm, [text], COPIED_TOKENS, {"temperature": 1.0, "top_k": 8}, COPIES)
+            results["copies"] = texts(outputs)
             results["copies_of_drafts"] = llm.collective_rpc("sam_drain")[0]
         return results
 
@@ -155,10 +141,10 @@ def mistaken_for_ngram() -> str:
 
 
 def main() -> None:
-    results = {name: try_out(*engine) for name, engine in ENGINES.items()}
+    chosen = sys.argv[1:]
     report = {
-        "engines": results,
-        "mistaken_for_ngram": mistaken_for_ngram(),
+        "engines": {name: try_out(*ENGINES[name]) for name in chosen or ENGINES},
+        "mistaken_for_ngram": None if chosen else mistaken_for_ngram(),
         "lengths": LENGTHS,
         "threshold": THRESHOLD,
         "draft_tokens": DRAFT_TOKENS,

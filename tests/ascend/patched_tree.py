@@ -32,8 +32,7 @@ PLUGINS = (
 # Of tests/ascend, what is not run once more on the patched tree -> why.
 LEFT_OUT = {
     "test_patched_tree.py": "runs the others",
-    "test_engine.py": "many engines: generate_patched.py is one",
-    "test_functions.py": "calls no runner",
+    "test_engine.py": "many engines: two of them are run",
     "test_upstream_tests.py": "calls no runner",
     "test_plugin.py::test_the_runner_has_our_drafter_and_it_is_bound": "asserts that it is wrapped",
     "test_sampling.py::test_every_position_has_the_target_distribution": "calls no runner",

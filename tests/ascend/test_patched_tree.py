@@ -164,16 +164,14 @@ def test_package_managers_copy_behind_a_hard_link_is_kept(tree, tmp_path):
 @pytest.mark.timeout(patched_tree.RUN_LIMIT_S)
 def test_an_engine_drafts_without_our_plugin(tree):
     apply(tree)
-    done = patched_tree.run_python(tree, "-m", "tests.ascend.generate_patched")
+    done = patched_tree.run_python(tree, "-m", "tests.ascend.generate", "off", "on")
     assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["source"] == str(tree / LISTED[1])
-    assert report["sampler of the new runner"] == "coupled"
-    assert "into vllm-ascend by patched" in report["start-up"]
-    closed, opened = report["closed"], report["open"]
-    assert opened["texts"] == closed["texts"]
-    assert closed["drafted"] == 0 < opened["accepted"] < opened["drafted"]
-    assert opened["failures"] == 0
+    off, on = json.loads(done.stdout.splitlines()[-1])["engines"].values()
+    assert on["report"]["way_in"] == off["report"]["way_in"] == "patched"
+    assert on["random"]["texts"] == off["random"]["texts"]
+    assert not any(map(any, off["random"]["steps"]))
+    requests = on["random"]["records"]["requests"].values()
+    assert 0 < sum(counts[2] for counts in requests) < sum(counts[1] for counts in requests)
 
 
 @pytest.mark.timeout(patched_tree.RUN_LIMIT_S)

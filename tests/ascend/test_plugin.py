@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.sampling import installed_sampler
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
 from sam_rollout.integrations.vllm_ascend import hooks, versions
@@ -203,9 +204,13 @@ def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypa
 
 @pytest.mark.parametrize("kind", ["stock", "coupled", "vectorised"])
 def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
-    """Of verify steps and of steps without drafts, at a temperature other than 1."""
+    """Of verify steps and of steps without drafts, at a temperature other than 1.
+
+    The runner has the sampler that is configured from its start.
+    """
     monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
     runner = make_runner(additional_config=ours(sampler=RolloutSamplerConfig(kind)))
+    assert installed_sampler(runner) == kind
     logits = torch.randn(1, 12).repeat(2, 1)
     engine = ToyEngine(runner, lambda text: logits[0])
     for text in ([1, 2], [3, 4]):
@@ -233,9 +238,9 @@ def test_penalties_go_together_with_drafts(vllm_config, kind):
         output_token_ids=[[token for token in range(12) if token != 5], [1]],
         spec_token_ids=[[3], [3]],
     )
-    sampler = make_sampler(kind, None, IndependentRows())
+    sampler = make_sampler(kind, IndependentRows())
     tokens = sampler(step, None, logits, metadata).sampled_token_ids
     assert tokens[0, 0] == 5, "all others carry a penalty, the draft among them"
-    stock = make_sampler("stock", None, None)
+    stock = make_sampler("stock", None)
     with pytest.raises(RuntimeError):  # when this fails, vllm-ascend takes each row's own
         stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from vllm.sampling_params import SamplingParams
 from vllm_ascend.ascend_config import get_ascend_config
 from vllm_ascend.sample import rejection_sampler as stock
@@ -23,12 +22,11 @@ from sam_rollout.integrations.vllm_ascend.sampling import (
     install_sampler,
 )
 from sam_rollout.verification import draw_tokens, keyed_bits
-from tests.ascend import functions_adapter as functions
 from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling_metadata
+from tests.unit.verification.distributions import assert_lossless
 
 VOCABULARY = 12
 CALLS, BATCH = 5, 4_000  # vllm-ascend's own functions take time that grows with the batch squared
-PVALUE = 1e-4
 COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
@@ -42,13 +40,10 @@ class IndependentRows:
         return keyed_bits(request_of_row, self.position + logits_indices, stream)
 
 
-def make_sampler(kind, monkeypatch, rows):
+def make_sampler(kind, rows):
     sampler = AscendSampler()
     if kind in ("coupled", "vectorised"):
         return AscendKeyedRejectionSampler(sampler, rows, RolloutSamplerConfig(kind))
-    if kind == "functions":
-        monkeypatch.setattr(stock, "rejection_sample", functions.rejection_sample)
-        monkeypatch.setattr(stock, "expand_batch_to_tokens", functions.expand_batch_to_tokens)
     return stock.AscendRejectionSampler(sampler)
 
 
@@ -61,9 +56,9 @@ def test_the_stand_in_cuts_as_vllm_ascend_does_without_the_operator(vllm_config,
 
 
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}])
-@pytest.mark.parametrize("kind", ["stock", "functions", "vectorised", "coupled"])
-def test_every_position_has_the_target_distribution(kind, cuts, vllm_config, monkeypatch):
-    torch.manual_seed(1)
+@pytest.mark.parametrize("kind", ["stock", "vectorised", "coupled"])
+def test_every_position_has_the_target_distribution(kind, cuts, vllm_config):
+    torch.manual_seed(4)  # all places are reached often enough for a test
     logits = 1.5 * torch.randn(3, VOCABULARY)
     target = apply_top_k_top_p(
         logits.clone(),
@@ -71,27 +66,17 @@ def test_every_position_has_the_target_distribution(kind, cuts, vllm_config, mon
     ).softmax(dim=-1)
     drafts = target.argsort(dim=-1, descending=True)[[0, 1], [0, 1]].tolist()
     rows = IndependentRows()
-    sampler = make_sampler(kind, monkeypatch, rows)
+    sampler = make_sampler(kind, rows)
     outputs = []
     for _ in range(CALLS):
         step, parameters = same_draft_for_all(drafts, BATCH), sampling_metadata(BATCH, **cuts)
         outputs.append(sampler(step, None, logits.repeat(BATCH, 1), parameters).sampled_token_ids)
         rows.position += len(step.logits_indices)
 
-    reached = torch.cat(outputs)
-    for place, distribution in enumerate(target):
-        tokens = reached[:, place].to(torch.int64)
-        counts = torch.bincount(tokens, minlength=VOCABULARY)
-        possible = distribution > 0
-        assert counts[~possible].sum() == 0
-        expected = distribution[possible].double() * len(tokens) / distribution[possible].sum()
-        if possible.sum() > 1:
-            expected *= counts.sum() / expected.sum()
-            assert chisquare(counts[possible].numpy(), expected.numpy()).pvalue > PVALUE
-        if place < len(drafts):
-            accepted = tokens == drafts[place]
-            assert (reached[~accepted, place + 1 :] == NO_TOKEN).all()
-            reached = reached[accepted]
+    output = torch.cat(outputs)
+    assert_lossless(output, target, torch.full((len(output),), len(drafts)), places=3)
+    accepted = (output[:, :-1] == torch.tensor(drafts)).cumprod(dim=1).bool()
+    assert torch.equal(output[:, 1:] != NO_TOKEN, accepted)
 
 
 def toy_model(text):
@@ -187,13 +172,13 @@ def test_stock_changes_nothing(runner):
     assert installed_sampler(runner) == "stock"
 
 
-def test_logits_that_are_no_numbers_are_cleaned(vllm_config, monkeypatch):
+def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
     """As vllm-ascend does: no number counts as 0, infinite ones as the largest there are."""
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")
     for kind in ("stock", "coupled", "vectorised"):
-        output = make_sampler(kind, monkeypatch, IndependentRows())(
+        output = make_sampler(kind, IndependentRows())(
             same_draft_for_all([3], 1), None, logits[[0, 1]], sampling_metadata(1)
         ).sampled_token_ids
         assert output[0, 0] == 3

@@ -6,11 +6,8 @@ from pathlib import Path
 
 from tests.upstream import SDISTS, run_tests, unpack_tests
 
-# Runs of vllm-ascend's test module with its functions, and with ours in their place.
-STOCK, OURS = "test_rejection_sampler", "test_rejection_sampler_ours"
 # Copied next to the unpacked tests, whose package is called "tests", too.
-FUNCTIONS, PLUGIN = "functions_adapter", "upstream_plugin"
-THEIR_FIRST_LINE_AFTER_IMPORTS = "# Global constants\n"
+PLUGIN = "upstream_plugin"
 # Files below a2 are meant for an NPU; those of the model runner run without one, all but a test.
 CHOSEN = (
     "tests/ut/sample",
@@ -38,15 +35,8 @@ def unpack(folder: Path) -> None:
     archives = sorted(SDISTS.glob("vllm_ascend-*.tar.gz"))
     assert archives, f"no source package in {SDISTS}; scripts/test.sh ascend fetches it"
     unpack_tests(archives[-1], folder)
-    module = folder / "tests" / "ut" / "sample" / STOCK
-    source = module.with_suffix(".py").read_text()
-    assert source.count(THEIR_FIRST_LINE_AFTER_IMPORTS) == 1
-    ours = f"from {FUNCTIONS} import *\n\n{THEIR_FIRST_LINE_AFTER_IMPORTS}"
-    source = source.replace(THEIR_FIRST_LINE_AFTER_IMPORTS, ours)
-    module.with_name(f"{OURS}.py").write_text(source)
-    for name in (FUNCTIONS, PLUGIN):
-        copied = Path(__file__).with_name(f"{name}.py")
-        (folder / copied.name).write_text(copied.read_text())
+    copied = Path(__file__).with_name(f"{PLUGIN}.py")
+    (folder / copied.name).write_text(copied.read_text())
 
 
 def run(folder: Path) -> dict[tuple[str, str], str]:

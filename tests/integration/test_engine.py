@@ -13,6 +13,7 @@ import pytest
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
 from tests.integration.conftest import MODEL
+from tests.integration.responses import generate
 
 GATE = 8
 ON = SamConfig(enabled=True, max_draft_tokens=3, gate=GateConfig(threshold=GATE))
@@ -30,24 +31,8 @@ def without_sam(make_engine) -> Any:
     return make_engine(OFF)
 
 
-@pytest.fixture(scope="module")
-def small_engine(make_engine) -> Any:
-    """Room for few tokens: requests are preempted and prompts come in chunks."""
-    return make_engine(
-        ON, max_num_seqs=8, max_num_batched_tokens=48, num_gpu_blocks_override=14, block_size=128
-    )
-
-
 def _generate(engine: Any, prompts: list[list[int]], **sampling: Any) -> list[Any]:
-    from vllm import SamplingParams, TokensPrompt
-
-    arguments = {"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling}
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-        SamplingParams(**arguments),
-        use_tqdm=False,
-    )
-    return [output.outputs[0] for output in outputs]
+    return generate(engine, prompts, **{"max_tokens": MAX_TOKENS, "logprobs": 0, **sampling})
 
 
 def _drain(engine: Any) -> dict[str, Any]:
@@ -111,18 +96,10 @@ def test_logprobs_of_sampled_tokens_agree_with_hugging_face(with_sam, prompts, s
 
 
 def test_gate_opens_for_the_tail_only(with_sam, prompts):
-    from vllm import SamplingParams, TokensPrompt
-
     _drain(with_sam)
     # Lengths that differ: texts cut at one length end in the same step, and there is no tail.
-    with_sam.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-        [
-            SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=MAX_TOKENS - 3 * number)
-            for number in range(len(prompts))
-        ],
-        use_tqdm=False,
-    )
+    lengths = [MAX_TOKENS - 3 * number for number in range(len(prompts))]
+    _generate(with_sam, prompts, max_tokens=lengths, ignore_eos=True)
     drained = _drain(with_sam)
     gate = drained["steps"]["gate_open"]
     assert not gate[2], "24 requests run: closed"
@@ -166,15 +143,6 @@ def test_aborted_requests_are_freed(with_sam, prompts):
         core.step()
     _generate(with_sam, prompts[:1], temperature=0.0, max_tokens=3)
     assert _drain(with_sam)["counters"]["draft/live_requests"] <= 1
-
-
-def test_preempted_and_chunked_requests_keep_their_text(small_engine, without_sam, prompts):
-    batch = prompts[:8]
-    ours = _generate(small_engine, batch, temperature=0.0)
-    reference = _generate(without_sam, batch, temperature=0.0)
-    assert all(map(_same_until_a_tie, ours, reference))
-    preempted = small_engine.collective_rpc("sam_drain")[0]
-    assert preempted["counters"]["draft/failures"] == 0
 
 
 def test_startup_check_names_what_runs(with_sam, without_sam):

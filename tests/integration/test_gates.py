@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.integration.responses import generate, texts
 
 SIBLINGS, MAX_TOKENS, K = 2, 120, 8
 SIDES = {
@@ -28,32 +28,21 @@ def engines(make_engine) -> dict[str, Any]:
     return {name: make_engine(sam, **engine_arguments(sam, coupled)) for name, sam in SIDES.items()}
 
 
-def generate(engine: Any, prompts: list[list[int]], step: int) -> list[list[int]]:
+def rollout(engine: Any, prompts: list[list[int]], step: int) -> list[list[int]]:
     """Responses of different lengths, so that the batch shrinks from 24 requests to one."""
-    from vllm import SamplingParams, TokensPrompt
-
-    pairs = [(prompt, sibling) for prompt in prompts[:12] for sibling in range(SIBLINGS)]
-    sampling = [
-        SamplingParams(
-            ignore_eos=True,
-            max_tokens=MAX_TOKENS * (1 + number) // len(pairs),
-            extra_args=identify(
-                prompt, seed=1, step=step, sibling=sibling, split="train"
-            ).to_extra_args(),
-        )
-        for number, (prompt, sibling) in enumerate(pairs)
-    ]
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in pairs], sampling, use_tqdm=False
+    requests = 12 * SIBLINGS
+    lengths = [MAX_TOKENS * (1 + number) // requests for number in range(requests)]
+    outputs = generate(
+        engine, prompts[:12], SIBLINGS, step=step, max_tokens=lengths, ignore_eos=True
     )
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return texts(outputs)
 
 
 @pytest.fixture(scope="module")
 def rollouts(engines, prompts) -> dict[str, list[list[list[int]]]]:
     """Three rollouts of every side."""
     return {
-        name: [generate(engine, prompts, step) for step in range(3)]
+        name: [rollout(engine, prompts, step) for step in range(3)]
         for name, engine in engines.items()
     }
 
@@ -74,8 +63,8 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engines, rollouts):
     assert seen + counters["gate/skipped_steps"] == counters["draft/drafter_steps"] == chosen
     assert counters["gate/measured_steps"] > 0.5 * seen
     assert counters["gate/failures"] == 0
-    texts = sum(len(text) for rollout in rollouts["auto"] for text in rollout)
-    assert 0 < counters["gate/measured_tokens"] < texts
+    tokens = sum(len(text) for texts_of_step in rollouts["auto"] for text in texts_of_step)
+    assert 0 < counters["gate/measured_tokens"] < tokens
     first, last = drained["steps"]["noted_s"][0], drained["steps"]["noted_s"][-1]
     assert 0 < counters["gate/measured_s"] < last - first
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import identify
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
 from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import check_drafters
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 from sam_rollout.session.padding import Padding, padding_by_rows
+from tests.integration.responses import generate, texts
 from tests.unit.test_configs import composed
 
 PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
@@ -33,20 +35,10 @@ def engines(make_engine) -> dict[SamConfig, Any]:
 
 def texts_of(engine: Any, prompts: list[list[int]], temperature: float) -> list[list[int]]:
     """Responses that end one after the other, so that the gate opens on the way."""
-    from vllm import SamplingParams
-
-    parameters = [
-        SamplingParams(
-            temperature=temperature,
-            ignore_eos=True,
-            max_tokens=MAX_TOKENS // (1 + number % 3),
-            extra_args=identify(prompt, seed=1, step=0, sibling=0, split="train").to_extra_args(),
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-    outputs = engine.generate(requests, parameters, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    lengths = [MAX_TOKENS // (1 + number % 3) for number in range(len(prompts))]
+    return texts(
+        generate(engine, prompts, max_tokens=lengths, temperature=temperature, ignore_eos=True)
+    )
 
 
 def recorded(engine: Any, prompts: list[list[int]], temperature: float) -> tuple[list, Any, dict]:
@@ -55,9 +47,9 @@ def recorded(engine: Any, prompts: list[list[int]], temperature: float) -> tuple
     loggers = engine.llm_engine.logger_manager.stat_loggers
     engine.collective_rpc("sam_drain")
     loggers.append(recorder)
-    texts = texts_of(engine, prompts[:PROMPTS], temperature)
+    written = texts_of(engine, prompts[:PROMPTS], temperature)
     loggers.remove(recorder)
-    return texts, recorder, engine.collective_rpc("sam_drain")[0]
+    return written, recorder, engine.collective_rpc("sam_drain")[0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
@@ -111,8 +103,10 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
         )
     )
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1 + k)
+    proposer = SimpleNamespace(_runner=SimpleNamespace(cudagraph_dispatcher=dispatcher))
+    graph_of = partial(SamProposer._graph_of, proposer)
     by_rows = padding_by_rows(
-        "auto", dispatcher, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
+        "auto", graph_of, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
     )
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
     assert filled_up_requests(config, sam) == rollout.max_num_seqs

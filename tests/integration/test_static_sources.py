@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
-from sam_rollout.identity import identify
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.corpus import CorpusSourceConfig
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.support.corpus_build import build_corpus
+from tests.integration import responses
 from tests.integration.conftest import MODEL
 
 REQUESTS = 4
@@ -25,19 +25,8 @@ def sam(**sources: Any) -> SamConfig:
 
 def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:
     """Greedy responses of one training step, and what the drafter recorded of it."""
-    from vllm import SamplingParams, TokensPrompt
-
-    who = [identify(p, seed=1, step=step, sibling=0, split="train") for p in prompts]
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-        [
-            SamplingParams(temperature=0.0, max_tokens=300, extra_args=identity.to_extra_args())
-            for identity in who
-        ],
-        use_tqdm=False,
-    )
-    drained = engine.collective_rpc("sam_drain")[0]
-    return [list(output.outputs[0].token_ids) for output in outputs], drained
+    outputs = responses.generate(engine, prompts, step=step, temperature=0.0, max_tokens=300)
+    return responses.texts(outputs), engine.collective_rpc("sam_drain")[0]
 
 
 def drafts_from(source: str, drained: dict) -> tuple[int, int]:

@@ -70,21 +70,22 @@ def test_different_answers_stay_different(one, other):
 
 
 @pytest.mark.parametrize(
-    "response",
-    ["so 42.\nAnswer: 42", "Answer: 7\n**Answer:** $42$", "answer : 42.", "Answer: \\boxed{42}"],
+    ("source", "response", "truth", "right"),
+    [
+        # Public sources may answer on a line, as DAPO asks; the synthetic one wants the box.
+        ("dapo_math_17k", "so 42.\nAnswer: 42", "42", 1.0),
+        ("dapo_math_17k", "Answer: 7\n**Answer:** $42$", "42", 1.0),
+        ("dapo_math_17k", "answer : 42.", "42", 1.0),
+        ("dapo_math_17k", "Answer: \\boxed{42}", "42", 1.0),
+        (DATA_SOURCE, "Answer: 42", "42", 0.0),
+        # Public answers have other forms.
+        ("math_500", "\\boxed{\\frac{2}{4}}", "0.5", 1.0),
+        ("math_500", "\\boxed{x+1}", "1+x", 1.0),
+        ("math_500", "\\boxed{x+2}", "1+x", 0.0),
+    ],
 )
-def test_public_sources_may_answer_on_a_line_as_dapo_asks(response):
-    assert compute_score("dapo_math_17k", response, "42")["acc"] == 1.0
-
-
-def test_the_synthetic_source_wants_the_box():
-    assert compute_score(DATA_SOURCE, "Answer: 42", "42")["acc"] == 0.0
-
-
-def test_symbolic_comparison_accepts_other_forms_of_public_answers():
-    assert compute_score("math_500", "\\boxed{\\frac{2}{4}}", "0.5")["acc"] == 1.0
-    assert compute_score("math_500", "\\boxed{x+1}", "1+x")["acc"] == 1.0
-    assert compute_score("math_500", "\\boxed{x+2}", "1+x")["acc"] == 0.0
+def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth, right):
+    assert compute_score(source, response, truth)["acc"] == right
 
 
 def test_symbolic_comparison_works_outside_the_main_thread():

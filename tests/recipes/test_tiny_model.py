@@ -23,7 +23,14 @@ from recipes.dapo_qwen3.tiny_model import (
 )
 
 QUESTION = {"role": "user", "content": "1+1?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
+ANSWER = "<|im_start|>assistant\n"
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+
+
+def said(content, **more):
+    return {"role": "assistant", "content": content, **more}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,36 +85,24 @@ def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
     ("messages", "options", "expected"),
     [
         ([QUESTION], {}, ASKED),
-        ([QUESTION], {"add_generation_prompt": True}, ASKED + "<|im_start|>assistant\n"),
-        (
-            [QUESTION],
-            {"add_generation_prompt": True, "enable_thinking": True},
-            ASKED + "<|im_start|>assistant\n",
-        ),
+        ([QUESTION], {"add_generation_prompt": True}, ASKED + ANSWER),
+        ([QUESTION], {"add_generation_prompt": True, "enable_thinking": True}, ASKED + ANSWER),
         (
             [QUESTION],
             {"add_generation_prompt": True, "enable_thinking": False},
-            ASKED + "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            ASKED + ANSWER + NO_THOUGHTS,
+        ),
+        ([SYSTEM, QUESTION], {}, "<|im_start|>system\nBe brief.<|im_end|>\n" + ASKED),
+        ([QUESTION, said("2")], {}, ASKED + ANSWER + NO_THOUGHTS + "2<|im_end|>\n"),
+        (
+            [QUESTION, said("<think>\nhm\n</think>\n\n2"), QUESTION],
+            {},
+            ASKED + ANSWER + "2<|im_end|>\n" + ASKED,
         ),
         (
-            [{"role": "system", "content": "Be brief."}, QUESTION],
+            [QUESTION, said("2", reasoning_content="hm")],
             {},
-            "<|im_start|>system\nBe brief.<|im_end|>\n" + ASKED,
-        ),
-        (
-            [QUESTION, {"role": "assistant", "content": "2"}],
-            {},
-            ASKED + "<|im_start|>assistant\n<think>\n\n</think>\n\n2<|im_end|>\n",
-        ),
-        (
-            [QUESTION, {"role": "assistant", "content": "<think>\nhm\n</think>\n\n2"}, QUESTION],
-            {},
-            ASKED + "<|im_start|>assistant\n2<|im_end|>\n" + ASKED,
-        ),
-        (
-            [QUESTION, {"role": "assistant", "content": "2", "reasoning_content": "hm"}],
-            {},
-            ASKED + "<|im_start|>assistant\n<think>\nhm\n</think>\n\n2<|im_end|>\n",
+            ASKED + ANSWER + "<think>\nhm\n</think>\n\n2<|im_end|>\n",
         ),
     ],
 )

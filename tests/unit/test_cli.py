@@ -23,16 +23,8 @@ def run_cli(*arguments: object):
 
 def make_run(path, sam: bool, time_s: float):
     folder = RunFolder(path)
-    folder.write_start(
-        RunInfo(
-            f"sam={'on' if sam else 'off'}",
-            {"sam": {"enabled": sam}},
-            {},
-            {},
-            {},
-            "2026-07-01T00:00:00+00:00",
-        )
-    )
+    label, config = f"sam={'on' if sam else 'off'}", {"sam": {"enabled": sam}}
+    folder.write_start(RunInfo(label, config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in range(1, 7):
         accuracy = 0.1 * step + 0.01 * (step % 2)
         metrics = {"timing_s/gen": time_s, "sam/rounds/accuracy_unfiltered": accuracy}

@@ -22,7 +22,8 @@ def check_corpus_fits(config: SamConfig, model_config: Any) -> None:
     Raises:
         ConfigError: The file cannot be used, or another tokenizer made it.
     """
-    corpus = config.sources.corpus
+    sources: Any = config.sources  # made of the registry, so mypy cannot know its fields
+    corpus = sources.corpus
     if not corpus.enabled:
         return
     info = check_corpus(corpus)

@@ -32,8 +32,12 @@ def apply_cpu_workarounds() -> None:
     if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
         return
     _keep_linear_weights()
-    _replace_expand_kernel()
-    _reject_placeholders()
+    try:
+        import vllm.utils.cpu_triton_utils as kernels
+    except ImportError:  # releases before the C++ fallbacks have no such kernels
+        return
+    _replace_expand_kernel(kernels)
+    _reject_placeholders(kernels)
 
 
 def _keep_linear_weights() -> None:
@@ -67,15 +71,9 @@ def expand_kernel_is_broken(kernel: Any) -> bool:
     return output.tolist() != [0.5, 2.5, 2.5]
 
 
-def _replace_expand_kernel() -> None:
-    try:
-        import vllm.utils.cpu_triton_utils as cpu_triton_utils
-    except ImportError:  # releases before the C++ fallbacks have no such kernel
-        return
-    wrapper = type(cpu_triton_utils.expand_kernel)
-    if not expand_kernel_is_broken(cpu_triton_utils.expand_kernel):
-        return
-    cpu_triton_utils.expand_kernel = wrapper(_expand)
+def _replace_expand_kernel(kernels: Any) -> None:
+    if expand_kernel_is_broken(kernels.expand_kernel):
+        kernels.expand_kernel = type(kernels.expand_kernel)(_expand)
 
 
 def _expand(
@@ -117,12 +115,8 @@ def placeholders_are_accepted(kernel: Any) -> bool:
     return output[0, 1].item() != 0
 
 
-def _reject_placeholders() -> None:
-    try:
-        import vllm.utils.cpu_triton_utils as cpu_triton_utils
-    except ImportError:  # releases before the C++ fallbacks have no such kernel
-        return
-    original = cpu_triton_utils.rejection_random_sample_kernel
+def _reject_placeholders(kernels: Any) -> None:
+    original = kernels.rejection_random_sample_kernel
     if not placeholders_are_accepted(original):
         return
 
@@ -143,4 +137,4 @@ def _reject_placeholders() -> None:
         given = (cu_num_drafts, drafts, draft_probs, target_probs, bonus, recovered, uniform)
         original[(1,)](output, *given, *rest, **options)
 
-    cpu_triton_utils.rejection_random_sample_kernel = type(original)(sample)
+    kernels.rejection_random_sample_kernel = type(original)(sample)

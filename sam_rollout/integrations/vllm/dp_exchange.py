@@ -94,7 +94,7 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
     """Let reports travel with a module's sums over ranks; another exchange there ends.
 
     Args:
-        module: that imports ``torch.distributed as dist``.
+        module: one that imports ``torch.distributed as dist``.
         rank: of this engine in its group.
         ranks: of the group.
     """
@@ -117,7 +117,7 @@ def join_group(parallel_config: Any) -> DpExchange:
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:
-        module = sys.modules.get(name)
+        module: Any = sys.modules.get(name)
         if hasattr(module, "dist"):
             return ride_along(module, rank, ranks)
     return DpExchange(rank, ranks)

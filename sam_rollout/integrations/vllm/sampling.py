@@ -80,6 +80,8 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         config: What was asked for; both keyed kinds draw alike where there are no drafts.
     """
 
+    _cut = staticmethod(apply_top_k_top_p)
+
     def __init__(self, logprobs_mode: str, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
         super().__init__(logprobs_mode)
         self.config = config
@@ -105,10 +107,6 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
             returned = logits.log_softmax(dim=-1, dtype=torch.float32)
         return tokens, returned
 
-    @staticmethod
-    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-        return apply_top_k_top_p(logits, k, p)
-
 
 class KeyedRejectionSampler(RejectionSampler):
     """Verifies drafts, from keyed random numbers.
@@ -124,6 +122,7 @@ class KeyedRejectionSampler(RejectionSampler):
             simulates.
     """
 
+    _cut = staticmethod(apply_top_k_top_p)
     _scratch: torch.Tensor | None = None  # made when it is first needed
 
     def __init__(
@@ -266,10 +265,6 @@ class KeyedRejectionSampler(RejectionSampler):
         top_k = None if sampling.top_k is None else sampling.top_k[requests]
         top_p = None if sampling.top_p is None else sampling.top_p[requests]
         return self._cut(logits, top_k, top_p)
-
-    @staticmethod
-    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-        return apply_top_k_top_p(logits, k, p)
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:

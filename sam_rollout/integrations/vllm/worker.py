@@ -21,9 +21,9 @@ register()
 class SamWorkerExtension:
     """Worker methods for installing, checking and draining drafter and samplers."""
 
-    # Of the worker that this is mixed into.
-    vllm_config: Any
+    # Of the worker that vLLM mixes this class into.
     model_runner: Any
+    vllm_config: Any
 
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.

@@ -80,9 +80,7 @@ def _check_positions_are_whole(parallel_config: Any) -> None:
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
     """Replaces ``AscendTopKTopPSampler`` and cuts by top-k and top-p as it does."""
 
-    @staticmethod
-    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-        return apply_top_k_top_p(logits, k, p)
+    _cut = staticmethod(apply_top_k_top_p)
 
 
 class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
@@ -93,6 +91,8 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         rows: Random bits of the step's rows.
         config: ``coupled`` or ``vectorised``.
     """
+
+    _cut = staticmethod(apply_top_k_top_p)
 
     def __init__(self, sampler: Any, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
         # Its constructor takes the sampler alone.
@@ -125,7 +125,3 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         info = torch.finfo(logits.dtype)
         logits = torch.nan_to_num_(logits, nan=0.0, posinf=info.max, neginf=info.min)
         return super()._process(logits, metadata, sampling, layout)
-
-    @staticmethod
-    def _cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-        return apply_top_k_top_p(logits, k, p)

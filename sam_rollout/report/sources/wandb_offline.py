@@ -17,7 +17,7 @@ import pandas as pd
 
 from sam_rollout.report.runs import Run, Start
 from sam_rollout.report.sources.metrics import steps_frame
-from sam_rollout.telemetry.records import RunFolderError
+from sam_rollout.telemetry.records import RunFolderError, value_at
 
 NAME = "wandb, offline"
 LOOKS_LIKE = "wandb/offline-run-*/run-*.wandb"
@@ -128,18 +128,17 @@ def _read_log(file: Path, path: Path) -> Run:
 
 
 def _label(config: dict[str, Any], path: Path) -> str:
-    enabled = config.get("sam", {}).get("enabled")
+    enabled = value_at(config, "sam.enabled")
     if enabled is None:  # a run without us
-        return config.get("trainer", {}).get("experiment_name", path.name)
+        return value_at(config, "trainer.experiment_name", path.name)
     return "sam=on" if enabled else "sam=off"
 
 
 def _seeds(config: dict[str, Any]) -> dict[str, int] | None:
     """The seeds that a run folder names, from verl's configuration; None if it has none."""
-    rollout = config.get("actor_rollout_ref", {}).get("rollout", {}).get("seed")
-    seeds = {"rollout": rollout, "data": config.get("data", {}).get("seed")}
-    known = {name: seed for name, seed in seeds.items() if seed is not None}
-    return known or None
+    places = {"rollout": "actor_rollout_ref.rollout.seed", "data": "data.seed"}
+    seeds = {name: value_at(config, place) for name, place in places.items()}
+    return {name: seed for name, seed in seeds.items() if seed is not None} or None
 
 
 def _items(items: Any) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def records(file: Path, problems: list[str]) -> Iterator[bytes]:
     content = file.read_bytes()
     if content[: _HEADER.size] != _HEADER.pack(*_MAGIC):
         raise RunFolderError(f"{file}: not a log of wandb (its first bytes are others)")
-    position, parts = _HEADER.size, []
+    position, parts = _HEADER.size, list[bytes]()
     while position < len(content):
         left = _BLOCK - position % _BLOCK
         if left < _CHUNK.size:  # too little for a chunk: padding

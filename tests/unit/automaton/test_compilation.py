@@ -31,7 +31,10 @@ pool = AutomatonPool()
 text = np.array([[1, 2, 3, 4, 1, 2]], np.int32)
 tokens, counts = np.zeros((1, 3), np.int32), np.zeros(1, np.int32)
 of = lambda value: np.array([value], np.int32)
-pool.extend_and_draft(of(pool.open()), of(0), text, of(6), of(3), tokens, counts)
+slot, matches = of(pool.open()), np.zeros((1, kernels.MATCH_WIDTH), np.int32)
+pool.extend(slot, of(0), text, of(6))
+pool.match_rows(slot, matches)
+pool.draft_rows(slot, matches, of(3), tokens, counts)
 print(json.dumps([dataclasses.asdict(warm_up), tokens[0, : counts[0]].tolist()]))
 """
 DRAFT = [3, 4, 1]

@@ -1,6 +1,5 @@
 """The automaton against a brute-force matcher: match, draft, and independence of chunking."""
 
-import ctypes
 import time
 
 import numpy as np
@@ -10,26 +9,10 @@ from hypothesis import strategies as st
 
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.pool import AutomatonPool
+from tests.unit.automaton.pools import Memory, draft, draft_rows, matches_of, read
 
 UNLIMITED = 1 << 30
 LARGEST_TOKEN = 2**31 - 1
-
-
-def int32(*values):
-    return np.array(values, np.int32)
-
-
-def read(pool, slot, text, length):
-    row = np.asarray(text, np.int32)[None]
-    pool.extend(int32(slot), int32(0), row, int32(length))
-
-
-def draft(pool, slot, text, length, k):
-    row = np.asarray(text, np.int32)[None]
-    tokens, counts = np.full((1, k), -7, np.int32), int32(-7)
-    pool.extend_and_draft(int32(slot), int32(0), row, int32(length), int32(k), tokens, counts)
-    assert (tokens[0, counts[0] :] == -7).all()
-    return tokens[0, : counts[0]].tolist()
 
 
 def longest_repeated_suffix(text):
@@ -79,71 +62,34 @@ def continuation(text, end, k):
 
 def structure(pool, slot):
     """All strings' states as a set of (length, link's length, latest end, edges by length)."""
-    header = pool._automata.table[pool._texts.table[slot, kernels.AUTOMATON]]
-    clones = range(-int(header[kernels.CLONES]), 0, kernels.CLONE_PLACES)
-    prefixes = range(pool.length(slot) + 1)
-    states = [*clones, *prefixes]
-    edges = {state: {} for state in states}
-    for source, token, target, _ in stored_edges(header):
-        edges[source][token] = target
-    entries = {state: entry_of(header, state) for state in states}
-    in_places = 0
-    for state in clones:
+    memory = Memory(pool, slot)
+    states = {state: memory.state(state) for state in (*memory.clones, *memory.prefixes)}
+    stored = [columns[:3] for _, columns in memory.edges()]
+    assert len(stored) == len({(source, token) for source, token, _ in stored})
+    assert len(stored) == memory.header[kernels.EDGE_COUNT]
+    edges = [*stored]
+    for state in memory.clones:
         for token in (kernels.OLDEST_TOKEN, kernels.SECOND_TOKEN):
-            if entries[state][token] != kernels.NONE:
-                edges[state][entries[state][token]] = entries[state][token + 1]
-                in_places += 1
-    for state in prefixes[:-1]:
-        edges[state][entries[state][kernels.NEXT_TOKEN]] = state + 1
+            if states[state][token] != kernels.NONE:
+                edges.append((state, states[state][token], states[state][token + 1]))
+    edges += [(at, states[at][kernels.NEXT_TOKEN], at + 1) for at in memory.prefixes[:-1]]
+    targets = {state: {} for state in states}
+    for source, token, target in edges:
+        targets[source][token] = target
+    assert sum(map(len, targets.values())) == len(edges)
 
     def length(state):
-        return state if state >= 0 else entries[state][kernels.CLONE_LENGTH]
+        return state if state >= 0 else states[state][kernels.CLONE_LENGTH]
 
-    stored = header[kernels.EDGE_COUNT] + in_places
-    assert sum(map(len, edges.values())) == stored + pool.length(slot)
     return {
         (
             state if state >= 0 else "clone", length(state),
-            entries[state][kernels.LINK] if entries[state][kernels.LINK] >= 0 else "clone",
-            length(entries[state][kernels.LINK]), entries[state][kernels.LATEST],
-            tuple(sorted((token, length(target)) for token, target in edges[state].items())),
+            columns[kernels.LINK] if columns[kernels.LINK] >= 0 else "clone",
+            length(columns[kernels.LINK]), columns[kernels.LATEST],
+            tuple(sorted((token, length(target)) for token, target in targets[state].items())),
         )
-        for state in states
+        for state, columns in states.items()
     }  # fmt: skip
-
-
-def block(address):
-    """A block of states or edges, int32[entries, 4]."""
-    pointer = ctypes.cast(int(address), ctypes.POINTER(ctypes.c_int32))
-    return np.ctypeslib.as_array(pointer, (kernels.BLOCK_ENTRIES, 4)).copy()
-
-
-def entry_of(header, state):
-    row = int(header[kernels.STATES]) + (state >> kernels.BLOCK_SHIFT) * 8 * kernels.DIRECTORY_WIDTH
-    address = ctypes.cast(row, ctypes.POINTER(ctypes.c_int64))[kernels.ADDRESS]
-    entry = ctypes.cast(address + state * kernels.ENTRY_BYTES, ctypes.POINTER(ctypes.c_int32))
-    return entry[: 4 if state >= 0 else 8]
-
-
-def stored_edges(header):
-    """Branching edges of both tables, each once."""
-    found = []
-    for directory, first_slot, blocks in (
-        (kernels.EDGES, 0, header[kernels.EDGE_BLOCKS]),
-        (
-            kernels.OLD_EDGES,
-            header[kernels.FRONTIER],
-            header[kernels.OLD_EDGE_SLOTS] >> kernels.BLOCK_SHIFT,
-        ),
-    ):
-        addresses = ctypes.cast(int(header[directory]), ctypes.POINTER(ctypes.c_int64))
-        for number in range(int(first_slot) >> kernels.BLOCK_SHIFT, int(blocks)):
-            first = number << kernels.BLOCK_SHIFT
-            rows = block(addresses[number] + first * kernels.ENTRY_BYTES)
-            rows = rows[max(int(first_slot) - first, 0) :]
-            found += rows[rows[:, kernels.TARGET] != 0].tolist()
-    assert len(found) == len({(source, token) for source, token, _, _ in found})
-    return found
 
 
 @st.composite
@@ -338,9 +284,8 @@ def is_copied(texts, own, tokens):
 
 def length_and_state(pool, slot):
     """Of a match; a copy has no state."""
-    matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
-    pool.match_rows(int32(slot), matches)
-    return matches[0, kernels.MATCH_LENGTH], matches[0, kernels.MATCH_STATE]
+    (match,) = matches_of(pool, slot)
+    return match[kernels.MATCH_LENGTH], match[kernels.MATCH_STATE]
 
 
 def goes_on(texts, string, at_least=1):
@@ -413,24 +358,20 @@ def test_a_shared_automaton_takes_many_texts_in_lock_step():
     texts = [np.concatenate([common[:40], common[i * 7 :]]).astype(np.int32) for i in range(9)]
     pool = AutomatonPool()
     automaton = pool.create()
-    slots = np.array([pool.open(automaton) for _ in texts], np.int32)
+    slots = [pool.open(automaton) for _ in texts]
     width = min(map(len, texts))
     rows = np.stack([text[:width] for text in texts])
-    order = np.arange(len(texts), dtype=np.int32)
     for n in range(1, width, 11):
-        pool.extend(slots, order, rows, np.full(len(texts), n, np.int32))
-    matches = np.zeros((len(texts), kernels.MATCH_WIDTH), np.int32)
-    pool.match_rows(slots, matches)
+        draft_rows(pool, slots, rows, [n] * len(texts))
     # All but the one that is furthest ahead in the common text find more than a thousand tokens.
-    lengths = matches[:, kernels.MATCH_LENGTH]
+    lengths = matches_of(pool, *slots)[:, kernels.MATCH_LENGTH]
     assert (np.sort(lengths)[1:] > 1000).all()
 
 
 def confirmed(pool, slot):
-    matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
-    pool.match_rows(int32(slot), matches)
-    assert matches[0, kernels.MATCH_LENGTH] == 2
-    return matches[0, kernels.MATCH_CONFIRMED]
+    (match,) = matches_of(pool, slot)
+    assert match[kernels.MATCH_LENGTH] == 2
+    return match[kernels.MATCH_CONFIRMED]
 
 
 def test_a_match_is_confirmed_by_a_second_witness():

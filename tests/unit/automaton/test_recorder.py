@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton.recorder import CONTEXT, TextRecorder
-
-
-def int32(*values):
-    return np.array(values, np.int32)
+from tests.unit.automaton.pools import int32
 
 
 def test_responses_are_recorded_with_the_end_of_their_prompts():

@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from sam_rollout.automaton.static import ARRAYS, SEPARATOR, build, join
 from sam_rollout.automaton.static_match import WINDOW, StaticMatcher
+from tests.unit.automaton.pools import int32
 
 LARGEST_TOKEN = SEPARATOR - 1
-
-
-def int32(*values):
-    return np.array(values, np.int32)
 
 
 def ends_of(documents, suffix):

@@ -12,12 +12,9 @@ from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Source
+from tests.unit.automaton.pools import draft, int32
 
 WIDTH = 4096
-
-
-def int32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
@@ -64,12 +61,7 @@ def match_and_draft(
 def expected_draft(text: Sequence[int], k: int) -> list[int]:
     """The draft of an automaton that reads the text in one go."""
     pool = AutomatonPool()
-    tokens, counts = np.zeros((1, k), np.int32), int32(0)
-    row = np.array([*text, 0], np.int32)[None]
-    pool.extend_and_draft(
-        int32(pool.open()), int32(0), row, int32(len(text)), int32(k), tokens, counts
-    )
-    return tokens[0, : counts[0]].tolist()
+    return draft(pool, pool.open(), [*text, 0], len(text), k)
 
 
 def identity(

@@ -1,13 +1,15 @@
 """Run folders as a run makes them: with given metrics, or whole synthetic runs."""
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sam_rollout.report.compare import Comparison, compare_folders
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import RunFolder, RunInfo
@@ -178,3 +180,61 @@ def synthetic(tmp_path) -> Callable[..., Path]:
         return Synthetic(**fields).write(tmp_path / name)
 
     return make
+
+
+@pytest.fixture
+def compared(synthetic) -> Callable[..., Comparison]:
+    """compared(fields of BASE, **fields of SAM) -> comparison of two synthetic runs."""
+
+    def make(base: Mapping[str, Any] | None = None, **sam: Any) -> Comparison:
+        off, on = synthetic("off", **(base or {})), synthetic("on", **{"sam": True, **sam})
+        return compare_folders(off, on)
+
+    return make
+
+
+@pytest.fixture
+def pair(synthetic) -> tuple[Path, Path]:
+    """Two synthetic runs that differ in drafts alone."""
+    return synthetic("off"), synthetic("on", sam=True)
+
+
+@pytest.fixture
+def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
+    """pairs(seeds, **fields) -> paths of both sides, a run of each seed."""
+
+    def make(seeds: Any, **fields: Any) -> tuple[list[Path], list[Path]]:
+        def run(name: str, seed: int) -> Path:
+            own = {"seeds": {"rollout": seed}}
+            return synthetic(f"{name}-{seed}", seed=seed, sam=name == "on", fields=own, **fields)
+
+        return [run("off", seed) for seed in seeds], [run("on", seed) for seed in seeds]
+
+    return make
+
+
+@pytest.fixture
+def rewrite() -> Callable[..., None]:
+    """rewrite(run, change) changes the metrics of a run's log: change(step, metrics)."""
+
+    def change_log(run: Path, change: Callable[[int, dict[str, float]], None]) -> None:
+        log = RunFolder(run).train_steps_path
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        for entry in entries:
+            change(entry["step"], entry["metrics"])
+        log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    return change_log
+
+
+@pytest.fixture
+def resume() -> Callable[..., None]:
+    """resume(run, **fields of RunInfo) adds a start that differs from the first in these."""
+
+    def add_start(run: Path, **changes: Any) -> None:
+        folder = RunFolder(run)
+        first, *later = folder.read_starts()
+        day = len(later) + 2
+        folder.write_start(replace(first, started_at=f"2030-07-0{day}T00:00:00+00:00", **changes))
+
+    return add_start

@@ -14,11 +14,12 @@ def test_first_and_last_five_by_hand(make_run):
     values = [0.1, 0.2, 0.1, 0.2, 0.1, 0.9, 0.5, 0.6, 0.5, 0.6, 0.5]
     run = make_run("run", {step: {TRAINING: value} for step, value in enumerate(values)})
     (row,) = learning(run).rows
-    assert (row.first, row.last, row.difference) == pytest.approx((0.14, 0.54, 0.4))
+    assert (row.first, row.last, row.welch.value) == pytest.approx((0.14, 0.54, 0.4))
     # Both windows have variance 0.003, so Welch is Student with 8 degrees of freedom.
     half = 2.306 * (2 * 0.003 / 5) ** 0.5
-    assert (row.welch_low, row.welch_high) == pytest.approx((0.4 - half, 0.4 + half), abs=1e-4)
-    assert row.welch_low < row.bootstrap_low < 0.4 < row.bootstrap_high < row.welch_high
+    welch, bootstrap = row.welch, row.bootstrap
+    assert (welch.low, welch.high) == pytest.approx((0.4 - half, 0.4 + half), abs=1e-4)
+    assert welch.low < bootstrap.low < 0.4 < bootstrap.high < welch.high
     assert row.p_value < 1e-4
 
 
@@ -29,7 +30,7 @@ def test_sparse_held_out_values_shrink_the_window(make_run):
     training, held_out = learning(make_run("run", steps)).rows
     assert (held_out.window, held_out.first, held_out.last) == pytest.approx((2, 0.15, 0.35))
     assert list(held_out.series.index) == [1, 4, 8, 12]
-    assert (training.difference, training.p_value) == (0.0, 1.0)
+    assert (training.welch.value, training.p_value) == (0.0, 1.0)
 
 
 def test_too_few_values_are_remarked_or_refused(make_run):

@@ -42,8 +42,8 @@ def test_repeats_are_compared_among_each_other(synthetic):
     assert lossless.controls[0].identical == 96
 
 
-def test_probability_gaps_of_both_sides(synthetic):
-    gaps = compare_folders(synthetic("off"), synthetic("on", sam=True)).lossless.gaps
+def test_probability_gaps_of_both_sides(compared):
+    gaps = compared().lossless.gaps
     assert [(gap.side, gap.mean, gap.largest) for gap in gaps] == [
         ("BASE", pytest.approx(4e-4), 0.1),
         ("SAM", pytest.approx(4e-4), 0.1),
@@ -93,20 +93,11 @@ def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
 
 def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run):
     """Step 2's records were lost, and in step 3 the drafter took no notes: there metrics count."""
-    path = make_run(
-        "on",
-        {
-            step: {
-                "timing_s/gen": 1.0,
-                "sam/draft/drafted_tokens": 120.0,
-                "sam/draft/drafted_own": 110.0,
-                "sam/draft/accepted_own": 55.0,
-                "sam/draft/drafted_siblings": 10.0,
-            }
-            for step in (1, 2, 3)
-        },
-        sam=True,
-    )
+    metrics = {
+        "timing_s/gen": 1.0, "sam/draft/drafted_tokens": 120.0, "sam/draft/drafted_own": 110.0,
+        "sam/draft/accepted_own": 55.0, "sam/draft/drafted_siblings": 10.0,
+    }  # fmt: skip
+    path = make_run("on", dict.fromkeys((1, 2, 3), metrics), sam=True)
     rows = []
     for split, of_sources in (("train", [6, 4, 0, 0]), ("train", []), ("val", [90, 0, 0, 0])):
         rows.append(
@@ -140,13 +131,8 @@ def test_positions_weigh_steps_by_their_drafts(make_run):
     assert position.accepted_share == pytest.approx((0.9 * 10 + 0.5 * 30) / 40)
 
 
-def test_runs_of_the_same_seeds_are_laid_beside_each_other(synthetic):
-    def runs(name, seeds, sam):
-        return [
-            synthetic(f"{name}-{n}", seed=n, sam=sam, fields={"seeds": {"rollout": n}})
-            for n in seeds
-        ]
-
-    pairs = compare_folders(runs("off", (1, 2), False), runs("on", (2, 1), True)).lossless.pairs
-    assert [pair.runs for pair in pairs] == [("BASE 1", "SAM 2"), ("BASE 2", "SAM 1")]
-    assert all(pair.identical == pair.matched == 96 for pair in pairs)
+def test_runs_of_the_same_seeds_are_laid_beside_each_other(pairs):
+    base, sam = pairs((1, 2))
+    found = compare_folders(base, sam[::-1]).lossless.pairs
+    assert [pair.runs for pair in found] == [("BASE 1", "SAM 2"), ("BASE 2", "SAM 1")]
+    assert all(pair.identical == pair.matched == 96 for pair in found)

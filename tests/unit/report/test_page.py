@@ -38,10 +38,8 @@ def test_the_page_says_what_the_comparison_does(comparison):
     assert len(page) < 1_000_000
 
 
-def test_an_unfair_comparison_says_so_on_top(synthetic):
-    other = {"seeds": {"rollout": 2}}
-    comparison = compare_folders(synthetic("off"), synthetic("on", sam=True, fields=other))
-    page = render_page(comparison)
+def test_an_unfair_comparison_says_so_on_top(compared):
+    page = render_page(compared(fields={"seeds": {"rollout": 2}}))
     assert page.index("Why this is no fair comparison") < page.index("Times and gains")
     assert page.index("seeds rollout: 1 in BASE, 2 in SAM") < page.index("Times and gains")
 
@@ -160,19 +158,10 @@ addEventListener("load", () => {
 </script>"""
 
 
-def test_a_page_tells_no_folder_of_the_machine(synthetic):
-    runs = [
-        synthetic(
-            name,
-            sam=name == "on",
-            fields={
-                "more_config": {
-                    "trainer": {"rollout_data_dir": f"/runs/{name}/dump"},
-                    "compare": {"baseline_run": "/runs/off" if name == "on" else ""},
-                }
-            },
-        )
-        for name in ("off", "on")
-    ]
-    page = render_page(compare_folders(*runs))
+def test_a_page_tells_no_folder_of_the_machine(compared):
+    def told(name, baseline):
+        config = {"trainer": {"rollout_data_dir": f"/runs/{name}/dump"}}
+        return {"fields": {"more_config": config | {"compare": {"baseline_run": baseline}}}}
+
+    page = render_page(compared(told("off", ""), **told("on", "/runs/off")))
     assert "Settings that differ" in page and "/runs/" not in page

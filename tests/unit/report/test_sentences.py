@@ -79,24 +79,20 @@ def test_without_a_tail_the_rollout_is_told_and_without_that_the_step(told):
     assert told({1: {"x": 1.0}}, {1: {"x": 1.0}})[0] == "No time is recorded on both sides."
 
 
-def test_an_unfair_comparison_is_said_first_and_what_is_not_known(told, synthetic):
+def test_an_unfair_comparison_is_said_first_and_what_is_not_known(told, compared):
     time, _ = told(tails(2.0, 2.0, 2.0), tails(1.0, 1.0, 1.0), seeds={"rollout": 9})
     assert time.startswith("Not a fair comparison (seeds): with drafts a token")
     time, samples = told(tails(2.0, 2.0, 2.0), tails(1.0, 1.0, 1.0))
     assert time.startswith("Whether this comparison is fair cannot be told: with drafts a token")
     assert samples == "Whether the responses are identical is not recorded."
-    other = synthetic("other", sam=True, seed=2, mean_tokens=30.0, fields={"host": {"cpus": 4}})
-    time, _ = sentences(compare_folders(synthetic("base"), other))
+    other = compared(seed=2, mean_tokens=30.0, fields={"host": {"cpus": 4}})
+    time, _ = sentences(other)
     assert time.startswith("Not a fair comparison (host, prompts, response lengths and others): ")
 
 
-def test_a_run_that_ended_early_is_said(synthetic):
-    planned = {"more_config": {"trainer": {"total_training_steps": 6}}}
-    base, sam = (
-        synthetic(name, sam=name == "on", steps=steps, fields=planned)
-        for name, steps in (("off", 6), ("on", 3))
-    )
-    time, _ = sentences(compare_folders(base, sam))
+def test_a_run_that_ended_early_is_said(compared):
+    planned = {"fields": {"more_config": {"trainer": {"total_training_steps": 6}}}}
+    time, _ = sentences(compared(planned, steps=3, **planned))
     assert time.startswith("Fair, but SAM ended at step 3 of 6: with drafts a token of the long")
 
 
@@ -108,17 +104,12 @@ def test_a_run_that_ended_early_is_said(synthetic):
         (None, "which sampler was used is not recorded"),
     ],
 )
-def test_texts_that_differ_are_said(synthetic, kind, why):
-    fields = {"more_config": {"rollout_sampler": {"kind": kind}}}
-    base, sam = (
-        synthetic(name, sam=name == "on", seed=seed, fields=fields)
-        for seed, name in ((1, "off"), (2, "on"))
-    )
-    _, samples = sentences(compare_folders(base, sam))
+def test_texts_that_differ_are_said(compared, kind, why):
+    fields = {"fields": {"more_config": {"rollout_sampler": {"kind": kind}}}}
+    _, samples = sentences(compared(fields, seed=2, **fields))
     assert samples == f"The texts differ: 0 of 192 responses are identical; {why}."
 
 
-def test_equal_lengths_do_not_pass_for_equal_texts(synthetic):
-    base, sam = synthetic("off", traces=False), synthetic("on", sam=True)
-    _, samples = sentences(compare_folders(base, sam))
+def test_equal_lengths_do_not_pass_for_equal_texts(compared):
+    _, samples = sentences(compared({"traces": False}))
     assert samples == "All 96 response lengths are identical; not all texts are recorded."

@@ -139,12 +139,18 @@ def test_validation_before_training_is_no_training_step_in_our_wandb_log(tmp_pat
     assert list(run.steps.index) == [0, 1, 2, 3] and run.training_steps == [1, 2, 3]
 
 
-def test_the_logs_of_a_resumed_wandb_run_are_read_as_one(tmp_path):
-    path, other = tmp_path / "run", tmp_path / "other"
-    by_wandb(path, {step: STEPS[step] | {"critic/score/mean": 0.5} for step in (1, 2)}, run_dir="r")
-    by_wandb(other, {step: STEPS[step] for step in (2, 3)}, run_dir="r")
+def add_later_log(path, steps, run_dir):
+    """Lays a log beside that of the run at `path`; its folder."""
+    other = path.with_name("other")
+    by_wandb(other, {step: STEPS[step] for step in steps}, run_dir=run_dir)
     (folder,) = other.glob("wandb/offline-run-*")
-    later = folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    return folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+
+
+def test_the_logs_of_a_resumed_wandb_run_are_read_as_one(tmp_path):
+    path = tmp_path / "run"
+    by_wandb(path, {step: STEPS[step] | {"critic/score/mean": 0.5} for step in (1, 2)}, run_dir="r")
+    later = add_later_log(path, (2, 3), "r")
     run = load_run(path)
     assert run.training_steps == [1, 2, 3] and len(run.starts) == 2 and run.problems == []
     assert run.steps.loc[2, "critic/score/mean"] == 0.5
@@ -155,11 +161,9 @@ def test_the_logs_of_a_resumed_wandb_run_are_read_as_one(tmp_path):
 
 
 def test_a_wandb_log_of_another_run_is_named_and_left_out(tmp_path):
-    path, other = tmp_path / "run", tmp_path / "other"
+    path = tmp_path / "run"
     by_wandb(path, {1: STEPS[1]}, run_dir="r")
-    by_wandb(other, {2: STEPS[2]}, run_dir="s")
-    (folder,) = other.glob("wandb/offline-run-*")
-    folder.rename(path / "wandb" / "offline-run-99990101_000000-later")
+    add_later_log(path, (2,), "s")
     run = load_run(path)
     assert run.training_steps == [2] and len(run.starts) == 1
     (problem,) = run.problems
@@ -232,8 +236,8 @@ def problems(comparison, name: str = "broken_log") -> list[str]:
     return [found.text for found in comparison.findings if found.name == name]
 
 
-def test_another_logger_stands_in_for_a_lost_step_log(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_another_logger_stands_in_for_a_lost_step_log(pair):
+    base, sam = pair
     RunFolder(sam).train_steps_path.unlink()
     lines = [json.dumps({"step": step, "data": {"timing_s/gen": 1.0}}) for step in range(1, 7)]
     (sam / "metrics.jsonl").write_text("\n".join(lines))
@@ -242,8 +246,8 @@ def test_another_logger_stands_in_for_a_lost_step_log(synthetic):
     assert "train_steps.jsonl" in problems(comparison)[0]
 
 
-def test_truncated_parquet_costs_that_file_only(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_truncated_parquet_costs_that_file_only(pair):
+    base, sam = pair
     for name in ("requests", "engine_steps", "traces"):
         file = sam / "sam" / name / "0-002.parquet"
         file.write_bytes(file.read_bytes()[:200])
@@ -255,58 +259,47 @@ def test_truncated_parquet_costs_that_file_only(synthetic):
     assert comparison.time("rollout").steps == 6  # its metrics are whole
 
 
-def spoil(run, *names, replica=0):
-    """Loses the third step's file of these tables."""
-    for name in names:
-        (run / "sam" / name / f"{replica}-002.parquet").unlink()
-
-
-def test_lost_records_are_named_and_no_difference(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
-    spoil(sam, "requests", "traces")
+@pytest.mark.parametrize(
+    ("tables", "lost", "same"),
+    [
+        (["requests", "traces"],
+         "requests of step 3 are recorded; left out of prompts, lengths and samples",
+         "80 of 80 responses"),
+        (["traces"], "texts of step 3 are recorded; its samples are compared by length",
+         "80 of 80 responses and 16 of 16 response lengths"),
+    ],
+)  # fmt: skip
+def test_lost_records_are_named_and_no_difference(pair, tables, lost, same):
+    base, sam = pair
+    for name in tables:  # files of the third step
+        (sam / "sam" / name / "0-002.parquet").unlink()
     comparison = compare_folders(base, sam)
     assert comparison.fair is True
-    assert problems(comparison, "lost_records") == [
-        "SAM: not all requests of step 3 are recorded; left out of prompts, lengths and samples"
-    ]
-    assert problems(comparison, "samples") == ["80 of 80 responses are the same on both sides"]
+    assert problems(comparison, "lost_records") == [f"SAM: not all {lost}"]
+    assert problems(comparison, "samples") == [f"{same} are the same on both sides"]
     assert not {"prompts", "mean_length"} & {found.name for found in comparison.findings}
 
 
-def test_lost_texts_leave_the_lengths_of_their_step(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
-    spoil(sam, "traces")
-    comparison = compare_folders(base, sam)
-    assert problems(comparison, "lost_records") == [
-        "SAM: not all texts of step 3 are recorded; its samples are compared by length"
-    ]
-    assert problems(comparison, "samples") == [
-        "80 of 80 responses and 16 of 16 response lengths are the same on both sides"
-    ]
-
-
-def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(synthetic):
+def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(pair, rewrite):
     """The engines' metrics tell how many replicas there were; without them one is enough."""
-    base, sam = synthetic("off"), synthetic("on", sam=True)
-    log = RunFolder(sam).train_steps_path
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    entries[1]["metrics"]["sam/engine/replicas"] = 2.0
-    del entries[3]["metrics"]["sam/engine/replicas"]
-    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    base, sam = pair
+    replicas = {2: 2.0, 4: math.nan}
+    name = "sam/engine/replicas"
+    rewrite(sam, lambda step, metrics: metrics.update({name: replicas.get(step, 1.0)}))
     (text,) = problems(compare_folders(base, sam), "lost_records")
     assert text.startswith("SAM: not all requests of step 2, 4 are recorded")
 
 
-def test_without_any_whole_step_fairness_cannot_be_told(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_without_any_whole_step_fairness_cannot_be_told(pair):
+    base, sam = pair
     for file in (sam / "sam" / "requests").iterdir():
         file.unlink()
     comparison = compare_folders(base, sam)
     assert comparison.fair is None and problems(comparison, "prompts")
 
 
-def test_a_torn_line_and_a_damaged_one(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_a_torn_line_and_a_damaged_one(pair):
+    base, sam = pair
     log = RunFolder(sam).train_steps_path
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*lines[:2], "{broken}\n", *lines[3:5], lines[5][:40]]))
@@ -316,8 +309,8 @@ def test_a_torn_line_and_a_damaged_one(synthetic):
     assert problems(comparison, "missing_steps") == ["SAM: no record of step 3"]
 
 
-def test_without_run_json_the_rest_is_compared(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_without_run_json_the_rest_is_compared(pair):
+    base, sam = pair
     (sam / "sam" / "run.json").unlink()
     comparison = compare_folders(base, sam)
     assert comparison.fair is None and "run.json" in problems(comparison)[0]
@@ -338,8 +331,8 @@ def test_rewards_that_are_no_numbers_are_left_out_and_told(make_run):
     assert nothing.quantity("reward") is None
 
 
-def test_without_engine_steps_the_metrics_stay(synthetic):
-    base, sam = synthetic("off"), synthetic("on", sam=True)
+def test_without_engine_steps_the_metrics_stay(pair):
+    base, sam = pair
     for file in (sam / "sam" / "engine_steps").iterdir():
         file.unlink()
     comparison = compare_folders(base, sam)

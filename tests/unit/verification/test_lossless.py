@@ -45,6 +45,13 @@ def drafts_of(layout, by_place: torch.Tensor) -> torch.Tensor:
     return by_place.expand(layout.batch, -1)[layout.is_draft]
 
 
+def verify_alike(way, counts, drafts, by_place, **options):
+    """Verify the same drafts of the same distributions for requests of so many drafts each."""
+    layout = layout_of(counts)
+    draft_ids = drafts_of(layout, drafts)
+    return verify(way, layout, draft_ids, rows_of(layout, by_place), **options)
+
+
 @pytest.fixture(params=[7, 1300])
 def vocabulary(request) -> int:
     return request.param
@@ -61,8 +68,7 @@ def test_likely_drafts(way, vocabulary, cut):
     by_place = target(K + 1, vocabulary, **cut)
     by_place[:K] = make_likely(by_place[:K], drafts, 0.7)
     counts = torch.full((2 * REQUESTS,), K)
-    layout = layout_of(counts)
-    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    output = verify_alike(way, counts, drafts, by_place)
     assert_lossless(output, by_place, counts, places=K + 1)
 
 
@@ -73,11 +79,18 @@ def test_unlikely_drafts(way, vocabulary, likelihood):
     order = by_place.argsort(dim=1, descending=True)
     drafts = order[:K, {"least likely": 4, "impossible": 5, "second": 1}[likelihood]]
     counts = torch.full((REQUESTS,), K)
-    layout = layout_of(counts)
-    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    output = verify_alike(way, counts, drafts, by_place)
     assert_lossless(output, by_place, counts, places=1)
     if likelihood == "impossible":
         assert (output[:, 1:] == NO_TOKEN).all()
+
+
+def test_a_draft_of_probability_zero_is_rejected_by_the_smallest_random_number():
+    """vllm-ascend accepts it when the number is exactly zero."""
+    probabilities = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    layout, zero = layout_of(torch.tensor([1])), torch.zeros(2, dtype=torch.int64)
+    output = verify_vectorised(layout, torch.tensor([0]), probabilities, zero, zero)
+    assert output.tolist() == [[1, NO_TOKEN]]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -87,8 +100,7 @@ def test_certain_drafts_are_all_kept(way, vocabulary):
     by_place[:K] = 0.0
     by_place[torch.arange(K), drafts] = 1.0
     counts = torch.full((REQUESTS,), K)
-    layout = layout_of(counts)
-    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    output = verify_alike(way, counts, drafts, by_place)
     assert (output[:, :K] == drafts).all()
     assert_lossless(output, by_place, counts, places=K + 1)
 
@@ -99,8 +111,7 @@ def test_requests_with_different_numbers_of_drafts(way, vocabulary):
     drafts = torch.tensor([2, 6, 4])
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 6, 4, 0]), 0.7)
     counts = torch.arange(2 * REQUESTS) % (K + 1)
-    layout = layout_of(counts)
-    output = verify(way, layout, drafts_of(layout, drafts), rows_of(layout, by_place))
+    output = verify_alike(way, counts, drafts, by_place)
     assert_lossless(output, by_place, counts, places=2)
     for count in range(K + 1):
         some = counts == count
@@ -111,9 +122,7 @@ def test_requests_with_different_numbers_of_drafts(way, vocabulary):
 def test_no_request_has_drafts(way, vocabulary):
     by_place = target(1, vocabulary)
     counts = torch.zeros(REQUESTS, dtype=torch.int64)
-    layout = layout_of(counts)
-    none = torch.zeros(0, dtype=torch.int64)
-    output = verify(way, layout, none, rows_of(layout, by_place))
+    output = verify_alike(way, counts, torch.zeros(0, dtype=torch.int64), by_place)
     assert_lossless(output, by_place, counts, places=1)
 
 
@@ -126,16 +135,23 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
     counts = 1 + torch.arange(2 * REQUESTS) % K
     greedy = torch.arange(2 * REQUESTS) % 2 == 1
-    layout = layout_of(counts)
-    output = verify(
-        way, layout, drafts_of(layout, drafts), rows_of(layout, by_place), greedy=greedy
-    )
+    output = verify_alike(way, counts, drafts, by_place, greedy=greedy)
     random = ~greedy
     assert_lossless(output[random], by_place, counts[random], places=2)
     places = torch.arange(K + 1)
     lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
     expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
     assert (output[greedy] == expected[greedy]).all()
+
+
+def verify_sampled(counts, proposed, by_place):
+    """Sample ``K`` drafts for every request and verify them; returns output and drafts."""
+    layout, proposals = layout_of(counts), proposed.repeat(len(counts), 1)
+    generator = torch.Generator().manual_seed(3)
+    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
+    rows = rows_of(layout, by_place)
+    output = verify("vectorised", layout, drafts, rows, draft_probabilities=proposals)
+    return output, drafts.view(-1, K)
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 5}], ids=str)
@@ -146,27 +162,15 @@ def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
     proposed = target(K, vocabulary, seed=5, top_k=6) if cut else target(K, vocabulary, seed=5)
     proposed = 0.4 * proposed + 0.6 * by_place[:K] if places == 2 else proposed
     counts = torch.full((REQUESTS,), K)
-    layout = layout_of(counts)
-    generator = torch.Generator().manual_seed(3)
-    proposals = proposed.repeat(REQUESTS, 1)
-    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
-    output = verify(
-        "vectorised", layout, drafts, rows_of(layout, by_place), draft_probabilities=proposals
-    )
+    output, _ = verify_sampled(counts, proposed, by_place)
     assert_lossless(output, by_place, counts, places=places)
 
 
 def test_drafts_sampled_from_the_target_itself_are_all_kept(vocabulary):
     by_place = target(K + 1, vocabulary)
     counts = torch.full((1000,), K)
-    layout = layout_of(counts)
-    proposals = by_place[:K].repeat(1000, 1)
-    generator = torch.Generator().manual_seed(3)
-    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
-    output = verify(
-        "vectorised", layout, drafts, rows_of(layout, by_place), draft_probabilities=proposals
-    )
-    assert (output[:, :K] == drafts.view(-1, K)).all()
+    output, drafts = verify_sampled(counts, by_place[:K], by_place)
+    assert (output[:, :K] == drafts).all()
     assert_lossless(output, by_place, counts, places=K + 1)
 
 
@@ -176,15 +180,11 @@ def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary, 
     """Token 0, which stands in for padding where an index is needed, must stay as likely."""
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 0, 0, 0]), 0.7)
     counts = torch.full((REQUESTS,), K)
-    layout = layout_of(counts)
-    drafts = drafts_of(layout, torch.tensor([2, -1, 0]))
     options = {}
     if distribution and way == "vectorised":
-        sure = torch.zeros(K, vocabulary).index_put(
-            (torch.arange(K), torch.tensor([2, 0, 0])), torch.tensor(1.0)
-        )
+        sure = torch.nn.functional.one_hot(torch.tensor([2, 0, 0]), vocabulary).float()
         options = {"draft_probabilities": sure.repeat(REQUESTS, 1)}
-    output = verify(way, layout, drafts, rows_of(layout, by_place), **options)
+    output = verify_alike(way, counts, torch.tensor([2, -1, 0]), by_place, **options)
     assert (output[:, 2:] == NO_TOKEN).all()
     assert_lossless(output, by_place, counts, places=2)
 

@@ -51,18 +51,14 @@ def reference() -> list[list[int]]:
     return texts
 
 
-def test_right_drafts(reference):
-    texts, steps = write(lambda seed, at: reference[seed][at : at + 4])
-    assert texts == reference
-    assert steps == LENGTH // 5
+@pytest.mark.parametrize(
+    ("k", "offset", "steps"), [(4, 0, LENGTH // 5), (3, 1, LENGTH)], ids=["right", "wrong"]
+)
+def test_drafts_that_are_all_right_or_all_wrong(reference, k, offset, steps):
+    def propose(seed: int, at: int) -> list[int]:
+        return [(token + offset) % VOCABULARY for token in reference[seed][at : at + k]]
 
-
-def test_wrong_drafts(reference):
-    texts, steps = write(
-        lambda seed, at: [(token + 1) % VOCABULARY for token in reference[seed][at : at + 3]]
-    )
-    assert texts == reference
-    assert steps == LENGTH
+    assert write(propose) == (reference, steps)
 
 
 @pytest.mark.parametrize("rightness", [0.0, 0.5, 0.9])

@@ -46,16 +46,6 @@ def test_bits_are_the_outputs_of_splitmix64_in_order(key):
         assert unsigned(bits) == numbers[stream::STREAMS]
 
 
-def test_a_row_is_the_same_alone_and_in_any_batch():
-    keys, positions = torch.arange(64) * 977 - 5, torch.arange(64) * 31
-    together = keyed_bits(keys, positions, 1)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-    assert keyed_bits(keys[order], positions[order], 1).tolist() == together[order].tolist()
-    for row in range(64):
-        alone = keyed_bits(keys[row : row + 1], positions[row : row + 1], 1)
-        assert alone.item() == together[row].item()
-
-
 # By consecutive positions of one response, and by consecutive keys at one position.
 FAMILIES = {
     "positions": (torch.full((65536,), 42), torch.arange(65536)),
