@@ -144,6 +144,8 @@ def as_svg(drawn: Callable[[Axes], Mapping[str, pd.Series] | None], unit: str = 
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # would not be unique on the page
     for colour, name in _VARIABLES.items():
         text = text.replace(colour.lower(), f"var(--{name})")
+    text = re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", text)  # of a point
+    text = re.sub(r"\s*\n\s*", " ", text)
     return Markup(text)  # matplotlib escapes what it writes
 
 
