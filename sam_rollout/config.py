@@ -81,18 +81,27 @@ class GateConfig(Section):
         return self.kind
 
 
-# One section for each registered source, under its name.
-SourcesConfig = dataclasses.make_dataclass(
-    "SourcesConfig",
-    [(entry.name, entry.section, entry.section()) for entry in SOURCES],
-    bases=(Section,),
-    namespace={
-        "__doc__": "Where drafts may come from.",
-        "__module__": __name__,  # or it could not be pickled
-        "PATH": "sam.sources",
-    },
-    frozen=True,
-)
+if typing.TYPE_CHECKING:
+
+    class SourcesConfig(Section):
+        """For type checkers: only the registry knows which sources there are."""
+
+        def __init__(self, **sections: Section) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    # One section for each registered source, under its name.
+    SourcesConfig = dataclasses.make_dataclass(
+        "SourcesConfig",
+        [(entry.name, entry.section, entry.section()) for entry in SOURCES],
+        bases=(Section,),
+        namespace={
+            "__doc__": "Where drafts may come from.",
+            "__module__": __name__,  # or it could not be pickled
+            "PATH": "sam.sources",
+        },
+        frozen=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Section:
     PATH: ClassVar[str]
 
     def __post_init__(self) -> None:
-        kinds = _kinds(type(self))
+        kinds = self._kinds()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             allowed = _violation(value, kinds[field.name], field.metadata)
@@ -88,7 +88,7 @@ class Section:
         path = cls.PATH if path is None else path
         if not isinstance(mapping, Mapping):
             raise ConfigError(path, mapping, "must be a mapping")
-        kinds = _kinds(cls)
+        kinds = cls._kinds()
         values = {}
         for key, value in mapping.items():
             if key not in kinds:
@@ -107,12 +107,12 @@ class Section:
         """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""
         return dataclasses.asdict(self)
 
-
-@functools.cache
-def _kinds(section: type[Section]) -> dict[str, Any]:
-    """Field -> type; annotations may be written as text."""
-    hints = typing.get_type_hints(section)
-    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+    @classmethod
+    @functools.cache
+    def _kinds(cls) -> dict[str, Any]:
+        """Field -> type; annotations may be written as text."""
+        hints = typing.get_type_hints(cls)
+        return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
@@ -144,7 +144,7 @@ def reference_rows(section: type[Section]) -> list[str]:
     """The section's rows of the reference page: key, type, default, what is allowed, meaning."""
     rows = []
     for field in dataclasses.fields(section):
-        kind, limits = _kinds(section)[field.name], field.metadata
+        kind, limits = section._kinds()[field.name], field.metadata
         default = str(field.default).lower() if kind is bool else field.default
         rows.append(
             f"| `{section.PATH}.{field.name}` | {kind.__name__} | `{default}` | "

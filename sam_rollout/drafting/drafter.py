@@ -58,7 +58,7 @@ class SamDrafter:
         self._policy = DraftPolicy(config, self.sources, max_rows)
         self.batch = DraftBatch(max_rows, config.max_draft_tokens)
         self._identities: dict[str, RequestIdentity] = {}
-        self._bound: list[str | None] = []  # None where the request has ended since
+        self._bound: Sequence[str | None] = []  # None where the request has ended since
         self._matches = np.zeros((len(self.sources), max_rows, MATCH_WIDTH), np.int32)
         self._budget = np.zeros(max_rows, np.int32)
         self._steps = 0
@@ -226,8 +226,6 @@ class SamDrafter:
 
     def usage(self) -> Usage:
         """Of all sources: sums, but the most live requests of any."""
-        if not self.sources:
-            return Usage()
         total = Usage(*map(sum, zip(*(source.usage() for source in self.sources), strict=True)))
         return total._replace(live_requests=max(s.usage().live_requests for s in self.sources))
 

@@ -94,7 +94,8 @@ class AgreedGate:
         self._fresh = False  # something was exchanged for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
-        self._waiting: EngineStep | None = None  # for the others' reports about it
+        # A step that waits for the others' reports about it, and what was decided for it.
+        self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # budget, and whether it is a trial: of the step under way
         self._steps_with = [0] * (max_draft_tokens + 1)
         self._trials = self._lone_steps = 0
@@ -111,15 +112,12 @@ class AgreedGate:
             load = _UNKNOWN
             if consecutive and self._leader is not None:
                 load = StepLoad(*self._leader[:4], steady=all_steady(reports))
-            group = self._waiting.group._replace(load=load)
-            self._gate.observe(self._waiting._replace(group=group))
+            before, decision = self._waiting
+            self._gate.observe(before._replace(group=GroupStep(load, *decision)))
         self._load = self._meter.load(step)
         # The next step is worked out in the same arrays.
-        self._waiting = step._replace(
-            verified=step.verified.copy(),
-            num_tokens=step.num_tokens.copy(),
-            group=GroupStep(_UNKNOWN, *self._decision),
-        )
+        kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())
+        self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """What the busiest engine proposed a step ago; its own proposal goes to the others."""

@@ -74,13 +74,8 @@ class AutoGate:
         self._decided_for = 0  # requests
         self._budget = 0  # the one given, which may be a trial
         self._fair_s_per_token = 0.0  # of the budget chosen
-        # Since the gate was made.
-        self._chosen = [0] * (max_draft_tokens + 1)
-        self._trials = self._left_out = self._measured = self._skipped = 0
-        self._time_s = self._predicted_s = self._lost_s = 0.0
-        self._tokens = 0
-        self._begin_comparison()
-        self._drained: dict[str, float] = {}
+        self._lost_s = 0.0  # by trials
+        self._begin_report()
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
@@ -237,30 +232,30 @@ class AutoGate:
 
     def drain(self) -> dict[str, float]:
         """What was decided since the last call, and how good that was by what is known now."""
-        report = self._totals()
-        since = {name: value - self._drained.get(name, 0) for name, value in report.items()}
-        self._drained = report
         regret_s, compared_s = self._regret()
-        self._begin_comparison()
-        return since | {"gate/regret_s": regret_s, "gate/compared_s": compared_s}
-
-    def _totals(self) -> dict[str, float]:
-        """Counts since the gate was made."""
-        chosen = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._chosen)}
-        return chosen | {
+        report: dict[str, float] = {
+            **{f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._chosen)},
             "gate/trials": self._trials,
             "gate/measured_steps": self._measured,
             "gate/left_out_steps": self._left_out,
             "gate/skipped_steps": self._skipped,
-            "gate/decoding_s": self._passed_s,
+            "gate/decoding_s": self._passed_s - self._passed_before_s,
             "gate/measured_s": self._time_s,
             "gate/predicted_s": self._predicted_s,
             "gate/measured_tokens": self._tokens,
-            "gate/trial_loss_s": self._lost_s,
+            "gate/trial_loss_s": self._lost_s - self._lost_before_s,
+            "gate/regret_s": regret_s,
+            "gate/compared_s": compared_s,
         }
+        self._begin_report()
+        return report
 
-    def _begin_comparison(self) -> None:
-        """Forget the steps that regret is reckoned over."""
+    def _begin_report(self) -> None:
+        """Count from here on."""
+        self._chosen = [0] * (self._k + 1)
+        self._trials = self._left_out = self._measured = self._skipped = self._tokens = 0
+        self._time_s = self._predicted_s = 0.0
+        self._passed_before_s, self._lost_before_s = self._passed_s, self._lost_s
         # Tokens by number of requests and budget, and the steps' requests and context.
         self._tokens_of = [[0] * (self._k + 1) for _ in range(self._times.bins)]
         self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context

@@ -13,13 +13,12 @@ from sam_rollout.gating.step import EngineStep
 
 
 class Gate(Protocol):
-    """Sets the budget of draft tokens of every engine step.
+    """Sets the budget of draft tokens of every engine step."""
 
-    Attributes:
-        is_trial: the last budget was given to learn about it, not because it seems the best.
-    """
-
-    is_trial: bool
+    @property
+    def is_trial(self) -> bool:
+        """Whether the last budget was given to learn about it, not because it seems the best."""
+        ...
 
     def observe(self, step: EngineStep) -> None:
         """See what the step before did; called once per step, before `budget`."""

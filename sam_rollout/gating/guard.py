@@ -25,7 +25,12 @@ class GuardedGate:
             self._gate.observe(step)
             return self._gate.budget(len(step.verified.sampled), whole=whole)
         except Exception:
-            self._close()
+            self._failures += 1
+            self._gate = ClosedGate()
+            logger.warning(
+                "The gate failed and is closed; the rollout continues without drafts.",
+                exc_info=True,
+            )
             return 0
 
     def drain(self) -> dict[str, float]:
@@ -42,13 +47,6 @@ class GuardedGate:
         failures, self._failures = self._failures, 0
         return report | {"gate/failures": failures}
 
-    def _close(self) -> None:
-        self._failures += 1
-        self._gate = ClosedGate()
-        logger.warning(
-            "The gate failed and is closed; the rollout continues without drafts.", exc_info=True
-        )
-
 
 def make_gate(
     config: GateConfig, *, max_rows: int, max_draft_tokens: int, exchange: Exchange | None = None
@@ -62,8 +60,9 @@ def make_gate(
         exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
     fixed = fixed_gate(config, max_draft_tokens)
-    measures = config.kind == "auto"
-    gate = AutoGate(max_rows, max_draft_tokens, config.exploration) if measures else fixed
+    gate = fixed
+    if config.kind == "auto":
+        gate = AutoGate(max_rows, max_draft_tokens, config.exploration)
     if exchange is not None and config.kind != "closed":
         gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
     return GuardedGate(gate)

@@ -99,7 +99,6 @@ class _Live:
 class _Group:
     """The past of a group, from its first request in a step until the step ends."""
 
-    loading: Future | None
     live: int = 0  # requests
     automaton: StaticAutomaton | None = None
 
@@ -142,7 +141,7 @@ class HistorySource(StaticTexts):
         self._bound: list[_Live] = []
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest unused first
-        self._loading: set[_GroupKey] = set()
+        self._loading: dict[_GroupKey, Future] = {}  # the past that is being read
         self._nbytes = 0
         self._worker = _Worker(config)
         self._waiting: dict[Future, int] = {}  # responses on their way to the disk -> bytes
@@ -187,7 +186,7 @@ class HistorySource(StaticTexts):
             if live.row >= 0:
                 self._matcher.attach(live.row, None)
                 self._slots[live.row] = _NO_SLOT
-            if live.slot != _NO_SLOT:
+            if live.slot != _NO_SLOT and live.identity is not None:
                 self._write(live.identity, self._recorder.take(live.slot))
             if (group := self._groups.get(_key_of(live.identity))) is not None:
                 group.live -= 1
@@ -207,7 +206,7 @@ class HistorySource(StaticTexts):
 
     def wait(self) -> None:
         """Wait until all work handed over is done; for tests, replays and the end of a run."""
-        for future in [*self._waiting, *(self._groups[key].loading for key in self._loading)]:
+        for future in [*self._waiting, *self._loading.values()]:
             future.exception()
         self._take_results()
 
@@ -223,8 +222,8 @@ class HistorySource(StaticTexts):
         key = _key_of(identity)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(self._submit(self._worker.load, *key))
-            self._loading.add(key)
+            group = self._groups[key] = _Group()
+            self._loading[key] = self._submit(self._worker.load, *key)
         self._groups.move_to_end(key)
         group.live += 1
         return live
@@ -254,19 +253,17 @@ class HistorySource(StaticTexts):
             for future in [future for future in self._waiting if future.done()]:
                 del self._waiting[future]
                 self._counts["dropped"] += not future.result()
-            for key in [key for key in self._loading if self._groups[key].loading.done()]:
-                self._loading.remove(key)
-                self._install(key, self._groups[key])
+            for key in [key for key, loading in self._loading.items() if loading.done()]:
+                self._install(key, self._loading.pop(key).result())
         except Exception:
             self._switch_off()
 
-    def _install(self, key: _GroupKey, group: _Group) -> None:
+    def _install(self, key: _GroupKey, automaton: StaticAutomaton | None) -> None:
         """Let the group's requests draft from the past that was read."""
-        automaton = group.loading.result()
-        group.loading = None
         self._counts["groups_missing" if automaton is None else "groups_found"] += 1
         if automaton is None:
             return
+        group = self._groups[key]
         group.automaton = automaton
         self._nbytes += automaton.nbytes
         self._respect_max_bytes()
@@ -280,23 +277,22 @@ class HistorySource(StaticTexts):
         for _, group in by_use:
             if self._nbytes <= self._config.max_memory_bytes:
                 return
-            if group.automaton is not None:
-                self._counts["evictions"] += 1
-                self._drop_automaton(group)
+            self._counts["evictions"] += self._drop_automaton(group)
 
-    def _drop_automaton(self, group: _Group) -> None:
-        """Free a group's automaton; it is not read again while the group lives."""
+    def _drop_automaton(self, group: _Group) -> bool:
+        """Free a group's automaton, if it has one; it is not read again while the group lives."""
+        if group.automaton is None:
+            return False
         for row in range(len(self._bound)):
             if self._matcher.automaton(row) is group.automaton:
                 self._matcher.attach(row, None)
         self._nbytes -= group.automaton.nbytes
         group.automaton = None
+        return True
 
     def _forget(self, key: _GroupKey) -> None:
-        group = self._groups.pop(key)
-        self._loading.discard(key)
-        if group.automaton is not None:
-            self._drop_automaton(group)
+        self._loading.pop(key, None)
+        self._drop_automaton(self._groups.pop(key))
 
     def _switch_off(self) -> None:
         """Free everything; the other sources go on."""

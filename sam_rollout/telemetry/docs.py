@@ -3,6 +3,8 @@
 docs/metrics.md is made as a whole; of docs/configuration.md the settings of draft sources are.
 """
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from sam_rollout.settings import reference_rows
@@ -103,6 +105,6 @@ def _type(kind: pa.DataType) -> str:
     return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -148,16 +148,12 @@ def test_construction_validates_as_well():
         RolloutTelemetryConfig(progress=False)
 
 
-def test_a_control_of_replicas_needs_several():
+def test_a_control_of_replicas_needs_several_with_like_work():
     config = RolloutTelemetryConfig(control_share=0.5, control_unit="replicas")
     config.check_control(replicas=2, refills=False)
     with pytest.raises(ConfigError, match="needs at least 2 rollout replicas, this run has 1"):
         config.check_control(replicas=1, refills=False)
     RolloutTelemetryConfig(control_unit="replicas").check_control(replicas=1, refills=True)
-
-
-def test_a_control_of_replicas_needs_like_work_for_all():
-    config = RolloutTelemetryConfig(control_share=0.5, control_unit="replicas")
     with pytest.raises(ConfigError, match=r"control_unit = 'replicas': .* 'refill'"):
         config.check_control(replicas=2, refills=True)
     RolloutTelemetryConfig(control_share=0.5).check_control(replicas=2, refills=True)

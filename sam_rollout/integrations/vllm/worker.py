@@ -38,7 +38,7 @@ class SamWorkerExtension:
 
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
-        drafter = getattr(self.model_runner, "drafter", None)
+        drafter: Any = getattr(self.model_runner, "drafter", None)
         if drafter is None:
             return report
         if not hasattr(drafter, "describe"):

@@ -121,9 +121,11 @@ def _tokenised(
     remaining = iter(documents)
     while batch := list(islice(remaining, _BATCH)):
         texts = [document for document in batch if isinstance(document, str)]
-        if texts and tokenizer is None:
-            raise CorpusInputError(f"{path}: holds text, which needs a tokenizer (--tokenizer)")
-        encoded = iter(tokenizer.encode(texts) if texts else ())
+        encoded: Iterator[Sequence[int]] = iter(())
+        if texts:
+            if tokenizer is None:
+                raise CorpusInputError(f"{path}: holds text, which needs a tokenizer (--tokenizer)")
+            encoded = iter(tokenizer.encode(texts))
         for document in batch:
             ids = next(encoded) if isinstance(document, str) else document
             yield np.asarray(ids, np.int32)

@@ -5,66 +5,15 @@ import hashlib
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
-from tests.unit.automaton.pools import draft
-from tests.unit.drafting.texts import int32, step
+from tests.unit.drafting.texts import expected_draft, int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
     sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
-
-
-def expected_draft(text, k):
-    """The draft of an automaton that reads the text in one go."""
-    pool = AutomatonPool()
-    return draft(pool, pool.open(), [*text, 0], len(text), k)
-
-
-def test_any_schedule_drafts_as_if_the_text_were_read_at_once():
-    rng = np.random.default_rng(0)
-    drafter = make_drafter(max_rows=6)
-    running, waiting, drafted, born = {}, {}, 0, 0
-    for _ in range(1500):
-        event = rng.integers(0, 12)
-        if event == 0 and len(running) < 6:
-            # Ids are used again with other texts, as after an abort.
-            request_id = f"request-{rng.integers(0, 12)}"
-            if request_id not in running and request_id not in waiting:
-                running[request_id] = rng.integers(0, 4, rng.integers(0, 9)).tolist()
-                born += 1
-        elif event == 1 and running:
-            gone = str(rng.choice(list(running)))
-            del running[gone]
-            drafter.finish([gone])
-        elif event == 2 and running:
-            paused = str(rng.choice(list(running)))
-            waiting[paused] = running.pop(paused)
-        elif event == 3 and waiting and len(running) < 6:
-            back = str(rng.choice(list(waiting)))
-            running[back] = waiting.pop(back)
-        elif event == 4:
-            order = rng.permutation(list(running)).tolist()
-            running = {request_id: running[request_id] for request_id in order}
-        for text in running.values():
-            text += rng.integers(0, 3, rng.integers(0, 4)).tolist()
-        gate_open = bool(rng.integers(0, 2))
-        eligible = rng.random(len(running)) < 0.8
-        drafts = step(drafter, running, eligible=eligible, gate_open=gate_open)
-        for reading, (request_id, text) in zip(eligible, running.items(), strict=True):
-            expected = expected_draft(text, 3) if gate_open and reading else []
-            assert drafts[request_id] == expected
-            drafted += len(expected)
-    counters = drafter.counters()
-    assert counters["draft/proposed_tokens"] == drafted > 1000
-    assert counters["draft/drafter_steps"] == 1500
-    assert counters["draft/rebuilds"] == counters["draft/evictions"] == 0
-    # A request that was never eligible was opened all the same, one that waits is kept.
-    assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
-    assert born > 20
 
 
 def test_a_closed_gate_reads_but_does_not_draft():
@@ -85,16 +34,17 @@ def test_rows_that_are_not_eligible_are_left_alone():
     assert step(drafter, texts)["prefill"] == [2, 1, 2]
 
 
-@pytest.mark.parametrize("max_tokens", [2, int32(2, 2), np.array([2, 2], np.int64)])
-def test_max_tokens_for_all_rows(max_tokens):
-    texts = {"a": [1, 1, 1], "b": [2, 2, 2]}
-    assert step(make_drafter(), texts, max_tokens=max_tokens) == {"a": [1, 1], "b": [2, 2]}
-
-
-def test_max_tokens_per_row():
-    texts = {name: [1, 1, 1] for name in "abcd"}
-    drafts = step(make_drafter(k=3), texts, max_tokens=int32(0, -5, 1, 99))
-    assert [len(draft) for draft in drafts.values()] == [0, 0, 1, 3]
+@pytest.mark.parametrize(
+    ("max_tokens", "drafted"),
+    [
+        (2, [2, 2, 2, 2]),
+        (np.full(4, 2, np.int64), [2, 2, 2, 2]),
+        (int32(0, -5, 1, 99), [0, 0, 1, 3]),
+    ],
+)
+def test_max_tokens_for_all_rows_or_each(max_tokens, drafted):
+    drafts = step(make_drafter(), {name: [1, 1, 1] for name in "abcd"}, max_tokens=max_tokens)
+    assert [len(draft) for draft in drafts.values()] == drafted
 
 
 def test_drafts_end_at_the_longest_text():
@@ -113,29 +63,12 @@ def test_finish_frees_everything_and_may_be_repeated():
     assert (usage.live_requests, usage.bytes, usage.evictions) == (0, 0, 0)
 
 
-def test_an_id_used_again_in_the_next_step_starts_afresh():
-    drafter = make_drafter()
-    step(drafter, {"a": [1, 2, 3, 1, 2]})
-    drafter.finish(["a"])
-    assert step(drafter, {"a": [1, 2, 9, 1, 2, 3, 1, 2, 4, 1]}) == {"a": [2, 4, 1]}
-    assert drafter.usage().rebuilds == 0
-
-
 def test_an_id_used_again_without_finish_is_noticed():
     drafter = make_drafter()
     step(drafter, {"a": [1, 2, 3, 1, 2]})
     assert step(drafter, {"a": [5, 6, 7, 5, 6, 5]}) == {"a": [6, 5, 6]}
     assert step(drafter, {"a": [5, 6]}) == {"a": []}
     assert drafter.usage().rebuilds == 2
-
-
-def test_rows_may_be_swapped_under_the_same_ids():
-    drafter = make_drafter()
-    a, b = [1, 2, 1], [3, 4, 3]
-    step(drafter, {"a": a, "b": b})
-    assert step(drafter, {"b": b, "a": a}) == {"a": [2, 1, 2], "b": [4, 3, 4]}
-    assert step(drafter, {"b": b}) == {"b": [4, 3, 4]}
-    assert drafter.usage().rebuilds == 0
 
 
 def test_the_engines_list_of_ids_may_change_in_place():

@@ -99,21 +99,19 @@ def trained(policy, lengths, accepted, times=400, **match):
     return policy
 
 
-def test_without_experience_confidence_drafts_like_fixed():
-    assert Policy("confidence").k([1]) == [K]
-
-
-@pytest.mark.parametrize("accepted", [1, 3, K])
-def test_drafts_become_as_long_as_what_is_accepted(accepted):
-    assert trained(Policy("confidence"), [4], accepted).k([4]) == [accepted]
-
-
-def test_a_draft_has_one_token_at_least():
-    assert trained(Policy("confidence"), [1], 0).k([1]) == [1]
-
-
-def test_fixed_learns_nothing():
-    assert trained(Policy("fixed"), [1], 0).k([1]) == [K]
+@pytest.mark.parametrize(
+    ("policy", "times", "accepted", "k"),
+    [
+        ("confidence", 0, 0, K),  # without experience like fixed
+        ("confidence", 400, 0, 1),  # a draft has one token at least
+        ("confidence", 400, 1, 1),
+        ("confidence", 400, 3, 3),
+        ("confidence", 400, K, K),
+        ("fixed", 400, 0, K),  # learns nothing
+    ],
+)
+def test_drafts_become_as_long_as_what_is_accepted(policy, times, accepted, k):
+    assert trained(Policy(policy), [4], accepted, times).k([4]) == [k]
 
 
 def test_lengths_and_sources_are_learned_apart():

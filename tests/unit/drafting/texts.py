@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import MATCH_LENGTH, MATCH_WIDTH
+from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Source
+from tests.unit.automaton.pools import draft, int32
 
 WIDTH = 4096
-
-
-def int32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +56,12 @@ def match_and_draft(
     lengths = matches[:, MATCH_LENGTH].tolist()
     drafts = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     return list(zip(lengths, drafts, strict=True))
+
+
+def expected_draft(text: Sequence[int], k: int) -> list[int]:
+    """The draft of an automaton that reads the text in one go."""
+    pool = AutomatonPool()
+    return draft(pool, pool.open(), [*text, 0], len(text), k)
 
 
 def identity(

@@ -8,11 +8,13 @@ import pytest
 from sam_rollout.config import GateConfig
 from sam_rollout.gating import ClosedGate, GuardedGate, ScheduleGate, ThresholdGate, make_gate
 from sam_rollout.gating.agreement import IDLE, AgreedGate, Report, all_steady, busiest
+from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
-from tests.unit.gating.group import Group, Seat, SyntheticGroup, Table
+from tests.unit.gating.group import Group, Seat, Table
 from tests.unit.gating.steps import decode, engine_step
+from tests.unit.gating.synthetic import K, SyntheticEngines, linear, memory_bound, tail
 
-K, MAX_ROWS = 8, 32
+MAX_ROWS = 32
 SCHEDULE = {2: 8, 4: 3, 16: 1}
 
 
@@ -79,7 +81,7 @@ def test_an_engine_that_joins_takes_over_what_the_others_do():
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
 def test_all_engines_decide_the_same_in_every_step(kind):
-    """Loads that rise and fall, engines that are idle for a while; `SyntheticGroup` for `auto`."""
+    """Loads that rise and fall, engines that are idle for a while; `auto` is tried below."""
     group = Group(of(**kind), ranks=4)
     random = np.random.default_rng(0)
     loads = np.array([6, 6, 0, 4])
@@ -188,25 +190,17 @@ def test_what_happened_between_two_calls_is_not_learned_from():
     assert [step.group.load.steady for step in inner.steps] == [True, False, True]
 
 
-def memory_bound(rows, tokens, context):
-    """Draft tokens are free up to some 50 scored tokens."""
-    return max(5e-3 + 1e-5 * rows, 1e-4 * tokens) + 5e-9 * context
-
-
-def linear(rows, tokens, context):
-    return 1e-3 + 4e-5 * tokens + 2e-9 * context
-
-
-def tails(*scales: float) -> list[list[int]]:
-    """Response lengths of engines: those of the first end first."""
-    return [(np.linspace(1, 4, 16) ** 2 * 50 * scale).astype(int).tolist() for scale in scales]
+def engines(seconds, acceptance, *scales) -> SyntheticEngines:
+    """An engine for each scale of its responses' lengths: those of the smallest end first."""
+    lengths = [tail(16, 50 * scale) for scale in scales]
+    return SyntheticEngines(seconds, lambda rows, now: acceptance, lengths, drafting=1.0)
 
 
 GROUPS = {
-    "drafts pay": SyntheticGroup(memory_bound, 0.7, tails(1, 1)),
-    "drafts pay, unequal loads": SyntheticGroup(memory_bound, 0.7, tails(0.3, 1, 0.6)),
-    "drafts pay in the tail only": SyntheticGroup(linear, 0.4, tails(0.7, 1)),
-    "drafts are always wrong": SyntheticGroup(linear, 0.0, tails(0.5, 1)),
+    "drafts pay": engines(memory_bound, 0.7, 1, 1),
+    "drafts pay, unequal loads": engines(memory_bound, 0.7, 0.3, 1, 0.6),
+    "drafts pay in the tail only": engines(linear, 0.4, 0.7, 1),
+    "drafts are always wrong": engines(linear, 0.0, 0.5, 1),
 }
 
 
@@ -214,20 +208,23 @@ GROUPS = {
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     group = GROUPS[name]
-    ranks = len(group.lengths)
+
+    def gates(make) -> tuple[Table, list[AgreedGate]]:
+        table = Table(len(group.lengths))
+        seats = [Seat(table, rank) for rank in range(len(group.lengths))]
+        return table, [AgreedGate(make(), ClosedGate(), seat, K) for seat in seats]
+
     fixed = [ClosedGate()] + [ThresholdGate(t, k) for t in (4, 16) for k in (2, 8)]
     seconds = []
     for gate in fixed:
-        table = Table(ranks)
-        gates = [GuardedGate(AgreedGate(gate, gate, Seat(table, rank), K)) for rank in range(ranks)]
-        seconds.append(group.run(gates, table, rounds=2))
-    table = Table(ranks)
-    measuring = [of(kind="auto")(Seat(table, rank)) for rank in range(ranks)]
-    group.run(measuring, table, rounds=1, seed=1)
-    assert group.run(measuring, table, rounds=2) < 1.04 * min(seconds)
+        table, all_alike = gates(lambda gate=gate: gate)
+        seconds.append(group.run(*all_alike, rounds=2, exchange=table.exchange))
+    table, measuring = gates(lambda: AutoGate(MAX_ROWS, K, GateConfig().exploration))
+    group.run(*measuring, rounds=1, seed=1, exchange=table.exchange)
+    assert group.run(*measuring, rounds=2, exchange=table.exchange) < 1.04 * min(seconds)
     for gate in measuring:
         counters = gate.drain()
-        assert counters["gate/failures"] == counters["gate/lone_steps"] == 0
+        assert counters["gate/lone_steps"] == 0
         assert counters["gate/trial_loss_s"] <= 0.005 * counters["gate/decoding_s"] + 12 * linear(
             16, 16 * (1 + K), 20_000
         )

@@ -7,34 +7,27 @@ from sam_rollout.gating import ClosedGate, ThresholdGate
 from sam_rollout.gating.acceptance import Acceptance
 from sam_rollout.gating.auto import AutoGate
 from tests.unit.gating.steps import engine_step
-from tests.unit.gating.synthetic import SyntheticEngine
+from tests.unit.gating.synthetic import (
+    K,
+    SyntheticEngines,
+    compute_bound,
+    linear,
+    memory_bound,
+    tail,
+)
 
-REQUESTS, K = 32, 8
-EXPLORATION = 0.005
-
-
-def linear(rows, tokens, context):
-    return 1e-3 + 4e-5 * tokens + 2e-9 * context
-
-
-def memory_bound(rows, tokens, context):
-    """Draft tokens are free up to some 50 scored tokens."""
-    return max(5e-3 + 1e-5 * rows, 1e-4 * tokens) + 5e-9 * context
-
-
-def compute_bound(rows, tokens, context):
-    return 1e-3 + 4e-4 * tokens
+REQUESTS, EXPLORATION = 32, 0.005
 
 
 REGIMES = {
-    "drafts pay always": SyntheticEngine(memory_bound, lambda rows, now: 0.7),
-    "drafts pay in the tail only": SyntheticEngine(linear, lambda rows, now: 0.3),
-    "better drafts in the tail": SyntheticEngine(memory_bound, lambda r, now: 0.5 if r < 16 else 0),
-    "drafts never pay": SyntheticEngine(compute_bound, lambda rows, now: 0.3),
-    "drafts are always wrong": SyntheticEngine(linear, lambda rows, now: 0.0),
-    "wrong but nearly free": SyntheticEngine(memory_bound, lambda rows, now: 0.0),
-    "noise and pauses": SyntheticEngine(linear, lambda r, now: 0.5, noise=0.15, pauses=0.02),
-    "acceptance comes and goes": SyntheticEngine(linear, lambda r, now: 0.8 * (now % 10 < 5)),
+    "drafts pay always": SyntheticEngines(memory_bound, lambda rows, now: 0.7),
+    "drafts pay in the tail only": SyntheticEngines(linear, lambda rows, now: 0.3),
+    "better drafts in the tail": SyntheticEngines(memory_bound, lambda r, now: 0.5 * (r < 16)),
+    "drafts never pay": SyntheticEngines(compute_bound, lambda rows, now: 0.3),
+    "drafts are always wrong": SyntheticEngines(linear, lambda rows, now: 0.0),
+    "wrong but nearly free": SyntheticEngines(memory_bound, lambda rows, now: 0.0),
+    "noise and pauses": SyntheticEngines(linear, lambda r, now: 0.5, noise=0.15, pauses=0.02),
+    "acceptance comes and goes": SyntheticEngines(linear, lambda r, now: 0.8 * (now % 10 < 5)),
 }
 
 
@@ -93,7 +86,7 @@ class Recorder(AutoGate):
 
 def test_no_flapping_between_budgets_that_are_as_good():
     """A constant batch with noise: what is chosen changes far more rarely than what is measured."""
-    engine = SyntheticEngine(linear, lambda rows, now: 0.5, requests=4, length=4000, noise=0.1)
+    engine = SyntheticEngines(linear, lambda rows, now: 0.5, [tail(4, 1000)], noise=0.1)
     gate = Recorder()
     engine.run(gate, rounds=1)
     given = np.array(gate.given[200:])
@@ -195,23 +188,18 @@ def test_a_lasting_change_of_speed_is_believed():
 def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
     """The same engine and seed, drained once and drained often."""
     engine = REGIMES["drafts pay in the tail only"]
-    whole, parts = auto(), auto()
-    engine.run(whole, rounds=2)
     found = []
 
-    class Drained:
-        is_trial = False
-
-        def observe(self, step):
-            parts.observe(step)
-
+    class Drained(Recorder):
         def budget(self, rows, *, whole=False):
-            budget = parts.budget(rows, whole=whole)
+            budget = super().budget(rows, whole=whole)
             if rows % 5 == 0:
-                found.append(parts.drain())
+                found.append(self.drain())
             return budget
 
-    engine.run(Drained(), rounds=2)
+    whole, parts = auto(), Drained()
+    for gate in (whole, parts):
+        engine.run(gate, rounds=2)
     found.append(parts.drain())
     once = whole.drain()
     for name in once.keys() - {"gate/regret_s", "gate/compared_s"}:  # by what was known then

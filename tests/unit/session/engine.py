@@ -24,13 +24,14 @@ def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
 
 
 class Engine:
-    """Keeps requests and their texts, and asks a session for drafts once per step."""
+    """Keeps requests (from the start those named) and asks a session for drafts once per step."""
 
     def __init__(
         self,
-        *,
+        *names: str,
         siblings: bool = False,
         history: str = "",  # folder; without one there is no history
+        sources: SourcesConfig | None = None,  # instead of these two
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         **options: Any,
@@ -39,7 +40,8 @@ class Engine:
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
             gate=gate or GateConfig(threshold=THRESHOLD),
-            sources=SourcesConfig(
+            sources=sources
+            or SourcesConfig(
                 siblings=SiblingsSourceConfig(enabled=siblings),
                 history=HistorySourceConfig(enabled=bool(history), path=history),
             ),
@@ -47,6 +49,7 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
         self.control: set[str] = set()
+        self.add(*names)
         self.session = DraftSession(
             self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
         )

@@ -124,41 +124,6 @@ def test_counts_what_a_dictionary_would(data):
     assert ledger.take_counters() == reference.counters
 
 
-ONE_KEPT = (2, 3, 1, 0, 0)  # of three draft tokens
-
-
-def test_a_request_keeps_its_totals_wherever_it_goes():
-    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
-    ledger.follow(["a", "b"], live="ab")
-    ledger.book(verified_of(ONE_KEPT, (1, 0, 0, 0, -1)), int32(9, 9), drafted=True)
-    ledger.follow(["b"], live="ab")  # a is preempted
-    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5}
-    ledger.follow(["b", "a"], live="ab")
-    ledger.book(verified_of(ONE_KEPT, ONE_KEPT), int32(9, 9), drafted=True)
-    assert ledger.drain() == {"a": (2, 6, 2, 0, 0), "b": (1, 3, 1, 0, 0)}
-
-
-def test_totals_of_ended_requests_are_handed_over_once():
-    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
-    ledger.follow(["a"], live="a")
-    ledger.book(verified_of(ONE_KEPT), int32(9), drafted=True)
-    assert ledger.follow(["b"], live="b") == ["a"]
-    assert ledger.follow(["c"], live="bc") == []
-    assert ledger.drain() == {"a": (1, 3, 1, 0, 0), "b": (0,) * 5, "c": (0,) * 5}
-    assert ledger.drain() == {"b": (0,) * 5, "c": (0,) * 5}
-
-
-def test_a_request_that_left_was_offered_nothing_when_it_returns():
-    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
-    ledger.follow(["a", "b"], live="ab")
-    ledger.offer(np.array([True, True]))
-    ledger.follow(["b"], live="ab")
-    ledger.follow(["a", "b"], live="ab")
-    nothing = (1, 0, 0, 0, -1)
-    ledger.book(verified_of(nothing, nothing), int32(9, 9), drafted=False)
-    assert ledger.drain() == {"a": (0,) * 5, "b": (0, 0, 0, 1, 1)}
-
-
 def test_filling_is_in_no_total():
     ledger = RequestLedger(MAX_ROWS, K, SOURCES)
     ledger.follow(["a", "b", "c", "d"], live="abcd")

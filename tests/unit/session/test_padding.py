@@ -23,55 +23,47 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
-def decide(setting="auto", graph_of=no_graphs, budget=BUDGET) -> list[Padding]:
-    return padding_by_rows(setting, graph_of, K, MAX_ROWS, budget)[1:].tolist()
-
-
 @pytest.mark.parametrize(
-    ("otherwise", "expected"), [("NONE", EVERY), ("PIECEWISE", DRAFTING), ("FULL", NO)]
+    ("setting", "graph_of", "expected"),
+    [
+        # It depends on what serves steps without drafts,
+        ("auto", graphs(BUDGET, "NONE"), [EVERY] * MAX_ROWS),
+        ("auto", graphs(BUDGET, "PIECEWISE"), [DRAFTING] * MAX_ROWS),
+        ("auto", graphs(BUDGET, "FULL"), [NO] * MAX_ROWS),
+        # on the largest batch for which a full graph was captured, and whether any was,
+        ("auto", graphs(16, "NONE"), [EVERY] * 4 + [NO] * 2),
+        ("auto", graphs(0, "NONE"), [NO] * MAX_ROWS),
+        ("auto", no_graphs, [NO] * MAX_ROWS),
+        # unless the setting decides.
+        ("never", graphs(BUDGET, "NONE"), [NO] * MAX_ROWS),
+        ("always", no_graphs, [EVERY] * MAX_ROWS),
+    ],
 )
-def test_what_is_filled_up_depends_on_the_graphs_of_other_steps(otherwise, expected):
-    assert decide(graph_of=graphs(BUDGET, otherwise)) == [expected] * MAX_ROWS
-
-
-def test_more_requests_than_full_graphs_were_captured_for_are_left_alone():
-    assert decide(graph_of=graphs(16, "NONE")) == [EVERY] * 4 + [NO] * 2
-
-
-def test_an_engine_without_full_graphs_is_left_alone():
-    assert decide(graph_of=graphs(0, "NONE")) == [NO] * MAX_ROWS
-    assert decide() == [NO] * MAX_ROWS
-
-
-def test_the_setting_decides_before_the_graphs():
-    assert decide("never", graphs(BUDGET, "NONE")) == [NO] * MAX_ROWS
-    assert decide("always") == [EVERY] * MAX_ROWS
+def test_what_is_filled_up(setting, graph_of, expected):
+    assert padding_by_rows(setting, graph_of, K, MAX_ROWS, BUDGET)[1:].tolist() == expected
 
 
 @pytest.mark.parametrize("setting", ["auto", "always"])
 def test_filling_never_pushes_requests_out_of_a_step(setting):
-    budget = 2 * (1 + K) + 3
-    expected = [EVERY] * 2 + [NO] * 4
-    assert decide(setting, graphs(BUDGET, "NONE"), budget=budget) == expected
+    by_rows = padding_by_rows(setting, graphs(BUDGET, "NONE"), K, MAX_ROWS, 2 * (1 + K) + 3)
+    assert by_rows[1:].tolist() == [EVERY] * 2 + [NO] * 4
 
 
-def padding(full_up_to: int, otherwise: str, budget: int = BUDGET) -> DraftPadding:
-    return DraftPadding(
-        "auto", graphs(full_up_to, otherwise), K, MAX_ROWS, budget, max_model_len=MAX_LEN
-    )
+def padding(graph_of: GraphOf) -> DraftPadding:
+    return DraftPadding("auto", graph_of, K, MAX_ROWS, BUDGET, MAX_LEN)
 
 
 def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
     for otherwise, closed in (("NONE", True), ("PIECEWISE", False)):
-        some = padding(2 * (1 + K), otherwise)
+        some = padding(graphs(2 * (1 + K), otherwise))
         assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
         found = [some.applies(rows, gate_open=False) for rows in (1, 2, 3)]
         assert found == [closed, closed, False]
 
 
 def test_the_report_names_steps_and_sizes():
-    assert padding(0, "NONE").describe() == "no step"
-    assert not padding(0, "NONE").in_use
+    none = padding(no_graphs)
+    assert none.describe() == "no step" and not none.in_use
 
     def mixed(tokens: int, uniform: bool) -> str:
         """Small steps without drafts are in no graph, larger ones in graphs of pieces."""
@@ -79,7 +71,7 @@ def test_the_report_names_steps_and_sizes():
             return "FULL"
         return "NONE" if tokens <= 2 else "PIECEWISE"
 
-    both = DraftPadding("auto", mixed, K, MAX_ROWS, BUDGET, MAX_LEN)
+    both = padding(mixed)
     assert both.describe() == (
         "every step of up to 2 requests, steps that draft of up to 3 requests"
     )
@@ -95,7 +87,7 @@ def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
     for row, draft in enumerate(drafts):
         batch.tokens[row, : len(draft)] = draft
         batch.counts[row] = len(draft)
-    padding(BUDGET, "NONE").fill_up(
+    padding(graphs(BUDGET, "NONE")).fill_up(
         batch, token_ids.astype(np.int32), int32(*lengths), np.array(decoding)
     )
     assert batch.pending and batch.length[: len(drafts)].tolist() == lengths

@@ -66,15 +66,6 @@ def test_the_current_step_does_not_push_out_the_earlier_ones(tmp_path):
     assert [step for step, _ in read(tmp_path, "g", 3, max_responses=2)] == [2, 2]
 
 
-def test_a_reader_sees_what_is_added_later(tmp_path):
-    writer, reader = store(tmp_path), store(tmp_path)
-    reader.refresh()
-    for step in range(5):
-        writer.append("g", step, tokens(step))
-        reader.refresh()
-        assert len(reader.read("g", PLENTY, PLENTY)) == step + 1
-
-
 def test_restarts_add_segments_and_forget_nothing(tmp_path):
     for step in range(3):
         writer = store(tmp_path)

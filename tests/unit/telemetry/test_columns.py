@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass, fields
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.session.ledger import BY_PLACE, REQUESTS
-from sam_rollout.session.step_log import StepLog
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import records
 from sam_rollout.telemetry.docs import render
@@ -56,16 +53,6 @@ def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
 
 def test_a_sessions_notes_have_the_columns_of_its_half():
     assert list(NOTE_COLUMNS) == names_of(DraftNote) == names_of(StepRecord)[: len(NOTE_COLUMNS)]
-    log = StepLog(3, ["own"])
-    assert list(log.drain()) == ["noted_s", *NOTE_COLUMNS]
-    sums = np.zeros(BY_PLACE + 3 + 2, np.int64)
-    sums[REQUESTS], sums[-2:] = 1, (3, 2)
-    log.add(0, 0, True, 3, sums, 0.0)
-    drained = log.drain()
-    assert list(drained) == ["noted_s", *NOTE_COLUMNS]
-    note = DraftNote(**{name: drained[name][0] for name in NOTE_COLUMNS})
-    assert note.drafted_per_source == [3 if name == "own" else 0 for name in NAMES]
-    assert note.accepted_per_source == [2 if name == "own" else 0 for name in NAMES]
 
 
 def test_a_new_column_is_written_with_its_type_meaning_and_default():

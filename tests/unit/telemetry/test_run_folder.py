@@ -12,7 +12,6 @@ from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import (
     ADDED,
     ENGINE_STEPS,
-    SCHEMA_VERSION,
     RequestRecord,
     RunFolder,
     RunFolderError,
@@ -214,19 +213,17 @@ def test_missing_things_are_named(tmp_path):
         folder.read_train_steps()
 
 
-def test_newer_run_is_refused(folder):
-    path = folder.root / "run.json"
-    found = f'"schema_version": {SCHEMA_VERSION}'
-    path.write_text(path.read_text().replace(found, '"schema_version": 99'))
+def test_newer_run_is_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_start(replace(INFO, schema_version=99))
     with pytest.raises(RunFolderError, match="schema_version is 99"):
         folder.read_starts()
 
 
-def test_folders_of_version_1_are_read(folder):
+def test_folders_of_version_1_are_read(tmp_path):
     """Columns that came later are null, and aggregate as nothing."""
-    path = folder.root / "run.json"
-    found = f'"schema_version": {SCHEMA_VERSION}'
-    path.write_text(path.read_text().replace(found, '"schema_version": 1'))
+    folder = RunFolder(tmp_path)
+    folder.write_start(replace(INFO, schema_version=1))
     for name, table in (
         ("engine_steps", steps_at((1, 1.0), (1, 2.0))),
         ("requests", requests(request())),

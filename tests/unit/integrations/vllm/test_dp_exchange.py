@@ -104,15 +104,13 @@ def test_the_runner_in_use_is_the_one_to_travel_with(monkeypatch):
     ascend, plain = dp_exchange.SYNC_MODULES
     loaded = {name: SimpleNamespace(dist=Alone()) for name in (ascend, plain)}
     parallel = SimpleNamespace(data_parallel_rank=1, data_parallel_size=RANKS)
-    monkeypatch.setitem(sys.modules, plain, loaded[plain])
-    monkeypatch.setitem(sys.modules, ascend, loaded[ascend])
-    exchange = join_group(parallel)
-    loaded[ascend].dist.all_reduce(of_a_step(1), group=None)
-    assert exchange.received()[0] == 1
-    monkeypatch.delitem(sys.modules, ascend)
-    exchange = join_group(parallel)
-    loaded[plain].dist.all_reduce(of_a_step(1), group=None)
-    assert exchange.received()[0] == 1
+    for name in loaded:
+        monkeypatch.setitem(sys.modules, name, loaded[name])
+    for name in (ascend, plain):
+        exchange = join_group(parallel)
+        loaded[name].dist.all_reduce(of_a_step(1), group=None)
+        assert exchange.received()[0] == 1
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkeypatch, caplog):

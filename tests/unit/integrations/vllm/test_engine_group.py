@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
+from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 
 class Client:
@@ -37,26 +38,10 @@ def test_every_engine_is_asked(engines, answers):
     assert asyncio.run(ask_engines(Engine(engines), "sam_drain")) == answers
 
 
-def step(finished: tuple[str, ...] = (), running: int = 1):
-    scheduler = SimpleNamespace(
-        num_running_reqs=running, num_waiting_reqs=0, spec_decoding_stats=None
-    )
-    iteration = SimpleNamespace(
-        time_to_first_tokens_iter=[],
-        inter_token_latencies_iter=[0.1],
-        num_preempted_reqs=0,
-        num_prompt_tokens=0,
-        num_generation_tokens=1,
-        finished_requests=[SimpleNamespace(request_id=name) for name in finished],
-    )
-    return scheduler, iteration
-
-
 def test_steps_and_requests_stay_with_their_engine():
     recorders = EngineRecorders(2)
-    recorders.record(*step(), engine_idx=0)
-    recorders.record(*step(finished=("b", "d")), engine_idx=1)
-    recorders.record(*step(finished=("a",)), engine_idx=0)
+    for engine, finished in ((0, ()), (1, ("b", "d")), (0, ("a",))):
+        recorders.record(scheduler(), progress(finished=finished), engine_idx=engine)
     drained = [
         recorder.drain(step=1, split="train", replica=4 + index, session_steps=None)
         for index, recorder in enumerate(recorders.recorders)

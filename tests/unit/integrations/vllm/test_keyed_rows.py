@@ -65,10 +65,6 @@ def batch() -> Batch:
     return Batch()
 
 
-def test_rows_carry_the_keys_of_their_requests(batch):
-    assert batch.becomes("a", "b", a=params(4), b=params(2)) == [key(4), key(2)]
-
-
 def test_keys_move_with_their_requests(batch):
     batch.becomes("a", "b", "c", a=params(0), b=params(1), c=params(2))
     assert batch.becomes("c", "a", ended=["b"]) == [key(2), key(0)]

@@ -27,6 +27,8 @@ from sam_rollout.integrations.vllm.operator_check import (
     to_json,
 )
 
+ENTRY = {"low": 0, "high": 128, "positions": 4, "maximum": 0.5, "mean": 0.1, "top_differs": 1}
+
 
 def scored(context, logprobs, top=None, widths=None):
     count = len(logprobs)
@@ -87,11 +89,10 @@ def test_settings_that_cannot_work_are_named(change):
 
 
 def test_the_table_names_control_and_verdict():
-    entry = {"low": 0, "high": 128, "positions": 4, "maximum": 0.5, "mean": 0.1, "top_differs": 1}
     result = {
         "setting": {"model": "m", "dtype": "float32"},
         "device": "cpu",
-        "rows": [{"draft_tokens": k, "overall": entry, "by_length": [entry]} for k in (0, 3)],
+        "rows": [{"draft_tokens": k, "overall": ENTRY, "by_length": [ENTRY]} for k in (0, 3)],
         "maximum": 0.5,
     }
     console = Console(width=120, record=True, file=io.StringIO())
@@ -135,10 +136,9 @@ def test_rows_that_do_not_fit_are_an_error():
 @pytest.fixture
 def check_operators(tmp_path, monkeypatch):
     """The command with an engine that found a maximum difference of 0.5."""
-    entry = {"low": 0, "high": 128, "positions": 4, "maximum": 0.5, "mean": 0.1, "top_differs": 1}
 
     def found(check):
-        row = {"draft_tokens": 3, "overall": entry, "by_length": [entry]}
+        row = {"draft_tokens": 3, "overall": ENTRY, "by_length": [ENTRY]}
         return {"setting": asdict(check), "device": "cpu", "rows": [row], "maximum": 0.5}
 
     monkeypatch.setattr(operator_check, "run", found)

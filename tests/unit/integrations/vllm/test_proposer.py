@@ -186,22 +186,16 @@ def test_describe_names_class_and_configuration(runner):
     assert description["bound"] and description["drafts_are_used"]
 
 
-def test_another_k_than_the_engines_is_refused():
+def test_what_cannot_work_is_refused_before_a_model_is_loaded():
     with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
-
-
-def test_a_bad_configuration_is_refused():
+    sources = SourcesConfig(history=HistorySourceConfig(enabled=True))
+    with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path"):
+        SamProposer(vllm_config(SamConfig(sources=sources)))
     config = vllm_config(SamConfig())
     config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
         SamProposer(config)
-
-
-def test_a_source_that_lacks_what_it_needs_is_refused_before_a_model_is_loaded():
-    sources = SourcesConfig(history=HistorySourceConfig(enabled=True))
-    with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path"):
-        SamProposer(vllm_config(SamConfig(sources=sources)))
 
 
 def test_padding_waits_for_the_graphs_of_the_runner_it_is_bound_to(runner):

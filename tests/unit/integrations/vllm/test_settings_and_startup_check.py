@@ -63,25 +63,30 @@ def test_an_engine_without_our_configuration_is_named(additional):
         settings_of(SimpleNamespace(additional_config=additional))
 
 
-def test_the_right_drafter_on_all_workers_is_one_line():
-    line = check_drafters([OURS, OURS], ON)
-    assert line == (f"sam_rollout: drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2")
-    assert (
-        check_drafters([{"proposer": None}], OFF) == "sam_rollout: no drafter (sam.enabled=false)"
-    )
+NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
+NONE = {"proposer": None}
+FILLED_UP = {"padding": "every step of up to 8 requests", "way_in": "plugin"}
 
 
-def test_the_line_tells_how_many_engines_decide_together():
-    line = check_drafters([OURS | {"deciding_engines": 4}] * 4, ON)
-    assert line.endswith("gate: threshold 2, agreed on by 4 engines")
-
-
-def test_the_line_tells_about_padding_and_the_way_into_vllm_ascend():
-    report = OURS | {"padding": "every step of up to 8 requests", "way_in": "plugin"}
-    line = check_drafters([report], ON)
-    assert line.endswith(
-        "; filled up to k: every step of up to 8 requests; into vllm-ascend by plugin"
-    )
+@pytest.mark.parametrize(
+    ("reports", "config", "line"),
+    [
+        ([OURS, OURS], ON, f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2"),
+        # Pipeline stages before the last have no drafter.
+        ([NONE, OURS], ON, f"drafter {PROPOSER_CLASS} on 1 worker(s), k=5, gate: threshold 2"),
+        ([OURS | {"deciding_engines": 4}], ON, "gate: threshold 2, agreed on by 4 engines"),
+        (
+            [OURS | FILLED_UP],
+            ON,
+            "; filled up to k: every step of up to 8 requests; into vllm-ascend by plugin",
+        ),
+        ([NONE], OFF, "sam_rollout: no drafter (sam.enabled=false)"),
+        ([NGRAM], OFF, f"drafter {NGRAM['proposer']}, not ours (sam.enabled=false)"),
+    ],
+)
+def test_the_right_drafter_is_one_line(reports, config, line):
+    found = check_drafters(reports, config)
+    assert found.startswith("sam_rollout: ") and found.endswith(line)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +101,12 @@ def test_what_needs_ours_is_named(sam, sampler, asked):
     assert EngineSettings(sam, RolloutSamplerConfig(sampler)).ours == asked
 
 
-NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
-
-
 @pytest.mark.parametrize(
     ("reports", "config", "named"),
     [
         ([NGRAM], ON, "NgramProposer"),
         ([OURS, NGRAM], ON, "NgramProposer"),
-        ([{"proposer": None}], ON, "run none"),
+        ([NONE], ON, "run none"),
         ([], ON, PROPOSER_CLASS),
         ([OURS], OFF, PROPOSER_CLASS),
     ],
@@ -113,14 +115,6 @@ NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
 def test_another_drafter_is_refused(reports, config, named):
     with pytest.raises(WrongDrafterError, match=named):
         check_drafters(reports, config)
-
-
-def test_another_method_may_run_when_ours_is_off():
-    assert "NgramProposer, not ours (sam.enabled=false)" in check_drafters([NGRAM], OFF)
-
-
-def test_pipeline_stages_before_the_last_have_no_drafter():
-    assert "on 1 worker(s)" in check_drafters([{"proposer": None}, OURS], ON)
 
 
 def test_another_configuration_is_refused():

@@ -1,7 +1,6 @@
 """The record of every engine step: durations, and how the session's half finds its step."""
 
 import platform
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +8,8 @@ from sam_rollout.integrations.vllm import step_recorder
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
+from tests.records import engine_step, engine_steps
+from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 UNIX_OFFSET_S = 1_000_000.0
 
@@ -39,30 +40,6 @@ def clock(monkeypatch):
     return clock
 
 
-def scheduler(running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None):
-    spec = None
-    if accepted is not None:
-        spec = SimpleNamespace(
-            num_drafts=2,
-            num_draft_tokens=2 * len(accepted),
-            num_accepted_tokens=sum(accepted),
-            num_accepted_tokens_per_pos=list(accepted),
-        )
-    return SimpleNamespace(
-        num_running_reqs=running, num_waiting_reqs=waiting, spec_decoding_stats=spec
-    )
-
-
-def progress(joining: int = 0, decoding: int = 1, tokens: int = 1):
-    return SimpleNamespace(
-        time_to_first_tokens_iter=[0.1] * joining,
-        inter_token_latencies_iter=[0.1] * decoding,
-        num_preempted_reqs=0,
-        num_prompt_tokens=7 * joining,
-        num_generation_tokens=tokens,
-    )
-
-
 def drained(recorder, session_steps=None, split="train"):
     table = recorder.drain(step=4, split=split, replica=1, session_steps=session_steps)
     return table.to_pylist()
@@ -80,39 +57,36 @@ def notes(*rows: tuple[float, DraftNote]) -> dict[str, list]:
     return {"noted_s": [noted_s for noted_s, _ in rows], **columns}
 
 
-def record_at(recorder, clock, *times_s: float, running: int = 1) -> None:
-    for time_s in times_s:
-        clock.now_s = time_s
-        recorder.record(scheduler(running=running), progress())
+def record_at(recorder, clock, *times_s: float, **told) -> None:
+    for clock.now_s in times_s:
+        recorder.record(scheduler(**told), progress())
 
 
-def test_a_step_lasts_since_the_last_one_or_since_work_arrived(clock):
+WORK = "work"  # arrives
+
+
+@pytest.mark.parametrize(
+    ("events", "durations"),
+    [
+        (
+            # When work arrives at a busy engine changes nothing.
+            [(100, WORK), (100.5, {}), (100.5, WORK), (101.5, {"running": 0}),
+             (200, WORK), (201, WORK), (203, {})],
+            [0.5, 1.0, 3.0],
+        ),
+        ([(100, WORK), (101, {"running": 0, "waiting": 3}), (105, {})], [1.0, 4.0]),
+        ([(150, {})], [0.0]),
+    ],
+    ids=["since the last one or since work arrived", "waiting is no idleness", "unannounced"],
+)  # fmt: skip
+def test_how_long_a_step_lasts(clock, events, durations):
     recorder = EngineStepRecorder()
-    recorder.work_arrived()
-    record_at(recorder, clock, 100.5)
-    recorder.work_arrived()  # the engine is busy: changes nothing
-    record_at(recorder, clock, 101.5, running=0)
-    clock.now_s = 200.0
-    recorder.work_arrived()
-    clock.now_s = 201.0
-    recorder.work_arrived()
-    record_at(recorder, clock, 203.0)
-    assert [row["duration_s"] for row in drained(recorder)] == [0.5, 1.0, 3.0]
-
-
-def test_requests_that_wait_keep_the_engine_busy(clock):
-    recorder = EngineStepRecorder()
-    recorder.work_arrived()
-    clock.now_s = 101.0
-    recorder.record(scheduler(running=0, waiting=3), progress())
-    record_at(recorder, clock, 105.0)
-    assert [row["duration_s"] for row in drained(recorder)] == [1.0, 4.0]
-
-
-def test_a_step_nobody_announced_has_no_duration(clock):
-    recorder = EngineStepRecorder()
-    record_at(recorder, clock, 150.0)
-    assert drained(recorder)[0]["duration_s"] == 0.0
+    for clock.now_s, event in events:
+        if event == WORK:
+            recorder.work_arrived()
+        else:
+            recorder.record(scheduler(**event), progress())
+    assert [row["duration_s"] for row in drained(recorder)] == durations
 
 
 def test_columns_come_from_the_engines_statistics(clock):
@@ -122,31 +96,12 @@ def test_columns_come_from_the_engines_statistics(clock):
     recorder.record(
         scheduler(running=5, waiting=2, accepted=(2, 1, 0)), progress(joining=1, decoding=3)
     )
-    (row,) = drained(recorder)
-    assert row == {
-        "step": 4,
-        "split": "train",
-        "replica": 1,
-        "time_s": 102.0 + UNIX_OFFSET_S,
-        "duration_s": 2.0,
-        "scheduled": 4,
-        "running": 5,
-        "waiting": 2,
-        "preempted": 0,
-        "prompt_tokens": 7,
-        "generation_tokens": 1,
-        "draft_requests": 2,
-        "draft_tokens": 6,
-        "accepted_tokens": 3,
-        "accepted_per_position": [2, 1, 0],
-        "gate_open": None,
-        "drafter_us": 0.0,
-        "draft_budget": None,
-        "drafted_per_source": [],
-        "accepted_per_source": [],
-        "sampler_us": None,
-        "telemetry_us": 2.0,
-    }
+    expected = engine_step(
+        step=4, replica=1, time_s=102.0 + UNIX_OFFSET_S, duration_s=2.0, scheduled=4, running=5,
+        waiting=2, prompt_tokens=7, generation_tokens=1, draft_requests=2, draft_tokens=6,
+        accepted_tokens=3, accepted_per_position=[2, 1, 0], telemetry_us=2.0,
+    )  # fmt: skip
+    assert drained(recorder) == engine_steps(expected).to_pylist()
 
 
 def test_steps_without_statistics_are_no_steps(clock):
@@ -180,23 +135,14 @@ def test_a_hosts_time_that_was_set_is_followed(clock, monkeypatch):
     assert [row["time_s"] for row in drained(recorder)] == [101.0 + UNIX_OFFSET_S + 60]
 
 
-def test_the_sessions_half_finds_its_step(clock):
+# The second time the front end hears late of the first two.
+@pytest.mark.parametrize("heard_s", [(101.0, 102.0, 103.0), (102.5, 102.6, 103.0)])
+def test_the_sessions_half_finds_its_step(clock, heard_s):
     recorder = EngineStepRecorder()
-    record_at(recorder, clock, 101.0, 102.0, 103.0)
+    record_at(recorder, clock, *heard_s)
     when = ((100.9, note(gate_open=False)), (101.9, note(drafter_us=6.0)))
     rows = drained(recorder, notes(*when, (102.9, note(drafter_us=7.0))))
-    assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [
-        (False, 5.0),
-        (True, 6.0),
-        (True, 7.0),
-    ]
-
-
-def test_a_front_end_that_lags_does_not_mix_steps_up(clock):
-    recorder = EngineStepRecorder()
-    record_at(recorder, clock, 102.5, 102.6, 103.0)  # the first two are heard of late
-    taken = zip((100.9, 101.9, 102.9), (5.0, 6.0, 7.0), strict=True)
-    rows = drained(recorder, notes(*((at, note(drafter_us=us)) for at, us in taken)))
+    assert [row["gate_open"] for row in rows] == [False, True, True]
     assert [row["drafter_us"] for row in rows] == [5.0, 6.0, 7.0]
 
 
@@ -228,9 +174,7 @@ def test_progress_is_what_happened_since_the_last_drain(clock):
 def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
     """vLLM counts filling as drafts, and its placeholders after a step that skipped the drafter."""
     recorder = EngineStepRecorder()
-    for time_s in (101.0, 102.0, 103.0):
-        clock.now_s = time_s
-        recorder.record(scheduler(accepted=(2, 1, 1)), progress())
+    record_at(recorder, clock, 101.0, 102.0, 103.0, accepted=(2, 1, 1))
     drafts = {"draft_requests": 1, "draft_tokens": 2, "accepted_tokens": 1}
     lists = {"accepted_per_position": [1, 0, 0], "drafted_per_source": [0, 2, 0, 0]}
     rows = drained(
@@ -245,8 +189,7 @@ def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
 
 def test_without_a_session_the_gate_is_unknown(clock):
     recorder = EngineStepRecorder()
-    clock.now_s = 101.0
-    recorder.record(scheduler(accepted=(1,)), progress())  # another method may draft
+    record_at(recorder, clock, 101.0, accepted=(1,))  # another method may draft
     (row,) = drained(recorder, None)
     assert row["gate_open"] is None and row["draft_tokens"] == 2
     assert row["accepted_per_position"] == [1]
