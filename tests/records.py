@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.records import RequestRecord, StepRecord, TraceRecord, table_of
 
 _FILED = {"step": 1, "split": "train", "replica": 0}
@@ -48,3 +49,8 @@ def trace(**columns: Any) -> TraceRecord:
 def traces(*rows: TraceRecord) -> pa.Table:
     """Texts as a table."""
     return table_of(TraceRecord, rows)
+
+
+def by_source(**counts: int) -> list[int]:
+    """A list per source as records hold it, whatever sources there are: `by_source(own=4)`."""
+    return [counts.get(name, 0) for name in NAMES]

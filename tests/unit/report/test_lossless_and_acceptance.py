@@ -6,7 +6,7 @@ from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
 from sam_rollout.telemetry.records import SCHEMA_VERSION, RunFolder
-from tests.records import engine_step, engine_steps, trace, traces
+from tests.records import by_source, engine_step, engine_steps, trace, traces
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
@@ -99,7 +99,9 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
     }  # fmt: skip
     path = make_run("on", dict.fromkeys((1, 2, 3), metrics), sam=True)
     rows = []
-    for split, of_sources in (("train", [6, 4, 0, 0]), ("train", []), ("val", [90, 0, 0, 0])):
+    for split, of_sources in (
+        ("train", by_source(own=6, siblings=4)), ("train", []), ("val", by_source(own=90)),
+    ):  # fmt: skip
         rows.append(
             engine_step(
                 split=split,

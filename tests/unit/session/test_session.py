@@ -12,6 +12,8 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.gating import GuardedGate
 from sam_rollout.session.ledger import RequestLedger
+from sam_rollout.sources import NAMES
+from tests.records import by_source
 from tests.unit.session.engine import (
     MAX_LENGTH,
     MAX_ROWS,
@@ -77,22 +79,22 @@ def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
     rng = np.random.default_rng(0)
     engine.add_siblings(rng.integers(0, 2, 9).tolist(), "a", "b", "c")
     engine.step("a", "b", "c")
-    by_source = np.zeros((2, 4), int)
+    sums = np.zeros((2, len(NAMES)), int)
     for _ in range(12):
         read.clear()
         new = {name: rng.integers(0, 2, rng.integers(1, K + 2)).tolist() for name in "abc"}
         engine.go_on({name: new[name] for name in rng.permutation(list("abc")).tolist()})
         assert len(read) == 3 and all(one is read[0] for one in read)
         for row, column in enumerate((read[0].drafted, read[0].accepted)):
-            by_source[row] += np.bincount(read[0].source + 1, column, minlength=5)[1:].astype(int)
+            sums[row] += np.bincount(read[0].source + 1, column, minlength=1 + len(NAMES))[1:].astype(int)
     drained = engine.drain()
     steps, requests = drained["steps"], drained["requests"].values()
     for row, kind in enumerate(("draft", "accepted")):
         per_source = steps["drafted_per_source" if kind == "draft" else "accepted_per_source"]
         listed = np.array([one for one in per_source if one]).sum(axis=0)
-        assert listed.tolist() == by_source[row].tolist()
+        assert listed.tolist() == sums[row].tolist()
         assert listed.sum() == sum(steps[f"{kind}_tokens"]) == sum(one[1 + row] for one in requests)
-    assert (by_source[0, :2] > 0).all(), "both sources drafted"
+    assert (sums[0, :2] > 0).all(), "both sources drafted"
 
 
 def test_a_gate_that_fails_closes_and_the_drafter_reads_on(caplog):
@@ -333,13 +335,13 @@ def test_steps_tell_budget_and_sources():
     steps = engine.drain()["steps"]
     assert steps["draft_budget"] == [K, 0] and steps["gate_open"] == [True, False]
     # The third token is the drafted one, too: the engine seems to have cut the drafts short.
-    assert steps["drafted_per_source"] == [[], [4, 0, 0, 0]]
-    assert steps["accepted_per_source"] == [[], [4, 0, 0, 0]]
+    assert steps["drafted_per_source"] == [[], by_source(own=4)]
+    assert steps["accepted_per_source"] == [[], by_source(own=4)]
     both = zip(steps["telemetry_us"], steps["drafter_us"], strict=True)
     assert all(0 < telemetry_us < drafter_us for telemetry_us, drafter_us in both)
     engine.step("a", "b")
     engine.step("a", "b", sampled=2)
-    assert engine.drain()["steps"]["accepted_per_source"] == [[], [2, 0, 0, 0]]
+    assert engine.drain()["steps"]["accepted_per_source"] == [[], by_source(own=2)]
 
 
 def test_verified_drafts_are_counted_by_length_of_context(monkeypatch):

@@ -7,6 +7,7 @@ import numpy as np
 from sam_rollout.session.step_log import StepLog
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.records import NOTE_COLUMNS
+from tests.records import by_source
 
 K = 2
 #          requests, drafted, accepted, filling twice, by place, by source: drafted, accepted
@@ -30,8 +31,8 @@ def test_columns_are_those_of_the_record_and_lists_name_every_source():
     assert found["drafter_us"] >= found["telemetry_us"] + 2 >= 3
     assert (found["draft_requests"], found["draft_tokens"], found["accepted_tokens"]) == (2, 4, 3)
     assert found["accepted_per_position"] == [2, 1]
-    assert found["drafted_per_source"] == [1, 0, 3, 0][: len(NAMES)]
-    assert found["accepted_per_source"] == [1, 0, 2, 0][: len(NAMES)]
+    assert found["drafted_per_source"] == by_source(**{NAMES[2]: 3, NAMES[0]: 1})
+    assert found["accepted_per_source"] == by_source(**{NAMES[2]: 2, NAMES[0]: 1})
 
 
 def test_notes_are_taken_as_they_stand_and_handed_over_once():

@@ -16,6 +16,7 @@ import pytest
 
 import sam_rollout
 from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.sources import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # compiles the drafter's kernels
 
@@ -112,7 +113,7 @@ def found(tmp_path_factory) -> dict:
 
 
 def test_it_is_found_in_its_place(found):
-    assert found["names"] == ["own", "siblings", "history", "corpus", "toy"]
+    assert found["names"] == [*NAMES, "toy"], "last, by its order"
 
 
 def test_it_has_a_section_of_the_configuration(found):
@@ -132,7 +133,7 @@ def test_it_has_metrics_and_rows_on_their_page(found):
 
 
 def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
-    assert found["column"] == "own,siblings,history,corpus,toy"
+    assert found["column"] == ",".join([*NAMES, "toy"])
     assert found["sides"] == ["own + toy"]
 
 
@@ -142,6 +143,6 @@ def test_it_has_a_curve_on_the_dashboard(found):
 
 def test_its_drafts_come_out_of_a_session_and_are_counted(found):
     assert found["drafts"] == [[9, 9, 9]] * 2
-    assert found["drafted"] == [[], [0, 0, 0, 0, 6]]
-    assert found["accepted"] == [[], [0, 0, 0, 0, 3]]
+    assert found["drafted"] == [[], [*[0] * len(NAMES), 6]]
+    assert found["accepted"] == [[], [*[0] * len(NAMES), 3]]
     assert found["own count"] == 4
