@@ -86,7 +86,8 @@ def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
         engine.go_on({name: new[name] for name in rng.permutation(list("abc")).tolist()})
         assert len(read) == 3 and all(one is read[0] for one in read)
         for row, column in enumerate((read[0].drafted, read[0].accepted)):
-            sums[row] += np.bincount(read[0].source + 1, column, minlength=1 + len(NAMES))[1:].astype(int)
+            counts = np.bincount(read[0].source + 1, column, minlength=1 + len(NAMES))
+            sums[row] += counts[1:].astype(int)
     drained = engine.drain()
     steps, requests = drained["steps"], drained["requests"].values()
     for row, kind in enumerate(("draft", "accepted")):
