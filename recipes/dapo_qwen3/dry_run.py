@@ -209,7 +209,7 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
         max_num_seqs=rollout.max_num_seqs,
     )
     mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
-    rounds = f"{sampling.kind}, at most {sampling.max_rounds or 'any number of'} rounds a step"
+    rounds = f"{sampling.kind}, at most {sampling.max_rounds or 'any number of'} rounds per step"
     return [
         ("generated a round", f"{shared.prompts} prompts x {shared.siblings} = {shared.responses}"),
         ("an engine gets", f"up to {shared.per_engine} responses"),
@@ -217,7 +217,7 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
         ("dynamic sampling", rounds),
         ("trained on a step", f"{training} prompts x {rollout.n} = {training * rollout.n}"),
         (
-            "updates a step",
+            "updates per step",
             f"{training // mini} of {mini * rollout.n} responses, "
             f"{mini * rollout.n // layout.training.data_parallel} a rank",
         ),

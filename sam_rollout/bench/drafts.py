@@ -28,9 +28,9 @@ SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM, sides.NGRAM
                 sides.ARCTIC_4)  # fmt: skip
 GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.LATEST_SIBLINGS, sides.FIRST,
                sides.NGRAM_24, sides.ARCTIC, sides.ARCTIC_4)  # fmt: skip
-EPOCH_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.OWN_HISTORY, sides.ALL_SOURCES,
-               sides.ARCTIC)  # fmt: skip
-TRACE_SIDES = (*GROUP_SIDES, sides.OWN_RUN, sides.OWN_HISTORY, sides.ALL_SOURCES)
+# Of second epochs and of a run's own traces, where every source has something to draft from.
+EPOCH_SIDES = (sides.OWN, *sides.JOINED, sides.OWN_RUN, sides.ALL_SOURCES, sides.ARCTIC)
+TRACE_SIDES = tuple(dict.fromkeys((*GROUP_SIDES, *EPOCH_SIDES)))
 SWEEP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST)
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.FIRST, sides.NGRAM,
                sides.NGRAM_24, sides.ARCTIC)  # fmt: skip

@@ -32,12 +32,12 @@ class Replay:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a step, bonus token included."""
+        """Tokens per step, bonus token included."""
         return self.tokens / self.steps if self.steps else float("nan")
 
     @property
     def drafted_per_step(self) -> float:
-        """Draft tokens a step."""
+        """Draft tokens per step."""
         return self.drafted / self.steps if self.steps else float("nan")
 
     @property

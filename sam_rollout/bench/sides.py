@@ -315,6 +315,9 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
 _SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
 _RUN = {"sources": {"siblings": {"enabled": True, "scope": "run"}}}
 OWN = "own"
+# Registered sources that can be measured without data of the user's, each beside own text.
+_JOINING = tuple(e.name for e in SOURCES if e.name != "own" and e.benchmark is not None)
+JOINED = tuple(f"own + {name}" for name in _JOINING)
 OWN_SIBLINGS = "own + siblings"
 LATEST_SIBLINGS = "own + siblings, latest"
 OWN_RUN = "own + run"
@@ -331,11 +334,7 @@ def all_sides() -> list[Side]:
     return [
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        *(
-            Side(f"{OWN} + {entry.name}", partial(_SourcesSession, (entry.name,)))
-            for entry in SOURCES
-            if entry.name != OWN and entry.benchmark is not None
-        ),
+        *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
         Side(LATEST_SIBLINGS, partial(_latest_session, _SIBLINGS)),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),

@@ -10,7 +10,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, MATCH_WIDTH, Int32Array
 from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
-from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import COUNTED_BRANCHES, DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Limits, Usage, make_sources
@@ -181,6 +181,7 @@ class SamDrafter:
         for number, source in enumerate(self.sources):
             if chosen[number]:
                 source.draft(self._matches[number, :rows], k[number], tokens, counts)
+        batch.source[:rows][counts == 0] = NO_SOURCE
         batch.length[:rows] = num_tokens
         self._drafted_tokens += int(np.add.reduce(counts))
 

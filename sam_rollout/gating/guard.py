@@ -1,5 +1,6 @@
 """From a configuration to a gate that cannot end a rollout."""
 
+import contextlib
 import logging
 
 from sam_rollout.config import GateConfig
@@ -18,6 +19,7 @@ class GuardedGate:
         self._gate = gate
         self._reports = True
         self._failures = 0  # since the last drain
+        self._last_report: dict[str, float] = {}  # of a gate that failed since
 
     def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
         """Let the gate see a step and decide about the next one."""
@@ -26,6 +28,8 @@ class GuardedGate:
             return self._gate.budget(len(step.verified.sampled), whole=whole)
         except Exception:
             self._failures += 1
+            with contextlib.suppress(Exception):
+                self._last_report = self._gate.drain()
             self._gate = ClosedGate()
             logger.warning(
                 "The gate failed and is closed; the rollout continues without drafts.",
@@ -35,10 +39,10 @@ class GuardedGate:
 
     def drain(self) -> dict[str, float]:
         """What the gate did since the last call, and `gate/failures`: its own and its report's."""
-        report: dict[str, float] = {}
+        report, self._last_report = self._last_report, {}
         if self._reports:
             try:
-                report = self._gate.drain()
+                report |= self._gate.drain()
             except Exception:
                 # A gate that only cannot report still decides.
                 self._failures += 1

@@ -144,9 +144,14 @@ def as_svg(drawn: Callable[[Axes], Mapping[str, pd.Series] | None], unit: str = 
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # would not be unique on the page
     for colour, name in _VARIABLES.items():
         text = text.replace(colour.lower(), f"var(--{name})")
-    text = re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", text)  # of a point
+    text = re.sub(r' (?:d|points|transform|x|y)="[^"]*"', _rounded, text)
     text = re.sub(r"\s*\n\s*", " ", text)
     return Markup(text)  # matplotlib escapes what it writes
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point; numbers that are read stay as they are."""
+    return re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", attribute[0])
 
 
 def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:

@@ -12,28 +12,18 @@ is a token gained like any other, but not an accepted draft.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 from sam_rollout.verified import Verified
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # A step's sums begin with these; accepted drafts by position and the two rows by source follow.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
-
-
-class RequestTotals(NamedTuple):
-    """What became of a request's drafts."""
-
-    verify_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    open_steps: int = 0  # that the gate let the drafter draft for, whether it found a draft or not
-    open_tokens: int = 0  # gained in them
 
 
 class RequestLedger:

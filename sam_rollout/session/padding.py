@@ -48,7 +48,7 @@ def padding_by_rows(
     * Filled up it has no full graph either (too large, no such graphs): no step.
     * Without drafts it has none at all: every step.
     * Without drafts it has graphs of pieces: steps that draft. They are small, and their drafts are
-      verified anyway; a large batch would pay for k more tokens a request with the gate closed.
+      verified anyway; a large batch would pay for k more tokens per request with the gate closed.
 
     Args:
         setting: ``sam.pad_drafts``; ``always`` and ``never`` do not ask for graphs.

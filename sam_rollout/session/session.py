@@ -12,7 +12,7 @@ drafts; it decides nothing. In `DraftSession.step`
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
 in the log and counted; notes on engine steps that fail end alone. While the gate is closed the
-drafter only catches up. And all state of a request ends with it.
+drafter only catches up. And what is kept of a request ends with it; its totals with the next drain.
 """
 
 from __future__ import annotations
@@ -111,7 +111,13 @@ class DraftSession:
         self._log = StepLog(k, names)
         most_tokens = max_rows * (1 + k) if max_batched_tokens is None else max_batched_tokens
         self._padding = functools.partial(
-            DraftPadding, config.pad_drafts, graph_of, k, max_rows, most_tokens, max_model_len
+            DraftPadding,
+            setting=config.pad_drafts,
+            graph_of=graph_of,
+            k=k,
+            max_rows=max_rows,
+            max_batched_tokens=most_tokens,
+            max_model_len=max_model_len,
         )
         self.failures = 0
         self.record_failures = 0
@@ -125,7 +131,13 @@ class DraftSession:
     @functools.cached_property
     def padding(self) -> DraftPadding:
         """How steps are filled up; settled when first asked for, after graphs were captured."""
-        return self._padding()
+        try:
+            return self._padding()
+        except Exception:
+            logger.warning(
+                "The engine's graphs cannot be asked for; no step is filled up.", exc_info=True
+            )
+            return self._padding(setting="never")
 
     def step(
         self,
@@ -142,7 +154,8 @@ class DraftSession:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens each row gained in this step, bonus token included; 0 for a
-                prompt that is still being computed. Kept until the next step.
+                prompt that is still being computed. Read again in the next step: hand over a new
+                array each time.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
@@ -152,8 +165,9 @@ class DraftSession:
                 return self._step(self.drafter, request_ids, token_ids, num_tokens, sampled)
             except Exception:
                 self._switch_off()
-        self._batch.clear(len(request_ids))
-        if self.padding.applies(len(request_ids), gate_open=False):
+        rows = len(sampled)
+        self._batch.clear(rows)
+        if self.padding.applies(rows, gate_open=False):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
 
@@ -205,7 +219,7 @@ class DraftSession:
         except Exception:
             # The ledger is kept: users' counts per request go on.
             self.record_failures += 1
-            self._log.drain()  # no half of a note is handed over
+            self._log.clear()  # no half of a note is handed over
             logger.warning(
                 "Engine steps cannot be recorded any more and count as without drafts; drafting "
                 "goes on.",
@@ -255,7 +269,7 @@ class DraftSession:
         return {}, {}
 
     def _end_step(self, drafter: SamDrafter) -> None:
-        # Its last requests have ended, too: an empty batch asks for no drafts.
+        # The training step's last requests have ended, too, and nobody asked for drafts since.
         live = self._requests.live
         self._follow(drafter, [one for one in self._request_ids if one in live])
         self._telemetry_ns = 0  # part of no engine step

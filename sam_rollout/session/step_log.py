@@ -51,6 +51,10 @@ class StepLog:
             (time_s, gate_open, draft_budget, drafter_us, sampler_us, telemetry_us, verified)
         )
 
+    def clear(self) -> None:
+        """Forget all notes."""
+        self._notes = []
+
     def drain(self) -> dict[str, list[Any]]:
         """Return the columns of ``DraftNote``, and when each note was taken; then start anew.
 

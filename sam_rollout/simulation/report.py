@@ -23,7 +23,7 @@ def print_sides(sides: Mapping[str, Mapping[str, float]], console: Console) -> N
     from rich.table import Table
 
     table = Table(
-        "setting", "rollout, s", "head, s", "long tail, s", "tokens a verify step",
+        "setting", "rollout, s", "head, s", "long tail, s", "tokens per verify step",
         "gain (baseline / it - 1)", title="simulated",
     )  # fmt: skip
     base = next(iter(sides.values()))["rollout_s"]

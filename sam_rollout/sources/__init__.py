@@ -48,7 +48,7 @@ def check_sources(sections: Any) -> None:
 
 
 def make_sources(sections: Any, limits: Limits) -> list[Source]:
-    """Make the enabled sources, in order of precedence.
+    """Make the enabled sources in order of precedence, those that compete before the others.
 
     Args:
         sections: `SamConfig.sources`: a checked section for each entry, by name.
@@ -56,9 +56,18 @@ def make_sources(sections: Any, limits: Limits) -> list[Source]:
 
     Raises:
         ConfigError: a source cannot work with its settings (a path is not set, say).
+        ValueError: a source counts what its entry does not declare.
     """
-    return [
-        entry.make(getattr(sections, entry.name), limits)
-        for entry in SOURCES
-        if getattr(sections, entry.name).enabled
-    ]
+    made = []
+    for entry in SOURCES:
+        section = getattr(sections, entry.name)
+        if section.enabled:
+            source = entry.make(section, limits)
+            undeclared = {*source.counters(), *source.levels()} - {m.name for m in entry.metrics}
+            if undeclared:
+                raise ValueError(
+                    f"the source {entry.name!r} counts {', '.join(sorted(undeclared))}: declare it "
+                    "in SourceEntry.metrics"
+                )
+            made.append(source)
+    return sorted(made, key=lambda source: not source.competes)

@@ -145,8 +145,9 @@ class SourceEntry:
     Attributes:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
-        make: builds the source from its checked section.
-        order: of precedence; a tie between matches goes to the lower one.
+        make: builds the source from its checked section, in the engine's worker.
+        order: of precedence; a tie between matches goes to the lower one. Sources that compete
+            come before all others.
         metrics: what `counters` and `levels` report, names without `sam/draft/`.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing), before a model is loaded.

@@ -49,7 +49,7 @@ class CorpusSourceConfig(Section):
     max_bytes: int = setting(
         8_000_000_000,
         minimum=1 << 20,
-        meaning="Larger files are refused; about 36 bytes a token.",
+        meaning="Larger files are refused; about 36 bytes per token.",
     )
 
     def __post_init__(self) -> None:

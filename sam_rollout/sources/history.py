@@ -62,7 +62,7 @@ class HistorySourceConfig(Section):
     max_bytes: int = setting(
         8_000_000_000,
         minimum=64 << 20,
-        meaning="Size of that folder, about 4 bytes a token. The oldest responses are deleted "
+        meaning="Size of that folder, about 4 bytes per token. The oldest responses are deleted "
         "first. Each engine writes a segment of its own, a 256th of this; at most 255 "
         "engines share a folder, and a response that is longer than a segment is not "
         "stored.",
@@ -70,7 +70,7 @@ class HistorySourceConfig(Section):
     max_memory_bytes: int = setting(
         1_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of one engine, about 36 bytes a token. Groups without running "
+        meaning="Memory of one engine, about 36 bytes per token. Groups without running "
         "requests lose their history first.",
     )
     max_responses_per_prompt: int = setting(

@@ -57,7 +57,7 @@ class SiblingsSourceConfig(Section):
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of one engine, about 50 bytes a token of the step's responses, beside "
+        meaning="Memory of one engine, about 50 bytes per token of the step's responses, beside "
         "that of own text. Beyond it whole groups are given up, those that are not running "
         "first; their requests go on without siblings until they end. With scope `run`, "
         "requests that come later share anew.",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +28,14 @@ CUMULATIVE = re.compile(
     r"|(drafted|accepted)_(own|siblings|history|corpus)|siblings_(evictions|restarts)"
     r"|history_(groups_found|groups_missing|evictions|dropped|failures))"
     r"|gate/(failures|agreed_steps|lone_steps|steps_with_k_\d+|trials|(measured|skipped|left_out)_steps"
-    r"|(measured|predicted|decoding|trial_loss|regret|compared)_s|measured_tokens))"
+    r"|(measured|predicted|decoding|trial_loss)_s|measured_tokens))"
 )
+# Of the gate, before version 4: what it reckoned over the whole run each time.
+RECKONED = re.compile(
+    r"sam(_val)?/gate/((regret|compared)_s|(regret|trial_loss)_share|\w+_ms_per_token)$"
+)
+# The metric that names the version in every step of every logger.
+VERSION_METRIC = "telemetry/schema_version"
 
 
 class RunFolderError(Exception):
@@ -114,6 +120,16 @@ class StepRecord(DraftNote):
     preempted: int = column(_INT, "requests preempted in this step", 0)
     prompt_tokens: int = column(_INT, "prompt tokens computed", 0)
     generation_tokens: int = column(_INT, "tokens generated", 0)
+
+
+class RequestTotals(NamedTuple):
+    """What became of a request's drafts."""
+
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    open_steps: int = 0  # that the gate let the drafter draft for, whether it found a draft or not
+    open_tokens: int = 0  # gained in them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -377,7 +393,7 @@ class RunFolder:
         """
         path = self.train_steps_path
         if not path.is_file():
-            raise RunFolderError(f"no file {path}: expected there one JSON line a training step")
+            raise RunFolderError(f"no file {path}: expected there one JSON line per training step")
         # What follows the last newline was torn by a crash while it was written.
         *lines, torn = path.read_bytes().split(b"\n")
         if torn and problems is not None:
@@ -398,27 +414,24 @@ class RunFolder:
                 raise RunFolderError(
                     f'{path}, line {number}: expected {{"step": int, "metrics": {{name: number}}}}'
                 ) from error
-        steps = dict(sorted(steps.items()))
-        return _differences(steps) if self._is_cumulative() else steps
-
-    def _is_cumulative(self) -> bool:
-        """Whether counters of this folder run since the start; a folder of unknown age is new."""
-        try:
-            return self.read_starts()[0].schema_version < 4
-        except RunFolderError:
-            return False
+        return per_step(dict(sorted(steps.items())))
 
 
-def _differences(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """Turns counters since the start into what each step's rollout, and its validation, added.
+def per_step(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Training step -> metrics, with counters of runs before version 4 as what each step added.
 
-    A step's validation comes after its rollout. A resumed run counts from zero again.
+    Entries since version 4 name it (`VERSION_METRIC`) and are left as they are: a run that was
+    begun before and resumed since has both. A step's validation comes after its rollout. A resumed
+    run of old counted from zero again. What its gate reckoned anew each time is left out.
     """
     before: dict[str, float] = {}
     result = {}
     for step, metrics in steps.items():
-        result[step] = dict(metrics)
-        for name in sorted(metrics):  # sam/... before sam_val/...
+        if any(f"{prefix}/{VERSION_METRIC}" in metrics for prefix in ("sam", "sam_val")):
+            result[step] = metrics
+            continue
+        result[step] = {name: value for name, value in metrics.items() if not RECKONED.match(name)}
+        for name in sorted(result[step]):  # sam/... before sam_val/...
             if CUMULATIVE.fullmatch(name) and math.isfinite(metrics[name]):
                 counter = name.partition("/")[2]
                 rise = metrics[name] - before.get(counter, 0.0)

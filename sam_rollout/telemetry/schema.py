@@ -15,6 +15,7 @@ from typing import Any
 
 from sam_rollout.metric import MAX, MEAN, SLOWEST, SO_FAR, STEP, SUM, SUM_RATIO, Metric
 from sam_rollout.sources import NAMES, SOURCES
+from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.tables import ratio
 
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
@@ -166,13 +167,18 @@ _COMPUTED: list[tuple[str, str, str, str, Compute]] = [
      "Most requests of a replica / the mean over replicas that had any.",
      lambda r: ratio(
          r.requests_of_replica.max(initial=0) * len(r.requests_of_replica), r.requests.num_rows)),
+    (VERSION_METRIC, "1", STEP,
+     "Version of the records, for readers of any logger: from 4 on counters are per step.",
+     lambda r: SCHEMA_VERSION),
 ]  # fmt: skip
 
 # Counted by the drafting session, the drafter and the gate, and by parts of the trainer.
 _COUNTED: list[tuple[str, str, str, str]] = [
     (f"draft/accepted_position_{POSITION}", "1", MEAN,
      "Share of verified drafts whose k-th token was accepted, k = 1, 2, ..."),
-    ("draft/failures", "failures", SUM, "Drafter errors survived by drafting nothing."),
+    ("draft/failures", "failures", SUM,
+     "Drafter errors survived by drafting nothing: 1 in the step in which an engine's drafter was "
+     "switched off, which it then stays."),
     ("draft/record_failures", "failures", SUM,
      "Errors of the worker's notes on engine steps. Drafting goes on, but from that training "
      "step on the engine's steps count as without drafts, the gate closed; counts of requests "

@@ -168,6 +168,8 @@ def test_an_engine_drafts_without_our_plugin(tree):
     assert done.returncode == 0, done.stderr[-3000:]
     off, on = json.loads(done.stdout.splitlines()[-1])["engines"].values()
     assert on["report"]["way_in"] == off["report"]["way_in"] == "patched"
+    assert on["report"]["sampler"] == off["report"]["sampler"] == "coupled"
+    assert on["random"]["records"]["counters"]["draft/failures"] == 0
     assert on["random"]["texts"] == off["random"]["texts"]
     assert not any(map(any, off["random"]["steps"]))
     requests = on["random"]["records"]["requests"].values()

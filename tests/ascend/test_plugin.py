@@ -18,7 +18,11 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.sampling import installed_sampler
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
+from sam_rollout.integrations.vllm.settings import (
+    ENGINES_OWN_SAMPLER,
+    PROPOSER_CLASS,
+    engine_arguments,
+)
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
 from sam_rollout.integrations.vllm_ascend import hooks, versions
 from sam_rollout.integrations.vllm_ascend.plugin import way_in
@@ -49,7 +53,7 @@ def make_runner(vllm_config):
     return make
 
 
-def ours(sam=SAM, sampler=None):
+def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
     return engine_arguments(sam, sampler)["additional_config"]
 
 

@@ -27,10 +27,14 @@ from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engi
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
-from sam_rollout.session.ledger import RequestTotals
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.progress import EngineProgress, total
-from sam_rollout.telemetry.records import RequestRecord, TraceRecord, table_of
+from sam_rollout.telemetry.records import (
+    RequestRecord,
+    RequestTotals,
+    TraceRecord,
+    table_of,
+)
 
 WARM_UP_TOKENS = 16
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
-DECODED_AGAIN = 0  # drafts a step of the control
+DECODED_AGAIN = 0  # drafts per step of the control
 # By name: importing the module imports vLLM, which must not happen before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.known_text.KnownTextProposer"
@@ -44,7 +44,7 @@ class OperatorCheck:
     Attributes:
         model: Checkpoint folder or hub name.
         dtype: Of the engine, one of ``DTYPES``.
-        draft_tokens: Numbers of drafts a step, each in an engine of its own.
+        draft_tokens: Numbers of drafts per step, each in an engine of its own.
         max_tokens: Length of every text; the end-of-text token does not end it.
         prompts: How many texts, all at once.
         seed: Of the sampled texts.
@@ -345,7 +345,8 @@ def show(result: dict[str, Any], console: Console, limit: float | None = None) -
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
-    for column in ("drafts a step", "context, tokens", "compared", "maximum", "mean", "other top"):
+    columns = ("drafts per step", "context, tokens", "compared", "maximum", "mean", "other top")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in result["rows"]:
         drafts = row["draft_tokens"]

@@ -110,7 +110,7 @@ class SamProposer:
         """There is nothing to warm up or capture; the runner for NPU calls this unconditionally."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
-        """Begin a session for the requests of a runner.
+        """Begin a session for the requests of a runner; once per engine.
 
         Args:
             model_runner: The runner that owns this proposer.

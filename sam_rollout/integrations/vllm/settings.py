@@ -21,6 +21,8 @@ ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
 # comparison should have the same.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
+# For engines started without a word about samplers: plain vLLM use, and programs that compare with
+# it. Runs of the recipe always say one; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
 

@@ -2,17 +2,23 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import pandas as pd
 
+from sam_rollout.telemetry.records import per_step
+
 
 def steps_frame(steps: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
-    """Step -> metric -> value as a frame, index training step; what is not a number is left out."""
+    """Step -> metric -> value as a frame, index training step; what is not a number is left out.
+
+    Counters of older logs become per step.
+    """
     numbers = {
-        step: {name: value for name, value in metrics.items() if _is_number(value)}
+        step: {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for step, metrics in sorted(steps.items())
     }
-    return pd.DataFrame.from_dict(numbers, orient="index", dtype=float).sort_index()
+    return pd.DataFrame.from_dict(per_step(numbers), orient="index", dtype=float).sort_index()
 
 
 def label_of(path: Path, usual: str) -> str:
@@ -20,5 +26,5 @@ def label_of(path: Path, usual: str) -> str:
     return path.absolute().parent.name if path.name == usual else path.stem
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

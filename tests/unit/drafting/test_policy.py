@@ -59,7 +59,7 @@ def test_of_live_sources_the_one_whose_drafts_are_accepted_wins():
     assert policy.k((3, 4, 5)) == [0, 0, K]
 
 
-def test_a_source_that_is_alone_has_nobody_to_be_longer_than():
+def test_a_single_source_needs_no_longer_match_than_others():
     policy = Policy(biases=(5, 0), live=0)
     assert policy.k((2, 0)) == [K, 0]
     assert policy.k((2, 2)) == [K, 0], "others still have to be longer"

@@ -88,7 +88,7 @@ def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
         assert [gate.next_budget(decode(2)) for _ in range(5)] == [0] * 5
     assert len(caplog.records) == 1
     assert broken.asked == 2
-    assert gate.drain() == {"gate/failures": 1}, "what it did before is lost with it"
+    assert gate.drain() == {"gate/trials": 7, "gate/failures": 1}, "with what it did before"
     assert gate.drain() == {"gate/failures": 0}, "a failure is told once"
 
 

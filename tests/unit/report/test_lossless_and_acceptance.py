@@ -5,7 +5,7 @@ import pytest
 from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import SCHEMA_VERSION, RunFolder
+from sam_rollout.telemetry.records import VERSION_METRIC, RunFolder
 from tests.records import by_source, engine_step, engine_steps, trace, traces
 
 
@@ -54,17 +54,20 @@ TOTALS = {1: 100.0, 2: 150.0, 3: 30.0, 4: 40.0}  # step 3 is the first of a resu
 RISES = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
 
 
-@pytest.mark.parametrize(("version", "values"), [(SCHEMA_VERSION, RISES), (3, TOTALS)])
-def test_counts_are_those_of_the_compared_steps(make_run, version, values):
+@pytest.mark.parametrize(
+    ("told", "values"), [({f"sam/{VERSION_METRIC}": 4.0}, RISES), ({}, TOTALS)]
+)
+def test_counts_are_those_of_the_compared_steps(make_run, told, values):
     """Older runs counted since their start."""
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
         | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
         | {"sam/draft/drafted_tokens": RISES[step], "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
+        | told
         for step, value in values.items()
     }
-    run = load_run(make_run("on", steps, sam=True, schema_version=version))
+    run = load_run(make_run("on", steps, sam=True))
     found = acceptance([run], [2, 3, 4])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 90.0, 45.0)]
     assert found.sources[0].rate == 0.5
@@ -86,7 +89,7 @@ def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
         }
         for step, rise in enumerate((0.0, 100.0, 40.0, 10.0))
     }
-    found = acceptance([load_run(make_run("on", steps, sam=True, schema_version=3))], [1, 2, 3])
+    found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
     assert [context.verified for context in found.contexts] == [150.0]
 
@@ -96,6 +99,7 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
     metrics = {
         "timing_s/gen": 1.0, "sam/draft/drafted_tokens": 120.0, "sam/draft/drafted_own": 110.0,
         "sam/draft/accepted_own": 55.0, "sam/draft/drafted_siblings": 10.0,
+        f"sam/{VERSION_METRIC}": 4.0,
     }  # fmt: skip
     path = make_run("on", dict.fromkeys((1, 2, 3), metrics), sam=True)
     rows = []

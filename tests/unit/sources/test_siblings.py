@@ -40,6 +40,11 @@ def test_a_response_drafts_what_its_sibling_wrote():
     assert step(drafter, texts) == {"a": [], "b": [4, 5]}
 
 
+def test_a_copy_of_a_sibling_survives_a_replaced_token():
+    texts = {"a": [9, *range(20, 40)], "b": [9, 7, *range(20, 28), 99]}
+    assert step(make_drafter("a", "b"), texts)["b"] == [29, 30, 31]
+
+
 def test_finished_responses_stay_until_the_step_ends():
     drafter = make_drafter("a", "b")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5]})

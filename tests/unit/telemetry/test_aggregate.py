@@ -9,6 +9,7 @@ import pytest
 
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.aggregate import Rollout, aggregate
+from sam_rollout.telemetry.records import SCHEMA_VERSION
 from sam_rollout.telemetry.schema import COMPUTED, GATE_RATIOS, METRICS
 from tests.records import engine_step, engine_steps, request, requests
 
@@ -131,6 +132,7 @@ def test_by_hand(metrics, name, value):
 def test_nothing_happened():
     metrics = aggregate([], [], tail_threshold=2)
     assert metrics.pop("sam/draft/acceptance_length") == 1.0
+    assert metrics.pop("sam/telemetry/schema_version") == SCHEMA_VERSION
     assert set(metrics.values()) == {0.0}
 
 

@@ -12,6 +12,7 @@ from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import (
     ADDED,
     ENGINE_STEPS,
+    VERSION_METRIC,
     RequestRecord,
     RunFolder,
     RunFolderError,
@@ -165,18 +166,31 @@ SINCE_THE_START = {
 
 
 @pytest.mark.parametrize(
-    ("version", "counted"), [(3, [100.0, 40.0, 30.0, 10.0]), (4, [150.0, 190.0, 30.0, 40.0])]
+    ("first_of_today", "counted"),
+    [
+        (9, [100.0, 40.0, 30.0, 10.0]),
+        (0, [150.0, 190.0, 30.0, 40.0]),
+        (3, [100.0, 40.0, 30.0, 40.0]),  # begun by an older version, resumed by this one
+    ],
 )
-def test_counters_are_of_their_step_whatever_the_folders_version(tmp_path, version, counted):
+def test_counters_are_of_their_step_whatever_wrote_it(tmp_path, first_of_today, counted):
     folder = RunFolder(tmp_path)
-    folder.write_start(replace(INFO, schema_version=version))
     for step, metrics in SINCE_THE_START.items():
-        folder.append_train_step(step, metrics)
+        told = {f"sam/{VERSION_METRIC}": 4.0} if step >= first_of_today else {}
+        folder.append_train_step(step, metrics | told)
     steps = folder.read_train_steps()
     assert [steps[step][COUNTER] for step in (1, 2, 3, 4)] == counted
     assert [steps[step]["sam/draft/bytes"] for step in (1, 2, 3)] == [7.0, 9.0, 3.0], "no counter"
     validated = steps[2]["sam_val/draft/catch_up_tokens"]
-    assert validated == (1000.0 if version == 3 else 1190.0)
+    assert validated == (1190.0 if first_of_today == 0 else 1000.0)
+
+
+def test_what_an_older_gate_reckoned_over_the_whole_run_is_left_out(folder):
+    old = {"sam/gate/regret_s": 1.0, "sam/gate/regret_share": 0.1, "sam/gate/open_share": 0.5}
+    folder.append_train_step(1, old)
+    folder.append_train_step(2, old | {f"sam/{VERSION_METRIC}": 4.0})
+    steps = folder.read_train_steps()
+    assert steps[1] == {"sam/gate/open_share": 0.5} and steps[2].keys() > old.keys()
 
 
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next_entry(folder):
