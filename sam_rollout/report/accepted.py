@@ -19,7 +19,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRow:
     """Draft tokens of one source that were verified and accepted."""
 
     name: str
@@ -51,7 +51,7 @@ class Acceptance:
     """Of one side, over its runs and the compared steps; a list is empty if nothing tells of it."""
 
     positions: list[Position]
-    sources: list[Source]
+    sources: list[SourceRow]
     contexts: list[Context]
 
 
@@ -104,12 +104,12 @@ def _column(runs: list[Run], steps: list[int], name: str) -> pd.Series:
     return pd.concat([run.values(name, steps) for run in runs], ignore_index=True)
 
 
-def _source(runs: list[Run], steps: list[int], name: str) -> Source:
+def _source(runs: list[Run], steps: list[int], name: str) -> SourceRow:
     drafted, accepted = (
         sum(float(_of_source(run, steps, kind, name).sum()) for run in runs)
         for kind in ("drafted", "accepted")
     )
-    return Source(name, drafted, accepted)
+    return SourceRow(name, drafted, accepted)
 
 
 def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.simulation import report, validation
+from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.planner import KS, Planner
 from sam_rollout.simulation.rollout import Fleet
-from sam_rollout.simulation.settings import replay_settings
 from sam_rollout.simulation.validation import Validation, ValidationError
 from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload
 from sam_rollout.telemetry.records import RunFolder

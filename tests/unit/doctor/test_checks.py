@@ -12,12 +12,12 @@ from sam_rollout.doctor import (
     Question,
     cann,
     checks,
-    compilation,
     devices,
     examine,
     files,
     host,
     network,
+    numba_check,
     plugins,
     versions,
 )
@@ -56,7 +56,7 @@ def test_a_check_that_never_ends_is_left_behind(question):
 
 def test_every_check_of_every_module_is_run_for_some_device():
     run = {check.function for check in CHECKS}
-    for module in (versions, plugins, compilation, cann, devices, network, host, files):
+    for module in (versions, plugins, numba_check, cann, devices, network, host, files):
         for name, function in inspect.getmembers(module, inspect.isfunction):
             takes = [*inspect.signature(function).parameters]
             if name.startswith("check_") and takes in (["question"], ["_question"]):
@@ -92,8 +92,8 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-from sam_rollout.doctor import checks, compilation
-checks.CHECKS = [c for c in checks.CHECKS if c.function is not compilation.check_warm_up]
+from sam_rollout.doctor import checks, numba_check
+checks.CHECKS = [c for c in checks.CHECKS if c.function is not numba_check.check_warm_up]
 from sam_rollout.cli import app
 app(sys.argv[1:])
 """

@@ -3,8 +3,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
+from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostRow, CostTable
-from sam_rollout.simulation.settings import replay_settings
 from sam_rollout.simulation.workload import WorkloadError, read_workload
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.records import engine_step, engine_steps, request, requests, trace, traces

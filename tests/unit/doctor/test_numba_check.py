@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from sam_rollout.doctor import compilation
+from sam_rollout.doctor import numba_check
 from sam_rollout.doctor.probe import ProbeError
 
 
@@ -16,7 +16,7 @@ def answers(monkeypatch, *said):
             raise answer
         return json.dumps(answer)
 
-    monkeypatch.setattr(compilation, "run_python", run_python)
+    monkeypatch.setattr(numba_check, "run_python", run_python)
     return waiting
 
 
@@ -35,7 +35,7 @@ def test_cold_and_warm_are_reported(monkeypatch, question, about):
     left = answers(
         monkeypatch, warm_up(3, seconds=4.2), warm_up(3), warm_up(0, seconds=0.7), "more"
     )
-    lines = list(compilation.check_warm_up(question))
+    lines = list(numba_check.check_warm_up(question))
     assert about(lines, "kernels").found.startswith("4.2 s to compile, 0.7 s when cached")
     assert about(lines, "kernel cache").status == "ok"
     assert next(left) == "more", "the first start on a machine is measured again"
@@ -44,13 +44,13 @@ def test_cold_and_warm_are_reported(monkeypatch, question, about):
 def test_a_cache_that_cannot_be_used_is_a_warning(monkeypatch, question, about):
     problem = "RuntimeError: cannot cache function: no locator available"
     answers(monkeypatch, warm_up(3), warm_up(3, "", problem))
-    line = about(compilation.check_warm_up(question), "kernel cache")
+    line = about(numba_check.check_warm_up(question), "kernel cache")
     assert line.status == "warn" and problem in line.found and "NUMBA_CACHE_DIR" in line.fix
 
 
 def test_kernels_that_do_not_compile_fail(monkeypatch, question):
     answers(monkeypatch, ProbeError("python ended with status 1: ImportError: numba"))
-    (line,) = compilation.check_warm_up(question)
+    (line,) = numba_check.check_warm_up(question)
     assert line.status == "fail" and "ImportError: numba" in line.found
 
 
@@ -62,20 +62,20 @@ def test_kernels_that_do_not_compile_fail(monkeypatch, question):
     ],
 )
 def test_llvmlite_has_to_be_this_machines(monkeypatch, question, about, machine, triple, status):
-    monkeypatch.setattr(compilation.platform, "machine", lambda: machine)
+    monkeypatch.setattr(numba_check.platform, "machine", lambda: machine)
     answers(monkeypatch, ["0.47.0", triple, "tsv110"])
-    assert about(compilation.check_machine(question), "llvmlite").status == status
+    assert about(numba_check.check_machine(question), "llvmlite").status == status
 
 
 def test_settings_of_another_processor_are_named(monkeypatch, question, tmp_path):
-    monkeypatch.setattr(compilation.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(numba_check.platform, "machine", lambda: "aarch64")
     there = tmp_path / "libjemalloc.so.2"
     there.touch()
     libraries = f"/usr/lib/x86_64-linux-gnu/libjemalloc.so.2:{there}:{tmp_path / 'gone.so'}"
     monkeypatch.setenv("LD_PRELOAD", libraries)
     monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx512f")
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    lines = list(compilation.check_environment(question))
+    lines = list(numba_check.check_environment(question))
     assert [(line.what, line.status) for line in lines] == [
         ("NUMBA_DISABLE_JIT", "fail"),
         ("NUMBA_CPU_FEATURES", "warn"),
