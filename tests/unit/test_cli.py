@@ -146,7 +146,7 @@ def test_missing_and_empty_files_are_named(pair):
     assert line == f"sam-rollout: {steps}: expected at least one training step"
     steps.unlink()
     line = one_line_error(run_cli("learning", pair[0]))
-    assert line == f"sam-rollout: no file {steps}: expected there one JSON line a training step"
+    assert line == f"sam-rollout: no file {steps}: expected there one JSON line per training step"
     (pair[0] / "sam" / "run.json").unlink()
     (pair[0] / "sam").rmdir()
     assert "no run in it: expected sam/run.json" in one_line_error(run_cli("learning", pair[0]))
