@@ -10,7 +10,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, MATCH_WIDTH, Int32Array
 from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
-from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
+from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import COUNTED_BRANCHES, DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Limits, Usage, make_sources
@@ -181,7 +181,6 @@ class SamDrafter:
         for number, source in enumerate(self.sources):
             if chosen[number]:
                 source.draft(self._matches[number, :rows], k[number], tokens, counts)
-        batch.source[:rows][counts == 0] = NO_SOURCE
         batch.length[:rows] = num_tokens
         self._drafted_tokens += int(np.add.reduce(counts))
 
@@ -227,8 +226,9 @@ class SamDrafter:
 
     def usage(self) -> Usage:
         """Of all sources: sums, but the most live requests of any."""
-        total = Usage(*map(sum, zip(*(source.usage() for source in self.sources), strict=True)))
-        return total._replace(live_requests=max(s.usage().live_requests for s in self.sources))
+        usages = [source.usage() for source in self.sources]
+        total = Usage(*map(sum, zip(*usages, strict=True)))
+        return total._replace(live_requests=max(usage.live_requests for usage in usages))
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""

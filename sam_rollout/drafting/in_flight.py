@@ -120,7 +120,8 @@ def _verify(
         out_drafted[i] = drafted
         out_accepted[i] = same
         out_filling[i] = filling[i]
-        out_source[i] = source[i]
+        if counts[i] > 0:  # the source chosen may have had nothing to draft
+            out_source[i] = source[i]
 
 
 _INT32 = types.Array(types.int32, 1, "C")
