@@ -80,7 +80,8 @@ def alone(rows: int) -> dict[str, float]:
     recorder = EngineStepRecorder()
     ledger.follow(names, live=set(names))
     ones = np.ones(rows, np.int32)
-    verified = Verified(2 * ones, DRAFT_TOKENS * ones, ones, 0 * ones, 0 * ones)
+    drafted = DRAFT_TOKENS * ones
+    verified = Verified(2 * ones, drafted, ones, 0 * ones, 0 * ones, judged=drafted, right=ones)
     num_tokens = np.full(rows, 5000, np.int32)
     decoding = verified.sampled > 0
     stats = _statistics(rows)

@@ -94,6 +94,7 @@ class _OpenGate:
     """Opens at the word of a replay."""
 
     is_trial = False
+    least_chance = 0.0
     k = 0
 
     def observe(self, step: EngineStep) -> None:

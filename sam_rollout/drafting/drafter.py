@@ -14,7 +14,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import COUNTED_BRANCHES, DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Limits, Usage, make_sources
-from sam_rollout.verified import Verified
+from sam_rollout.verified import Offered, Verified
 
 
 class SamDrafter:
@@ -52,7 +52,8 @@ class SamDrafter:
         self._max_draft_tokens = config.max_draft_tokens
         self.sources = make_sources(config.sources, Limits(max_rows, max_model_len))
         compete = sum(source.competes for source in self.sources) > 1
-        if config.draft_policy == "confidence" or compete:  # chances are told apart by branches
+        # Chances are told apart by branches.
+        if config.draft_policy == "confidence" or config.gate.kind == "auto" or compete:
             for source in self.sources:
                 source.max_branches = COUNTED_BRANCHES
         self._policy = DraftPolicy(config, self.sources, max_rows)
@@ -120,6 +121,10 @@ class SamDrafter:
             self._policy.learn(verified)
         return verified
 
+    def offered(self, verified: Verified) -> Offered | None:
+        """What the last `draft` could have drafted for the same batch; None if nobody asks."""
+        return self._policy.offered(verified)
+
     def draft(
         self,
         token_ids: Int32Array,
@@ -128,6 +133,7 @@ class SamDrafter:
         max_tokens: Int32Array | int = MAX_DRAFT_TOKENS,
         *,
         gate_open: bool,
+        least_chance: float = 0.0,
     ) -> DraftBatch:
         """Catch every eligible row up with its text and, if the gate is open, draft for it.
 
@@ -142,6 +148,7 @@ class SamDrafter:
             max_tokens: most tokens to draft, for all rows or int[B]; below 1 for none. Drafts
                 also end at `sam.max_draft_tokens` and at the engine's longest text.
             gate_open: False drafts nothing.
+            least_chance: drafts end before tokens that are less likely to be accepted.
 
         Returns:
             `batch`, filled anew.
@@ -160,7 +167,7 @@ class SamDrafter:
         if gate_open:
             for source, matches in zip(self.sources, self._matches, strict=True):
                 source.match(token_ids, num_tokens, eligible, matches[:rows])
-            self._draft(num_tokens, max_tokens)
+            self._draft(num_tokens, max_tokens, least_chance)
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
@@ -168,19 +175,22 @@ class SamDrafter:
             source.settle()
         return self.batch
 
-    def _draft(self, num_tokens: Int32Array, max_tokens: Int32Array | int) -> None:
+    def _draft(
+        self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
+    ) -> None:
         """Draft for each row from the source that the policy chose."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._max_draft_tokens, out=budget)
-        k, chosen = self._policy.plan(self._matches, budget, batch.source)
+        k, chosen = self._policy.plan(self._matches, budget, batch.source, least_chance)
         batch.pending = any(chosen)  # first: drafts of a source that fails are cleared, too
         tokens, counts = batch.tokens[:rows], batch.counts[:rows]
         for number, source in enumerate(self.sources):
             if chosen[number]:
                 source.draft(self._matches[number, :rows], k[number], tokens, counts)
+        self._policy.hold_back(counts, batch.held_back[:rows])
         batch.length[:rows] = num_tokens
         self._drafted_tokens += int(np.add.reduce(counts))
 

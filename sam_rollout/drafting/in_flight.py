@@ -2,6 +2,10 @@
 
 How many draft tokens were accepted follows from the text alone: they are the longest prefix of the
 draft that the text now goes on with. It is worked out here and nowhere else.
+
+Tokens held back are not handed over. The token that the model samples after a draft tells all the
+same whether the first of them would have been right, so that chances are learned where none is
+drafted for.
 """
 
 import numpy as np
@@ -17,8 +21,8 @@ NO_SOURCE = -1
 class DraftBatch:
     """The drafts of one engine step, and the room for the next ones.
 
-    Row i holds `counts[i]` draft tokens, then `filling[i]` tokens that only keep the step's shape;
-    what lies beyond in `tokens[i]` means nothing.
+    Row i holds `counts[i]` draft tokens, then `held_back[i]` that are not handed over or
+    `filling[i]` that only keep the step's shape; what lies beyond in `tokens[i]` means nothing.
 
     Args:
         max_rows: most requests in one batch.
@@ -26,7 +30,7 @@ class DraftBatch:
 
     Attributes:
         tokens: int32[max_rows, k].
-        counts, filling: int32[max_rows].
+        counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source that drafted, NO_SOURCE for none.
         length: int32[max_rows], of the text when the draft was made.
         rows: requests in the batch.
@@ -37,12 +41,13 @@ class DraftBatch:
         warm_up()
         self.tokens = np.zeros((max_rows, max_draft_tokens), np.int32)
         self.counts = np.zeros(max_rows, np.int32)
+        self.held_back = np.zeros(max_rows, np.int32)
         self.filling = np.zeros(max_rows, np.int32)
         self.source = np.full(max_rows, NO_SOURCE, np.int32)
         self.length = np.zeros(max_rows, np.int32)
         self.rows = 0
         self.pending = False
-        self._verified = np.zeros((4, max_rows), np.int32)
+        self._verified = np.zeros((6, max_rows), np.int32)
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
@@ -50,7 +55,9 @@ class DraftBatch:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
             self.length[: len(rows)] = self.length[rows]
-            for column, empty in ((self.counts, 0), (self.filling, 0), (self.source, NO_SOURCE)):
+            for column, empty in (
+                (self.counts, 0), (self.held_back, 0), (self.filling, 0), (self.source, NO_SOURCE),
+            ):  # fmt: skip
                 column[: len(rows)] = np.where(known, column[rows], empty)
 
     def verify(
@@ -64,22 +71,25 @@ class DraftBatch:
             sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
         """
         rows = len(num_tokens)
-        drafted, accepted, filling, source = (column[:rows] for column in self._verified)
+        columns = (column[:rows] for column in self._verified)
+        drafted, accepted, filling, judged, right, source = columns
         if self.pending:
             _verify(
-                token_ids, num_tokens, sampled, self.tokens, self.counts, self.filling,
-                self.source, self.length, drafted, accepted, filling, source,
+                token_ids, num_tokens, sampled, self.tokens, self.counts, self.held_back,
+                self.filling, self.source, self.length, drafted, accepted, filling, judged, right,
+                source,
             )  # fmt: skip
         else:
-            self._verified[:3].fill(0)
+            self._verified[:-1].fill(0)
             source.fill(NO_SOURCE)
-        return Verified(sampled, drafted, accepted, filling, source)
+        return Verified(sampled, drafted, accepted, filling, source, judged, right)
 
     def clear(self, rows: int) -> None:
         """Begin the drafts of a batch of so many requests: none so far."""
         self.rows = rows
         if self.pending:
             self.counts.fill(0)
+            self.held_back.fill(0)
             self.filling.fill(0)
             self.source.fill(NO_SOURCE)
             self.pending = False
@@ -97,30 +107,33 @@ class DraftBatch:
 
 @njit(nogil=True)
 def _verify(
-    token_ids, num_tokens, sampled, tokens, counts, filling, source, length, out_drafted,
-    out_accepted, out_filling, out_source,
+    token_ids, num_tokens, sampled, tokens, counts, held_back, filling, source, length,
+    out_drafted, out_accepted, out_filling, out_judged, out_right, out_source,
 ):  # fmt: skip
     for i in range(num_tokens.size):
-        out_drafted[i] = out_accepted[i] = out_filling[i] = 0
+        out_drafted[i] = out_accepted[i] = out_filling[i] = out_judged[i] = out_right[i] = 0
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
         # Otherwise the engine stepped on without asking for drafts, and verified something else.
-        if gained < 1 or counts[i] + filling[i] == 0 or end - start != gained:
+        known = counts[i] + held_back[i]
+        if gained < 1 or known + filling[i] == 0 or end - start != gained:
             continue
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
         # The last new token is the engine's own, whether it equals a drafted one or not.
-        most = min(drafted, gained - 1)
-        same = 0
-        while same < most and token_ids[i, start + same] == tokens[i, same]:
-            same += 1
-        if same == most and same < drafted and token_ids[i, start + same] == tokens[i, same]:
-            drafted = same  # the engine verified no more of it
+        most = min(known, gained)
+        right = 0
+        while right < most and token_ids[i, start + right] == tokens[i, right]:
+            right += 1
+        if right == gained and right <= drafted:
+            drafted = right - 1  # the engine verified no more of it
         out_drafted[i] = drafted
-        out_accepted[i] = same
+        out_accepted[i] = min(right, drafted, gained - 1)
         out_filling[i] = filling[i]
-        if counts[i] > 0:  # the source chosen may have had nothing to draft
+        out_judged[i] = right if right == most else known  # after a wrong token all are wrong
+        out_right[i] = right
+        if known > 0:  # the source chosen may have had nothing to draft
             out_source[i] = source[i]
 
 
@@ -131,7 +144,7 @@ _SIGNATURES = (
         _verify,
         (
             types.Array(types.int32, 2, "A", readonly=True), _INPUT, _INPUT,
-            types.Array(types.int32, 2, "C"), *[_INT32] * 8,
+            types.Array(types.int32, 2, "C"), *[_INT32] * 11,
         ),
     ),
 )  # fmt: skip

@@ -36,10 +36,12 @@ class Report(NamedTuple):
     context: int
     steady: int
     proposal: int  # draft tokens, if it were for this engine
+    price: int  # least chance of those, in `_UNITS`
     trial: int  # 1: proposed to learn about it
 
 
-IDLE = Report(0, 0, 0, 0, 0, 0, 0)
+IDLE = Report(0, 0, 0, 0, 0, 0, 0, 0)
+_UNITS = 10_000
 _ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns of the reports
 
 
@@ -97,6 +99,7 @@ class AgreedGate:
         # A step that waits for the others' reports about it, and what was decided for it.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # budget, and whether it is a trial: of the step under way
+        self.least_chance = 0.0
         self._steps_with = [0] * (max_draft_tokens + 1)
         self._trials = self._lone_steps = 0
         self._warned = False
@@ -117,6 +120,8 @@ class AgreedGate:
         self._load = self._meter.load(step)
         # The next step is worked out in the same arrays.
         kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())
+        if step.offered is not None:
+            kept = kept._replace(offered=step.offered.copy())
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
@@ -124,13 +129,16 @@ class AgreedGate:
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)
-        self._exchange.publish(Report(*self._load, proposal, self._gate.is_trial))
+        price = round(self._gate.least_chance * _UNITS)
+        self._exchange.publish(Report(*self._load, proposal, price, self._gate.is_trial))
+        self.least_chance = 0.0
         if not self._fresh:
             self._decision = self._decide_alone(rows, whole), False
         elif leader is None:  # nobody had requests a step ago
             self._decision = 0, False
         else:
             self._decision = leader.proposal, bool(leader.trial)
+            self.least_chance = leader.price / _UNITS
         budget, trial = self._decision
         self._steps_with[budget] += 1
         self._trials += trial

@@ -20,6 +20,11 @@ class Gate(Protocol):
         """Whether the last budget was given to learn about it, not because it seems the best."""
         ...
 
+    @property
+    def least_chance(self) -> float:
+        """Of the last budget: a draft ends before a token less likely to be accepted; 0 for any."""
+        ...
+
     def observe(self, step: EngineStep) -> None:
         """See what the step before did; called once per step, before `budget`."""
         ...
@@ -42,6 +47,7 @@ class _Unmoved:
     """What gates share that only look at the number of requests."""
 
     is_trial = False
+    least_chance = 0.0
 
     def observe(self, step: EngineStep) -> None:
         """Nothing to learn."""

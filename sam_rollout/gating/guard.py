@@ -21,6 +21,11 @@ class GuardedGate:
         self._failures = 0  # since the last drain
         self._last_report: dict[str, float] = {}  # of a gate that failed since
 
+    @property
+    def least_chance(self) -> float:
+        """Of the last budget, as `Gate`."""
+        return self._gate.least_chance
+
     def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
         """Let the gate see a step and decide about the next one."""
         try:

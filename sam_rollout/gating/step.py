@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.verified import Verified
+from sam_rollout.verified import Offered, Verified
 
 _sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
 
@@ -37,6 +37,7 @@ class EngineStep(NamedTuple):
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # the rows are those of the step before
     may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
+    offered: Offered | None = None  # when its drafts were made, if they were; needs same_batch
     group: GroupStep | None = None  # where the engine decides together with others
 
 

@@ -5,15 +5,18 @@ The time of a step is `speed * base * correction`:
 * `base` is linear in requests, scored tokens and context, fitted by least squares with forgetting:
   it carries what was measured over to batches that were not. Residuals count relative to the time
   of their step, or large batches would drown the long tail.
-* `correction` is what a cell (number of requests, budget of draft tokens) was measured to be above
+* `correction` is what a cell (number of requests, draft tokens per request) was measured to be above
   or below that line. It converges to 1 where a cell is empty.
-* `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that a
-  budget is not blamed for the hour at which it was tried. It is drawn back to 1 as strongly:
+* `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that
+  drafts are not blamed for the hour at which they were tried. It is drawn back to 1 as strongly:
   otherwise speed and base could grow apart without end, and what lasts is for base to learn.
 
 A step that lies outside all expectation (garbage collection, a pause for weights) is left out,
 unless so many follow each other that the expectation must be wrong: then all begins anew.
 """
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,17 +39,17 @@ _ROWS_APART = 9 / 8  # of large batches that share cells
 
 
 class StepTimes:
-    """Step times by requests, budget, draft tokens and context, in seconds.
+    """Step times by requests, draft tokens and context, in seconds.
 
     Args:
         max_rows: most requests in one batch.
-        max_draft_tokens: largest budget.
+        max_draft_tokens: most draft tokens of a request.
     """
 
     def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
         self.bin_of = _bins(max_rows)
         self.bins = self.bin_of[-1] + 1
-        self._budgets = max_draft_tokens + 1
+        self._loads = max_draft_tokens + 1
         self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
         self._forget()
 
@@ -54,7 +57,7 @@ class StepTimes:
         """Begin anew."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [
-            [[0.0] * (1 + _FEATURES) for _ in range(self._budgets)] for _ in range(self.bins)
+            [[0.0] * (1 + _FEATURES) for _ in range(self._loads)] for _ in range(self.bins)
         ]
         self._of_bin = [[0.0] * (1 + _FEATURES) for _ in range(self.bins)]
         self._line = [0.0] * _FEATURES
@@ -70,41 +73,48 @@ class StepTimes:
         """Whether anything was measured that an expectation can be built on."""
         return self._steps >= _WARM_UP
 
-    def weight(self, rows: int, budget: int) -> float:
-        """Steps measured in a cell, the latest ones."""
-        return self._cells[self.bin_of[rows]][budget][0]
+    def load_of(self, rows: int, draft_tokens: float, *, drafting: bool) -> int:
+        """Column of a cell: 0 with the gate closed, else draft tokens per request, rounded up."""
+        return min(max(math.ceil(draft_tokens / rows), 1), self._loads - 1) if drafting else 0
 
-    def expect(
-        self, rows: int, context: float, draft_tokens_per_budget: float, out: list[float]
-    ) -> None:
-        """Fill `out` with the expected time of every budget.
+    def weight(self, rows: int, load: int) -> float:
+        """Steps measured in a cell, the latest ones."""
+        return self._cells[self.bin_of[rows]][load][0]
+
+    def expect(self, rows: int, context: float, draft_tokens: Sequence[float]) -> list[float]:
+        """Expected times of steps that differ in their draft tokens alone, seconds.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            draft_tokens_per_budget: tokens that a budget of 1 adds to the step.
-            out: one number a budget, seconds.
+            draft_tokens: of each step; those of the first are made with the gate closed.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
         n, seconds, scored, drafted, read = self._of_bin[bin_]
         least = (seconds / n if n else self._typical_s) / _FARTHEST
         plain = max(a + b * rows + d * context, least)
-        slope = (b + c) * draft_tokens_per_budget
         line = a * n + b * scored + c * drafted + d * read
         of_bin = (_above(seconds, line) * n + _BORROWED) / (n + _BORROWED)
         speed = self._speed
-        for budget, (n, seconds, scored, drafted, read) in enumerate(self._cells[bin_]):
-            correction = of_bin
-            if n:
-                line = a * n + b * scored + c * drafted + d * read
-                correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)
-            out[budget] = speed * correction * (plain + slope * budget)
+        corrections: dict[int, float] = {}
+        times = []
+        for number, tokens in enumerate(draft_tokens):
+            load = self.load_of(rows, tokens, drafting=number > 0)
+            if load not in corrections:
+                correction = of_bin
+                n, seconds, scored, drafted, read = self._cells[bin_][load]
+                if n:
+                    line = a * n + b * scored + c * drafted + d * read
+                    correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)
+                corrections[load] = correction
+            times.append(speed * corrections[load] * (plain + (b + c) * tokens))
+        return times
 
     def observe(
         self,
         rows: int,
-        budget: int,
+        load: int,
         draft_tokens: int,
         context: int,
         seconds: float,
@@ -113,12 +123,12 @@ class StepTimes:
         """Learn from a step; False if it was left out.
 
         Args:
-            rows, budget, draft_tokens, context: of the step.
+            rows, load, draft_tokens, context: of the step; `load` as `load_of` tells it.
             seconds: what it took.
             expected: what `expect` said it would; ignored until `ready`.
         """
         bin_ = self.bin_of[rows]
-        cells = self._cells[bin_][budget], self._of_bin[bin_]
+        cells = self._cells[bin_][load], self._of_bin[bin_]
         usual = seconds / self._speed
         if self.ready:
             ratio = seconds / expected

@@ -137,5 +137,6 @@ class DraftPadding:
         np.copyto(tokens, last, where=self._place >= counts[:, np.newaxis])
         room = np.clip(self._max_model_len - 1 - num_tokens, 0, self._k)
         np.maximum(np.where(decoding, room, 0) - counts, 0, out=batch.filling[:rows])
+        batch.held_back[:rows] = 0  # filled over
         batch.length[:rows] = num_tokens
         batch.pending = True

@@ -125,6 +125,7 @@ class DraftSession:
         self._control: set[str] = set()  # requests of the batch that get no drafts
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
         self._may_draft: int | np.ndarray = 1
+        self._gate_open = False  # when the last drafts were made
         self._telemetry_ns = 0  # spent on the ledger in the step under way
         self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
 
@@ -187,6 +188,7 @@ class DraftSession:
         booking_ns = time.perf_counter_ns()
         self.ledger.book(verified, num_tokens, drafted=self._batch.pending)
         self._telemetry_ns += time.perf_counter_ns() - booking_ns
+        same_rows = same_batch and self._gate_open
         budget = self.gate.next_budget(
             EngineStep(
                 started_ns,
@@ -194,13 +196,19 @@ class DraftSession:
                 num_tokens,
                 same_batch=same_batch,
                 may_draft=self._may_draft,
+                offered=drafter.offered(verified) if same_rows else None,
             ),
             whole=self.padding.in_use,
         )
-        gate_open = budget > 0
+        gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
-            token_ids, num_tokens, decoding, budget * self._may_draft, gate_open=gate_open
+            token_ids,
+            num_tokens,
+            decoding,
+            budget * self._may_draft,
+            gate_open=gate_open,
+            least_chance=self.gate.least_chance,
         )
         if self.padding.applies(len(request_ids), gate_open):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)

@@ -36,20 +36,32 @@ class Request:
             kept += 1
         self.known += kept + 1
         if not draft and not filling:
-            return kept + 1, 0, 0, 0, NO_SOURCE
+            return kept + 1, 0, 0, 0, source
         # That the engine cut a draft short shows where it went on with the next drafted token.
         cut_short = kept == cut < len(draft) and draft[cut] == ahead[cut]
         drafted = cut if cut_short else len(draft)
         return kept + 1, drafted, min(kept, len(draft)), filling, source
 
 
+    def judge(self, drawn: list[int], gained: int) -> tuple[int, int]:
+        """Tokens drawn that the text it just gained told about, and the right ones."""
+        new = self.text[self.known - gained : self.known]
+        both = list(zip(drawn, new, strict=False))
+        right = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+        return (len(drawn) if right < len(both) else right), right
+
+
 @pytest.mark.parametrize("siblings", [True, False])
-@pytest.mark.parametrize("seed", range(2))
-def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
+@pytest.mark.parametrize("policy", ["fixed", "confidence"])
+def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     """And own text is drafted from as if it were read at once."""
+    seed = 0
     rng = np.random.default_rng(seed)
     sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings))
-    drafter = SamDrafter(SamConfig(max_draft_tokens=K, sources=sources), MAX_ROWS, LENGTH)
+    config = SamConfig(
+        max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources
+    )
+    drafter = SamDrafter(config, MAX_ROWS, LENGTH)
     padding = DraftPadding("always", no_graphs, K, MAX_ROWS, MAX_ROWS * (1 + K), LENGTH)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0
@@ -72,11 +84,13 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
         running = {name: running[name] for name in rng.permutation(list(running)).tolist()}
         skips = rng.random() < 0.1  # the engine makes a step without asking for drafts
         drafter.bind(list(running))
-        expected = []
+        expected, judged = [], []
         for name, request in running.items():
-            draft, filling, source = flight = in_flight.get(name, NOTHING)
+            flight, drawn = in_flight.get(name, (NOTHING, []))
+            draft, filling, source = flight
             if rng.random() < 0.05:  # a prompt that is still computed
                 expected.append((0, 0, 0, 0, NO_SOURCE))
+                judged.append((0, 0))
                 continue
             length = len(draft) + filling
             cut = int(rng.integers(length + 1)) if rng.random() < 0.2 else length
@@ -84,6 +98,8 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
             if skips:
                 row = request.verify(NOTHING, 0)
             expected.append(row)
+            judged.append(request.judge(drawn, row[0]) if not skips else (0, 0))
+            seen["held back and right"] += len(draft) < len(drawn) == judged[-1][1]
             seen["cut short"] += row[1] < len(draft) and not skips
             if draft:
                 seen[f"accepted from {source}"] += row[2]
@@ -93,13 +109,14 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
         token_ids, num_tokens = rows_of(texts, LENGTH)
         sampled = int32(*(row[0] for row in expected))
         verified = drafter.observe(token_ids, num_tokens, sampled)
-        assert list(zip(*(column.tolist() for column in verified), strict=True)) == expected
+        told = list(zip(*(column.tolist() for column in verified), strict=True))
+        assert told == [(*row, *both) for row, both in zip(expected, judged, strict=True)]
         decoding, gate_open = sampled > 0, bool(rng.random() < 0.8)
         most = int(rng.integers(1, K + 1))
         batch = drafter.draft(token_ids, num_tokens, decoding, most, gate_open=gate_open)
         for text, reads, draft in zip(texts, decoding, batch.to_lists(), strict=True):
             drafted += len(draft)
-            if not siblings:
+            if not siblings and policy == "fixed":
                 assert draft == (expected_draft(text, most) if gate_open and reads else [])
         if running and rng.random() < 0.4:
             padding.fill_up(batch, token_ids, num_tokens, decoding)
@@ -107,8 +124,12 @@ def test_any_schedule_is_told_as_the_engine_lived_it(seed, siblings):
         for row, (name, verifies) in enumerate(zip(running, batch.to_lists(), strict=True)):
             count, filling = int(batch.counts[row]), int(batch.filling[row])
             assert verifies[count:] == [texts[row][-1]] * filling
-            in_flight[name] = (verifies[:count], filling, int(batch.source[row]))
-            assert (count > 0) == (batch.source[row] != NO_SOURCE)
+            drawn = batch.tokens[row, : count + batch.held_back[row]].tolist()
+            in_flight[name] = (verifies[:count], filling, int(batch.source[row])), drawn
+            assert policy != "fixed" or drawn == verifies[:count]
+            assert bool(drawn or filling) or batch.source[row] == NO_SOURCE
+    held_back = seen.pop("held back and right")
+    assert held_back == 0 if policy == "fixed" else held_back > 100
     assert min(seen.values()) > 5, seen
     assert all(seen[f"accepted from {source}"] > 100 for source in range(1 + siblings))
     counters = drafter.counters()

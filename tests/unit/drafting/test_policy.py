@@ -27,24 +27,32 @@ class Policy(DraftPolicy):
         sources = [_Source(bias, number < live) for number, bias in enumerate(biases)]
         super().__init__(config, sources, MAX_ROWS)
         self.source = np.full(MAX_ROWS, NO_SOURCE, np.int32)
+        self.drawn = self.handed_over = 0
 
-    def k(self, lengths, budget=K, confirmed=0):
-        """Tokens to draft from each source; `lengths` are those of the sources' matches."""
+    def k(self, lengths, budget=K, confirmed=0, price=0.0):
+        """Tokens to hand over from each source; `lengths` are those of the sources' matches."""
         matches = np.zeros((len(lengths), MAX_ROWS, MATCH_WIDTH), np.int32)
         matches[:, 0, MATCH_LENGTH] = lengths
         matches[:, 0, MATCH_CONFIRMED] = confirmed
-        k, chosen = self.plan(matches, int32(budget), self.source)
+        k, chosen = self.plan(matches, int32(budget), self.source, price)
         assert chosen == (k[:, 0] > 0).tolist()
         assert self.source[0] == (chosen.index(True) if any(chosen) else NO_SOURCE)
-        return k[:, 0].tolist()
+        counts, held_back = k.sum(axis=0).astype(np.int32), int32(0)
+        self.drawn = int(counts[0])
+        self.hold_back(counts, held_back)
+        self.handed_over = int(counts[0])
+        assert self.handed_over + held_back[0] == self.drawn
+        return [self.handed_over if drafts else 0 for drafts in chosen]
 
     def see(self, accepted):
-        """The engine verified the last draft, of k tokens, and kept so many of them."""
-        drafted = int(self._k[:, 0].sum())
-        kept = min(accepted, drafted)
-        self.learn(
-            Verified(int32(1 + kept), int32(drafted), int32(kept), int32(0), self.source[:1].copy())
-        )
+        """The text goes on with so many tokens of the last draft; the engine verified it."""
+        kept = min(accepted, self.handed_over)
+        most = min(1 + kept, self.drawn)
+        right = min(accepted, most)
+        judged = right if right == most else self.drawn
+        columns = 1 + kept, self.handed_over, kept, 0, self.source[0], judged, right
+        self.verified = Verified(*map(int32, columns))
+        self.learn(self.verified)
 
 
 def test_of_live_sources_the_one_whose_drafts_are_accepted_wins():
@@ -103,7 +111,7 @@ def trained(policy, lengths, accepted, times=400, **match):
     ("policy", "times", "accepted", "k"),
     [
         ("confidence", 0, 0, K),  # without experience like fixed
-        ("confidence", 400, 0, 1),  # a draft has one token at least
+        ("confidence", 400, 0, 0),
         ("confidence", 400, 1, 1),
         ("confidence", 400, 3, 3),
         ("confidence", 400, K, K),
@@ -116,7 +124,7 @@ def test_drafts_become_as_long_as_what_is_accepted(policy, times, accepted, k):
 
 def test_lengths_and_sources_are_learned_apart():
     policy = trained(Policy("confidence", biases=(0, 0)), [1, 0], 0)
-    assert policy.k([1, 0]) == [1, 0]
+    assert policy.k([1, 0]) == [0, 0]
     assert policy.k([20, 0]) == [K, 0]
     assert policy.k([0, 1]) == [0, K]
 
@@ -127,12 +135,12 @@ def test_what_was_confirmed_is_learned_apart():
     assert policy.k([4], confirmed=1) == [K]
     policy.k([4])
     policy.see(0)  # the last draft is a feature, too
-    assert policy.k([4]) == [1]
+    assert policy.k([4]) == [0]
 
 
 def test_experience_is_forgotten():
     policy = trained(Policy("confidence"), [1], 0, times=3000)
-    assert policy.k([1]) == [1]
+    assert policy.k([1]) == [0]
     assert trained(policy, [1], K, times=9000).k([1]) == [K]
 
 

@@ -20,7 +20,7 @@ def engine_step(
     """A step of the same batch as before, without filling, unless said otherwise."""
     accepted = np.minimum(np.maximum(sampled - 1, 0), drafted)
     source = np.where(drafted > 0, 0, -1).astype(np.int32)
-    verified = Verified(sampled, drafted, accepted, 0 * drafted, source)
+    verified = Verified(sampled, drafted, accepted, 0 * drafted, source, drafted, accepted)
     return EngineStep(now_ns, verified, num_tokens, **{"same_batch": True, **more})
 
 

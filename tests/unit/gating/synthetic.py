@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sam_rollout.gating import EngineStep, Gate
+from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 
 K = 8
@@ -38,7 +39,7 @@ class SyntheticEngines:
     Attributes:
         seconds: time of a step by requests, scored tokens and context tokens.
         acceptance: chance that a draft token is accepted, given that those before it were, by the
-            number of running requests and the seconds since the start.
+            number of running requests and the seconds since the start. The drafter knows it.
         lengths: of the responses of each engine.
         drafting: share of requests for which there is a draft.
         noise: standard deviation of a step's time, relative.
@@ -80,13 +81,13 @@ class SyntheticEngines:
                 decided = set()
                 for engine, gate in zip(engines, gates, strict=True):
                     if rows := len(engine.left):
-                        hits = random.random((rows, K)) < self.acceptance(rows, now)
-                        step = engine.step(int(now * 1e9), hits)
+                        step = engine.step(int(now * 1e9), random.random((rows, K)))
                         tokens += int(step.verified.sampled.sum())
                         gate.observe(step)
-                        budget = gate.budget(rows)
-                        engine.go_on(np.where(random.random(rows) < self.drafting, budget, 0))
-                        decided.add(budget)
+                        budget, least = gate.budget(rows), gate.least_chance
+                        matched = random.random(rows) < self.drafting
+                        engine.go_on(matched, self.acceptance(rows, now), budget, least)
+                        decided.add((budget, least))
                 assert len(decided) == 1
         return spent / tokens
 
@@ -96,21 +97,42 @@ class _Engine:
         self.left = left  # tokens that each request still needs
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
+        self._matched = np.zeros(len(left), bool)
+        self._chance = 0.0  # of a draft token
+        self._looked = False
         self._rows_before = -1
 
     def load(self) -> tuple[int, int, int]:
         rows = len(self.left)
         return rows, rows + int(self._drafts.sum()), int(self._texts.sum())
 
-    def step(self, now_ns: int, hits: np.ndarray) -> EngineStep:
-        kept = np.minimum(hits.cumprod(axis=1).sum(axis=1), self._drafts)
+    def step(self, now_ns: int, luck: np.ndarray) -> EngineStep:
+        right = (luck < self._chance).cumprod(axis=1).sum(axis=1)
+        kept = np.minimum(right, self._drafts)
         sampled = 1 + kept.astype(np.int32)
         self._texts += sampled
         self.left -= sampled
-        same_batch, self._rows_before = len(hits) == self._rows_before, len(hits)
-        return engine_step(now_ns, sampled, self._drafts, self._texts, same_batch=same_batch)
+        same_batch, self._rows_before = len(luck) == self._rows_before, len(luck)
+        offered = self._offered(right) if self._looked and same_batch else None
+        return engine_step(
+            now_ns, sampled, self._drafts, self._texts, same_batch=same_batch, offered=offered
+        )
 
-    def go_on(self, drafts: np.ndarray) -> None:
+    def _offered(self, right: np.ndarray) -> Offered:
+        chances = self._chance ** np.arange(1, K + 1)
+        classes = np.array([next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances])
+        place = np.arange(K)
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
+        told = np.zeros((4, len(CHANCES)))
+        np.add.at(told[0], classes, self._matched.sum())
+        np.add.at(told[1], classes, judged.sum(axis=0))
+        np.add.at(told[2], classes, (judged & (place < right[:, None])).sum(axis=0))
+        np.add.at(told[3], classes, judged.sum(axis=0) * chances)
+        return Offered(len(right), told)
+
+    def go_on(self, matched: np.ndarray, chance: float, budget: int, least: float) -> None:
         alive = self.left > 0
         self.left, self._texts = self.left[alive], self._texts[alive]
-        self._drafts = drafts[alive].astype(np.int32)
+        self._matched, self._chance, self._looked = matched[alive], chance, budget > 0
+        worth = int((chance ** np.arange(1, budget + 1) >= least).sum())
+        self._drafts = np.where(self._matched, worth, 0).astype(np.int32)

@@ -162,7 +162,9 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
     gate = AgreedGate(inner, ClosedGate(), Seat(table, 1), K)
     drafts = np.zeros(2, np.int32)
     for number in range(6):
-        table.laid_down[0] = Report(3, 30 + number, 9, 300, 1, proposal=2, trial=number % 2)
+        table.laid_down[0] = Report(
+            3, 30 + number, 9, 300, 1, proposal=2, price=100, trial=number % 2
+        )
         table.exchange()
         ones = np.ones(2, np.int32)
         gate.observe(engine_step(number, ones, drafts, ones))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from sam_rollout.gating import ClosedGate, ThresholdGate
-from sam_rollout.gating.acceptance import Acceptance
 from sam_rollout.gating.auto import AutoGate
 from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import (
@@ -153,19 +152,6 @@ def test_the_last_part_of_a_prompt_is_left_out():
     assert gate.drain()["gate/measured_steps"] == 1
 
 
-def test_requests_that_get_no_drafts_tell_nothing_about_acceptance():
-    gate = auto()
-    k = 2
-    sampled, drafts = np.array([3, 3, 1, 1], np.int32), np.array([k, k, 0, 0], np.int32)
-    for number in range(100):
-        gate._budget = k
-        texts = 0 * sampled  # only acceptance is learned
-        may = np.array([1, 1, 0, 0], np.int32)
-        gate.observe(engine_step(number, sampled, drafts, texts, may_draft=may))
-    assert gate._acceptance.gains[k] == pytest.approx(k, rel=0.1)
-    assert gate._acceptance.fill == pytest.approx(1)
-
-
 def test_nothing_is_tried_where_nobody_may_draft():
     gate = Recorder()
     feed(gate, 200, seconds=1e-3, may_draft=np.zeros(4, np.int32))
@@ -227,41 +213,6 @@ def test_of_familiar_steps_some_are_looked_at():
     few = auto()
     feed(few, 100, seconds=1e-3, rows=2)
     assert few.drain()["gate/measured_steps"] > 95
-
-
-def verified(lengths: list[int], k: int) -> list[tuple[int, bool]]:
-    """Accepted tokens of every step of budget k over runs of such lengths, as a gate sees them.
-
-    Beside them: whether the step before accepted all. That the run went on over the bonus token is
-    not seen.
-    """
-    steps, all_accepted = [], False
-    for length in lengths:
-        while length >= 0:
-            accepted = min(length, k)
-            steps.append((accepted, all_accepted))
-            all_accepted = accepted == k
-            length -= k + 1
-    return steps
-
-
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_what_another_budget_would_bring_does_not_depend_on_the_one_in_use(k):
-    """Runs of a drafter that is right for a while, cut into steps by the budget."""
-    random = np.random.default_rng(0)
-    lengths = np.where(random.random(20_000) < 0.4, random.geometric(0.25, 20_000), 0).tolist()
-    acceptance = Acceptance(8)
-    steps = verified(lengths, k)
-    random.shuffle(steps)
-    gains = []
-    for at in range(0, len(steps) // 64 * 64, 64):
-        accepted, all_accepted = map(np.array, zip(*steps[at : at + 64], strict=True))
-        acceptance.observe(k, np.full(64, k), accepted + 1, all_accepted.astype(bool))
-        gains.append(acceptance.gains)
-    for other in (1, 2, 3, 5, 8):
-        accepted = [step for step, _ in verified(lengths, other)]
-        mean = np.mean([one[other] for one in gains[10:]])
-        assert mean == pytest.approx(np.mean(accepted), rel=0.05)
 
 
 def test_a_trial_in_a_step_that_cannot_be_measured_is_booked_all_the_same():

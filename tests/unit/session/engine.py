@@ -99,6 +99,7 @@ class GateOnRecord:
     """Keeps what it was shown."""
 
     is_trial = False
+    least_chance = 0.0
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []

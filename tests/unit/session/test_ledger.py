@@ -17,7 +17,8 @@ PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
 
 def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
     """Of (sampled, drafted, accepted, filling, source) row by row."""
-    return Verified(*(int32(*column) for column in zip(*rows, strict=True)))
+    columns = [int32(*column) for column in zip(*rows, strict=True)]
+    return Verified(*columns, judged=columns[1], right=columns[2])
 
 
 def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
@@ -102,7 +103,7 @@ def test_counts_what_a_dictionary_would(data):
             ended_since_drain |= known - set(live)
         found = [verified_row(data) for _ in batch]
         lengths = [data.draw(st.integers(K + 2, 80_000), "length") for _ in batch]
-        verified = verified_of(*found) if batch else Verified(*[int32()] * 5)
+        verified = verified_of(*found) if batch else Verified(*[int32()] * 7)
         drafted = any(row[1] or row[3] for row in found)
         ledger.book(verified, int32(*lengths), drafted=drafted)
         if drafted:

@@ -1,0 +1,92 @@
+"""What drafts would bring by the least chance asked of their tokens, learned from what was offered.
+
+The drafter tells of every step in which it looked for drafts how many tokens it could have drafted,
+by their chance to be accepted (`verified.Offered`), and what became of those that the text judged.
+A least chance takes those above it. How many of them are accepted is what was seen of their class;
+where little was seen, what the drafter expected.
+
+How many tokens are offered depends on how far the text moves on from step to step, and so on what
+is taken. What is known about a least chance is exact only while it is in use.
+
+Requests that are left in the long tail are no fair sample of all: every octave of running requests
+has offers of its own. How well the drafter's chances hold is learned of all together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam_rollout.verified import CHANCES, Offered
+
+LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n what has a chance of CHANCES[n - 1]
+_ROWS = 256  # requests that are remembered, one counted in every step in which it was looked for
+_STEPS = 16  # or so many steps, if these have more requests
+_JUDGED = 2048  # draft tokens of a class that are remembered
+_BELIEVED = 16.0  # the drafter's chances count as so many
+
+
+class Calibration:
+    """How many of a class of draft tokens are right.
+
+    Attributes:
+        steps: that it has learned from.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
+        self._usual = (np.array(CHANCES) + np.array((1.0, *CHANCES[:-1]))) / 2
+
+    def observe(self, offered: Offered) -> None:
+        """Learn from a step."""
+        self.steps += 1
+        self._judged += offered.tokens[1:]
+        full = self._judged[0] > _JUDGED
+        if full.any():
+            self._judged[:, full] /= 2
+
+    def shares(self) -> np.ndarray:
+        """Share of right tokens by class, float64[CHANCES]."""
+        judged, right, expected = self._judged
+        chance = (expected + self._usual) / (judged + 1)
+        return (right + _BELIEVED * chance) / (judged + _BELIEVED)
+
+
+class Supply:
+    """What is offered to a request in a step, with about so many running.
+
+    Attributes:
+        rows: requests that it is known from, the latest ones.
+    """
+
+    def __init__(self, calibration: Calibration, tokens: np.ndarray | None = None) -> None:
+        self._calibration = calibration
+        self._tokens = np.zeros(len(CHANCES)) if tokens is None else tokens
+        self.rows = 0.0
+        self._levels: tuple[list[float], list[float]] = [], []
+        self._worked_out_at = -1  # steps of the calibration
+
+    def observe(self, offered: Offered) -> None:
+        """Learn from a step."""
+        if not offered.rows:
+            return
+        rows = offered.rows
+        self.rows = min(self.rows + rows, max(_ROWS, _STEPS * rows))
+        self._tokens += (offered.tokens[0] - rows * self._tokens) / self.rows
+
+    def heir(self) -> Supply:
+        """Another one that begins with what is known here, and soon changes its mind."""
+        heir = Supply(self._calibration, self._tokens.copy())
+        heir.rows = min(self.rows, _ROWS / 4)
+        return heir
+
+    def by_level(self) -> tuple[list[float], list[float]]:
+        """Draft tokens and accepted tokens of a request that may draft, each by level."""
+        if self._worked_out_at != self._calibration.steps:
+            self._worked_out_at = self._calibration.steps
+            accepted = self._tokens * self._calibration.shares()
+            self._levels = (
+                [0.0, *np.add.accumulate(self._tokens).tolist()],
+                [0.0, *np.add.accumulate(accepted).tolist()],
+            )
+        return self._levels
