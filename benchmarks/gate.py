@@ -1,13 +1,14 @@
 """Gates against each other on one engine: closed, thresholds, and the one that measures.
 
-    python -m benchmarks.gate [--text easy|mixed|hopeless] [--seconds 120]
+    python -m benchmarks.gate [--sources own|siblings] [--text easy|mixed|hopeless] [--seconds 120]
 
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
-turns, round after round, and keep what they have learned. With the coupled sampler all of them make
-the same texts. ``easy`` is sampled at a low temperature, so that texts repeat themselves, ``mixed``
-at T = 1. ``hopeless`` is ``mixed`` with a drafter that gives every request the longest draft
-allowed, all of it wrong. Gates begin anew with every text; its first round warms up, and is all
-that ``auto`` gets to learn before it counts. A call adds its rounds to the record.
+turns, round after round, and keep what they and the drafter have learned. With the coupled sampler
+all of them make the same texts. ``easy`` is sampled at a low temperature, so that texts repeat
+themselves, ``mixed`` at T = 1. ``hopeless`` is ``mixed`` with sources that have the longest draft
+allowed for every request, all of it wrong. ``siblings`` drafts from own text and from responses to
+the same prompt. Gates begin anew with every text; its first round warms up, and is all that
+``auto`` gets to learn before it counts. A call adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from benchmarks.measuring import (
     MODEL,
@@ -32,6 +36,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
+from sam_rollout.automaton.interface import MATCH_LENGTH
 from sam_rollout.bench.machine import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
@@ -45,16 +50,17 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS = 384
-K, FIXED_K = 8, 3  # of the engine; of the thresholds, the article's default
-THRESHOLDS = (4, MAX_NUM_SEQS)
+K = 8  # of the engine
+FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
+SOURCES = ("own", "siblings")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
 
 def gates() -> dict[str, dict[str, Any]]:
     """Name -> `sam.gate` of every side."""
     fixed = {
-        f"threshold {bound}": {"kind": "schedule", "schedule": {bound: FIXED_K}}
-        for bound in THRESHOLDS
+        f"threshold {bound}, k = {k}": {"kind": "schedule", "schedule": {bound: k}}
+        for bound, k in FIXED
     }
     return {"closed": {"kind": "closed"}, **fixed, "auto": {"kind": "auto"}}
 
@@ -64,44 +70,51 @@ class GateWorkerExtension(SamWorkerExtension):
 
     def forget_gates(self) -> None:
         """Begin anew."""
-        self._gates: dict[str, TimedGate] = {}
+        self._sides: dict[str, tuple[TimedGate, Any]] = {}
 
     def use_gate(self, name: str) -> None:
-        """Put a side's gate in charge, as it was left when it last was."""
-        from sam_rollout.config import GateConfig
+        """Put a side in charge, as it was left when it last was, its texts forgotten."""
+        from sam_rollout.config import GateConfig, SamConfig
+        from sam_rollout.drafting.policy import DraftPolicy
         from sam_rollout.gating import make_gate
 
-        if name not in self._gates:
+        session = self.model_runner.drafter.session
+        session.end_step()
+        if name not in self._sides:
             gate = make_gate(
                 GateConfig.from_mapping(gates()[name]),
                 max_rows=MAX_NUM_SEQS,
                 max_draft_tokens=K,
             )
-            self._gates[name] = TimedGate(gate)
-        self.model_runner.drafter.session.gate = self._gates[name]
+            config = SamConfig(max_draft_tokens=K, gate=GateConfig(kind="auto"))
+            policy = DraftPolicy(config, session.drafter.sources, MAX_NUM_SEQS)
+            self._sides[name] = TimedGate(gate), policy
+        session.gate, session.drafter._policy = self._sides[name]
 
     def gate_report(self) -> dict[str, Any]:
         """Counters of the gate in charge, and the median time of its decisions since last asked."""
         return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
-        """Make every draft as long as allowed, and wrong; or leave them as they are."""
-        drafter = self.model_runner.drafter.session.drafter
-        draft = type(drafter).draft
+        """Let sources find a draft for everybody, all of it wrong; or leave them as they are."""
+        for source in self.model_runner.drafter.session.drafter.sources:
+            source.__dict__.pop("match", None)
+            source.__dict__.pop("draft", None)
+            if spoil:
+                source.match, source.draft = partial(_always, source.match), _wrong
 
-        def wrong(token_ids, num_tokens, eligible, max_tokens, *, gate_open):
-            batch = draft(drafter, token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
-            if gate_open:
-                rows = len(num_tokens)
-                batch.tokens[:rows] = 0  # the padding token, which is never sampled
-                batch.counts[:rows] = eligible * max_tokens
-                batch.source[:rows], batch.length[:rows] = 0, num_tokens
-                batch.pending = True
-            return batch
 
-        drafter.__dict__.pop("draft", None)
-        if spoil:
-            drafter.draft = wrong
+def _always(match: Any, token_ids: Any, num_tokens: Any, eligible: Any, out_matches: Any) -> None:
+    """In the place of a source's `match`."""
+    match(token_ids, num_tokens, eligible, out_matches)
+    lengths = out_matches[:, MATCH_LENGTH]
+    np.maximum(lengths, eligible, out=lengths, casting="unsafe")
+
+
+def _wrong(_matches: Any, k: Any, out_tokens: Any, out_counts: Any) -> None:
+    """In the place of a source's `draft`: with the padding token, which is never sampled."""
+    out_tokens[k > 0] = 0
+    np.copyto(out_counts, k, where=k > 0)
 
 
 class TimedGate:
@@ -109,6 +122,7 @@ class TimedGate:
 
     def __init__(self, gate: Any) -> None:
         self._gate = gate
+        self.least_chance = 0.0
         self._us: list[float] = []
         self._counters: Counter[str] = Counter()
 
@@ -116,6 +130,7 @@ class TimedGate:
         """As `GuardedGate`."""
         started = time.perf_counter_ns()
         budget = self._gate.next_budget(step, whole=whole)
+        self.least_chance = self._gate.least_chance
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
 
@@ -145,13 +160,15 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
 
 
 @contextmanager
-def running_engine() -> Iterator[Any]:
-    """The engine of all sides."""
-    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+def running_engine(sources: str) -> Iterator[Any]:
+    """The engine of all sides; with the gate that asks the drafter for most."""
+    from sam_rollout.config import RolloutSamplerConfig, SamConfig
 
+    more = {} if sources == "own" else {sources: {"enabled": True}}
+    setting = {"max_draft_tokens": K, "gate": {"kind": "auto"}, "sources": more}
     with offline_engine(
         str(MODEL),
-        SamConfig(max_draft_tokens=K, gate=GateConfig(kind="closed")),
+        SamConfig.from_mapping(setting),
         RolloutSamplerConfig("coupled"),
         worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
         max_model_len=1280,
@@ -211,6 +228,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure, print, and add to the record."""
     options = parser(__doc__, "gate")
+    options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")
     options.add_argument("--seconds", type=float, default=120, help="of each text")
     arguments = options.parse_args()
@@ -222,13 +240,18 @@ def main() -> None:
         "siblings": SIBLINGS,
         "max_tokens": MAX_TOKENS,
         "k": K,
-        "fixed_k": FIXED_K,
+        "fixed": [f"threshold {bound}, k = {k}" for bound, k in FIXED],
         "temperatures": TEMPERATURES,
     }
-    with running_engine() as engine:
+    texts = record["texts"]
+    for name, result in list(texts.items()):
+        if set(result["rounds"][0]) != set(gates()):
+            del texts[name]  # of other sides
+    with running_engine(arguments.sources) as engine:
         prompts = load_prompts(PROMPTS)
         for text in arguments.text or TEMPERATURES:
-            result = record["texts"].setdefault(text, {"rounds": [], "calls": 0})
+            name = text if arguments.sources == "own" else f"{text}, {arguments.sources}"
+            result = texts.setdefault(name, {"rounds": [], "calls": 0})
             first = 1000 * result["calls"]
             rounds, reports = measure(engine, text, prompts, arguments.seconds, first)
             result["calls"] += 1
@@ -236,10 +259,10 @@ def main() -> None:
             result |= summarise(result["rounds"])
             result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
             result["counters"] = reports["auto"]["counters"]  # of the latest call
-            record["texts"][text] = result
+            texts[name] = result
             write_record(record, arguments.output)
             shown = {name: value for name, value in result.items() if name != "rounds"}
-            print(text, json.dumps(shown, indent=1), flush=True)
+            print(name, json.dumps(shown, indent=1), flush=True)
 
 
 if __name__ == "__main__":

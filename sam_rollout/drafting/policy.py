@@ -256,9 +256,7 @@ def _learn(drafted, accepted, source, number, accepted_before, by_class, by_leng
 
 
 @njit(nogil=True)
-def _plan(
-    matches, competes, biases, budget, source, number, accepted, by_class, by_length, out_k
-):
+def _plan(matches, competes, biases, budget, source, number, accepted, by_class, by_length, out_k):
     """Fill `out_k` and `source`; return which sources were chosen, source s as bit s."""
     chosen = 0
     for i in range(budget.size):

@@ -66,7 +66,9 @@ class AutoGate:
         self._octaves: list[Supply | None] = [None] * (max_rows.bit_length() + 1)
         self._octave = max_rows.bit_length()
         self._supply = self._octaves[self._octave] = Supply(self._calibration)
-        self._expected = [0.0] * LEVELS  # seconds, of the last decision
+        self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
+        self._expected = [0.0] * LEVELS  # seconds, likewise
+        self._filling = 0.0  # tokens per request that fill up a step without drafts
         self._seen = [[-_STALE] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
         self._steps = 0
         self._asked_at = 0  # when a closed gate last looked
@@ -110,6 +112,7 @@ class AutoGate:
         if step.offered is not None:
             self._calibration.observe(step.offered)
             self._supply.observe(step.offered)
+            self._judged += step.offered.tokens[1:].sum(axis=1)
         if not load.steady or before + tokens != context:
             self._left_out += 1
             expected = self._expected[self._best]
@@ -122,6 +125,8 @@ class AutoGate:
             # What the best level would have made of a pause is not the trial's fault.
             fair_s = tokens * self._fair_s_per_token
             self._lost_s += min(max(0.0, seconds - fair_s), self._k * self._expected[self._best])
+        if not budget:
+            self._filling = load.draft_tokens / rows
         expected = self._expect(rows, budget, load.draft_tokens, before)
         column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
         if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
@@ -148,19 +153,21 @@ class AutoGate:
         """Expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
-        return self._times.expect(rows, context, (0, draft_tokens) if budget else (0,))[-1]
+        both = (0, draft_tokens) if budget else (draft_tokens,)
+        return self._times.expect(rows, context, both)[-1]
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         """All tokens or none; `least_chance` tells which of them."""
         self._steps += 1
-        level = self._decide(rows, _ENDS if whole else _ALL) if rows else 0
+        level = self._decide(rows, whole) if rows else 0
         self.is_trial = level != self._best
         self._budget = self._k if level else 0
         self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else _LOOK * (level > 0)
         self._chosen[bool(level)] += 1
+        self._prices += self.least_chance if level < LEVELS else 0.0
         return self._budget
 
-    def _decide(self, rows: int, choices: tuple[int, ...]) -> int:
+    def _decide(self, rows: int, whole: bool) -> int:
         if rows == self._decided_for and self._steps % _DECIDE_EVERY:
             return self._best
         if rows.bit_length() != self._octave:
@@ -170,8 +177,13 @@ class AutoGate:
             return 0
         self._decided_for = rows
         share, (offered, accepted) = self._drafting_share, self._supply.by_level()
-        expected = self._times.expect(rows, self._context, [share * rows * n for n in offered])
-        self._expected = expected
+        tokens = [share * rows * n for n in offered]
+        if whole:
+            tokens = [float(rows * self._k)] * LEVELS
+        tokens[0] = rows * self._filling
+        expected = self._times.expect(rows, self._context, tokens)
+        self._draft_tokens, self._expected = tokens, expected
+        choices = _ENDS if whole else _ALL
         best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
         for level in choices if share else (0,):
             rate = (1 + share * accepted[level]) / expected[level]
@@ -205,13 +217,13 @@ class AutoGate:
         if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
             self._trials += 1
             return LEVELS
-        share, (offered, accepted) = self._drafting_share, self._supply.by_level()
+        share, (_, accepted) = self._drafting_share, self._supply.by_level()
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
         for level in (0 if best else drafting, best + 1, best - 1):
             if level == best or level not in choices:
                 continue
-            load = self._times.load_of(rows, share * rows * offered[level], drafting=level > 0)
+            load = self._times.load_of(rows, self._draft_tokens[level], drafting=level > 0)
             known = self._times.weight(rows, load) >= _ENOUGH and self._steps - seen[load] < _STALE
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
@@ -236,10 +248,15 @@ class AutoGate:
         """What was decided since the last call, and how good that was by what is known now."""
         regret_s, compared_s = self._regret()
         closed, opened = self._chosen
+        _, right, expected = self._judged.tolist()
         report: dict[str, float] = {
             **{f"gate/steps_with_k_{k}": 0 for k in range(self._k)},
             "gate/steps_with_k_0": closed,
             f"gate/steps_with_k_{self._k}": opened,
+            "gate/open_steps": opened,
+            "gate/prices": self._prices,
+            "gate/right_tokens": right,
+            "gate/expected_tokens": expected,
             "gate/trials": self._trials,
             "gate/measured_steps": self._measured,
             "gate/left_out_steps": self._left_out,
@@ -258,6 +275,8 @@ class AutoGate:
     def _begin_report(self) -> None:
         """Count from here on."""
         self._chosen = [0, 0]  # closed, open
+        self._prices = 0.0
+        self._judged = np.zeros(3)  # draft tokens: all, right, expected to be right
         self._trials = self._left_out = self._measured = self._skipped = self._tokens = 0
         self._time_s = self._predicted_s = 0.0
         self._passed_before_s, self._lost_before_s = self._passed_s, self._lost_s

@@ -5,8 +5,8 @@ The time of a step is `speed * base * correction`:
 * `base` is linear in requests, scored tokens and context, fitted by least squares with forgetting:
   it carries what was measured over to batches that were not. Residuals count relative to the time
   of their step, or large batches would drown the long tail.
-* `correction` is what a cell (number of requests, draft tokens per request) was measured to be above
-  or below that line. It converges to 1 where a cell is empty.
+* `correction` is what a cell (number of requests, draft tokens per request) was measured to be
+  above or below that line. It converges to 1 where a cell is empty.
 * `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that
   drafts are not blamed for the hour at which they were tried. It is drawn back to 1 as strongly:
   otherwise speed and base could grow apart without end, and what lasts is for base to learn.

@@ -215,10 +215,17 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Engines that share experts: steps for which one decided alone, since nothing had been "
      "exchanged. Should be 0."),
     ("gate/steps_with_k_<budget>", "steps", SUM,
-     "Engine steps for which k draft tokens were allowed: with sam.gate.kind=auto, and in "
-     "engines that share experts."),
+     "Engine steps for which up to k draft tokens were allowed: with sam.gate.kind=auto (0 or "
+     "sam.max_draft_tokens), and in engines that share experts."),
+    ("gate/open_steps", "steps", SUM,
+     "With sam.gate.kind=auto, like all rows below: steps for which drafts were looked for."),
+    ("gate/prices", "1", SUM, "Least chances asked of draft tokens, summed over these steps."),
+    ("gate/right_tokens", "tokens", SUM,
+     "Draft tokens that the text went on with; those held back count as well."),
+    ("gate/expected_tokens", "tokens", SUM,
+     "How many that should have been, by the chances they were drafted with."),
     ("gate/trials", "steps", SUM,
-     "With sam.gate.kind=auto, like all rows below: steps whose budget was tried, not chosen."),
+     "Steps made to learn about them, not because they seemed best."),
     ("gate/measured_steps", "steps", SUM, "Steps whose time was learned from."),
     ("gate/skipped_steps", "steps", SUM,
      "Steps not looked at, since they could tell nothing new; those measured stand for them."),
@@ -230,7 +237,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("gate/decoding_s", "s", SUM, "Time of all steps, without what interrupted them."),
     ("gate/trial_loss_s", "s", SUM, "Time that trials lost against the budget chosen."),
     ("gate/regret_s", "s", SUM,
-     "Time lost against the best fixed threshold and k, by the latest estimates."),
+     "Time lost against the best fixed threshold and least chance, by the latest estimates."),
     ("gate/compared_s", "s", SUM, "All time that regret_s is part of."),
     ("control/share", "1", SUM_RATIO, "Control requests / all requests."),
     ("control/requests", "requests", SUM, "Requests sampled without drafts."),
@@ -334,6 +341,8 @@ _COUNTED: list[tuple[str, str, str, str]] = [
 
 # Ratios of what the measuring gate counted: name, unit, numerator, denominator, factor.
 GATE_RATIOS = (
+    ("gate/mean_price", "1", "gate/prices", "gate/open_steps", 1.0),
+    ("gate/calibration", "1", "gate/right_tokens", "gate/expected_tokens", 1.0),
     ("gate/measured_ms_per_token", "ms", "gate/measured_s", "gate/measured_tokens", 1e3),
     ("gate/predicted_ms_per_token", "ms", "gate/predicted_s", "gate/measured_tokens", 1e3),
     ("gate/trial_loss_share", "1", "gate/trial_loss_s", "gate/decoding_s", 1.0),
