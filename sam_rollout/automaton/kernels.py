@@ -215,6 +215,18 @@ _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
 
 
+@njit(nogil=True)
+def _pointer_of(array):
+    """Pointer to an array of int64. Passed on it costs a register, an array costs ten."""
+    return _int64_pointer(np.int64(array.ctypes.data))
+
+
+@njit(nogil=True)
+def _pointer_of_row(table, row):
+    """Pointer to a row of a table of int64."""
+    return _int64_pointer(np.int64(table.ctypes.data) + row * (8 * table.shape[1]))
+
+
 @intrinsic
 def _prefetch(typing_context, address):
     """Ask for the cache line of an address, without waiting for it."""
@@ -800,9 +812,9 @@ def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
-    text = texts[slot]
+    text = _pointer_of_row(texts, slot)
     if _text_changed(text, token_ids, row, length):
-        _restart(automata[text[AUTOMATON]], arena, text)
+        _restart(_pointer_of_row(automata, text[AUTOMATON]), arena, text)
         progress[REBUILDS] += 1
     return DONE
 
@@ -829,8 +841,8 @@ def _catch_up(
     reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
     if reason != DONE:
         return reason
-    text = texts[slot]
-    header = automata[text[AUTOMATON]]
+    text = _pointer_of_row(texts, slot)
+    header = _pointer_of_row(automata, text[AUTOMATON])
     while text[LENGTH] < length:
         reason = _read_one(header, arena, text, token_ids, row, max_link_updates, progress)
         if reason != DONE:
@@ -866,7 +878,7 @@ def _match(automata, text, max_branches, out):
     suffix that occurred, because a suffix that another text ends with has no continuation yet. A
     copy that agrees over more tokens replaces the match; it has no state and no branches.
     """
-    header = automata[text[AUTOMATON]]
+    header = _pointer_of_row(automata, text[AUTOMATON])
     states = header[STATES]
     for column in range(MATCH_WIDTH):
         out[column] = 0
@@ -892,7 +904,7 @@ def _match(automata, text, max_branches, out):
 @njit(nogil=True)
 def _fetch_match(automata, text, level):
     """Prefetch what `_match` and a draft read: level 0 match and copy, 1 their continuations."""
-    header = automata[text[AUTOMATON]]
+    header = _pointer_of_row(automata, text[AUTOMATON])
     if header[PREFIX_BLOCKS] == 0:
         return
     states = header[STATES]
@@ -1028,7 +1040,7 @@ def _read_in_turns(
         reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
         if reason != DONE:
             return
-        text = texts[slot]
+        text = _pointer_of_row(texts, slot)
         if text[LENGTH] > 0 and automata[text[AUTOMATON], SHARED] == 0:
             unread[count] = i
             count += 1
@@ -1036,7 +1048,7 @@ def _read_in_turns(
         still = 0
         for at in range(count):
             i = unread[at]
-            text = texts[slots[i]]
+            text = _pointer_of_row(texts, slots[i])
             unread[still] = walking[still] = i
             walked[still] = text[LAST]
             _fetch_state(automata[text[AUTOMATON], STATES], text[LAST])
@@ -1048,8 +1060,8 @@ def _read_in_turns(
             still = 0
             for at in range(left):
                 i, state = walking[at], walked[at]
-                text = texts[slots[i]]
-                header = automata[text[AUTOMATON]]
+                text = _pointer_of_row(texts, slots[i])
+                header = _pointer_of_row(automata, text[AUTOMATON])
                 states = header[STATES]
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
@@ -1066,11 +1078,12 @@ def _read_in_turns(
                 break
         for at in range(count):
             i = unread[at]
-            text = texts[slots[i]]
+            text = _pointer_of_row(texts, slots[i])
             if text[LENGTH] >= lengths[i]:  # a slot that occurs twice
                 continue
             reason = _read_one(
-                automata[text[AUTOMATON]], arena, text, token_ids, np.int64(rows[i]),
+                _pointer_of_row(automata, text[AUTOMATON]), arena, text, token_ids,
+                np.int64(rows[i]),
                 max_link_updates, progress,
             )  # fmt: skip
             if reason != DONE:
@@ -1089,16 +1102,17 @@ def extend_rows(
 
     `scratch` is int64[SCRATCH_ROWS, at least slots.size] to write to.
     """
+    free = _pointer_of(arena)
     if first == 0:
         _read_in_turns(
-            automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress,
+            automata, texts, free, slots, rows, token_ids, lengths, max_link_updates, progress,
             scratch,
         )  # fmt: skip
     for i in range(first, slots.size):
         if slots[i] < 0:
             continue
         progress[REASON] = _catch_up(
-            automata, texts, arena, np.int64(slots[i]), token_ids, np.int64(rows[i]),
+            automata, texts, free, np.int64(slots[i]), token_ids, np.int64(rows[i]),
             np.int64(lengths[i]), max_link_updates, progress,
         )  # fmt: skip
         if progress[REASON] != DONE:
@@ -1112,10 +1126,11 @@ def match_rows(automata, texts, slots, max_branches, out_matches):
     for level in range(2):
         for i in range(slots.size):
             if slots[i] >= 0:
-                _fetch_match(automata, texts[slots[i]], level)
+                _fetch_match(automata, _pointer_of_row(texts, slots[i]), level)
     for i in range(slots.size):
         if slots[i] >= 0:
-            _match(automata, texts[slots[i]], max_branches, out_matches[i])
+            text = _pointer_of_row(texts, slots[i])
+            _match(automata, text, max_branches, out_matches[i])
         else:
             out_matches[i] = 0
 
@@ -1127,8 +1142,8 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
         if k[i] < 1 or slots[i] < 0 or matches[i, MATCH_LENGTH] == 0:
             continue
         limit = min(k[i], out_tokens.shape[1])
-        text, match = texts[slots[i]], matches[i]
-        header = automata[text[AUTOMATON]]
+        text, match = _pointer_of_row(texts, slots[i]), matches[i]
+        header = _pointer_of_row(automata, text[AUTOMATON])
         state = np.int64(match[MATCH_STATE])
         if header[SHARED] == 1 and state != 0:
             out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
@@ -1139,7 +1154,7 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
 @njit(nogil=True)
 def free_blocks(header, arena):
     """Give an automaton's blocks back to the arena."""
-    _free_all(header, arena)
+    _free_all(_pointer_of(header), _pointer_of(arena))
 
 
 @njit(nogil=True)
@@ -1148,7 +1163,7 @@ def begin_table(header, arena, directory, slots):
     header[EDGES] = directory
     header[EDGE_SLOTS] = slots
     while header[EDGE_BLOCKS] < slots >> BLOCK_SHIFT:
-        _add_edge_block(header, arena)
+        _add_edge_block(_pointer_of(header), _pointer_of(arena))
 
 
 @njit(nogil=True)
@@ -1166,7 +1181,7 @@ def begin_moving(header, directory, slots):
 @njit(nogil=True)
 def finish_moving(header, arena):
     """Move all remaining edges, for a token that adds more than gradual moving has room for."""
-    _move_edges(header, arena, header[OLD_EDGE_SLOTS])
+    _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
 _TABLE = types.Array(types.int64, 2, "C")
