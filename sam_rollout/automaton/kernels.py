@@ -196,6 +196,10 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
+# Compiled into its callers: a call costs more than what such a helper does.
+_inlined = njit(nogil=True, forceinline=True)
+
+
 def _pointer_to(element):
     """An intrinsic that makes an integer address a pointer; pointers take negative indices."""
 
@@ -215,13 +219,13 @@ _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
 
 
-@njit(nogil=True)
+@_inlined
 def _pointer_of(array):
     """Pointer to an array of int64. Passed on it costs a register, an array costs ten."""
     return _int64_pointer(np.int64(array.ctypes.data))
 
 
-@njit(nogil=True)
+@_inlined
 def _pointer_of_row(table, row):
     """Pointer to a row of a table of int64."""
     return _int64_pointer(np.int64(table.ctypes.data) + row * (8 * table.shape[1]))
@@ -270,26 +274,26 @@ def _give_block(arena, address):
     arena[arena[0]] = address
 
 
-@njit(nogil=True)
+@_inlined
 def _row_of(states, state):
     """Directory row of a state's block; `states` is the header's column of that name."""
     block = state >> BLOCK_SHIFT
     return _int64_pointer(states + block * (8 * DIRECTORY_WIDTH))
 
 
-@njit(nogil=True)
+@_inlined
 def _address_of(states, state):
     """Address of a state."""
     return _row_of(states, state)[ADDRESS] + state * ENTRY_BYTES
 
 
-@njit(nogil=True)
+@_inlined
 def _at(states, state):
     """Pointer to a state."""
     return _int32_pointer(_address_of(states, state))
 
 
-@njit(nogil=True)
+@_inlined
 def _length_of(states, state):
     """Length of the longest string of a state."""
     if state >= 0:
@@ -297,7 +301,7 @@ def _length_of(states, state):
     return np.int64(_at(states, state)[CLONE_LENGTH])
 
 
-@njit(nogil=True)
+@_inlined
 def _after(states, state):
     """The prefix that follows in the same run, 0 if there is none yet at the block's end."""
     if state & BLOCK_MASK != BLOCK_MASK:
@@ -317,7 +321,7 @@ def _add_prefix_block(header, arena, length):
     return first
 
 
-@njit(nogil=True)
+@_inlined
 def _begin_prefix(states, state, latest):
     entry = _at(states, state)
     entry[NEXT_TOKEN] = NONE
@@ -355,7 +359,7 @@ def _free_edge_blocks(directory, start, stop, arena):
 # --- edges ------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
+@_inlined
 def _hash(state, token):
     """32 bits of a key. Their order is the order of the slots, in tables of any size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
@@ -367,13 +371,13 @@ def _hash(state, token):
     return key >> uint64(32)
 
 
-@njit(nogil=True)
+@_inlined
 def _home(hashed, slots):
     """The slot where the search for a key begins."""
     return np.int64((hashed * uint64(slots - OVERFLOW_SLOTS)) >> uint64(32))
 
 
-@njit(nogil=True)
+@_inlined
 def _probe(directory, slots, home, state, token):
     """Address of an edge, or minus the address of the slot where it belongs; 0 if none is left."""
     addresses = _int64_pointer(directory)
@@ -395,7 +399,7 @@ def _probe(directory, slots, home, state, token):
             address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
 
 
-@njit(nogil=True)
+@_inlined
 def _search_table(header, state, token):
     """As `_probe`, in the table that is in charge of the key."""
     hashed = _hash(state, token)
@@ -408,7 +412,7 @@ def _search_table(header, state, token):
     )
 
 
-@njit(nogil=True)
+@_inlined
 def _find_edge(header, address, state, token):
     """Address of the target of a branching edge of the state at `address`.
 
@@ -427,7 +431,7 @@ def _find_edge(header, address, state, token):
     return edge + 4 * TARGET if edge > 0 else edge
 
 
-@njit(nogil=True)
+@_inlined
 def _put_edge(header, address, state, token, target, found):
     """Give the state at `address` an edge that `_find_edge`, which returned `found`, did not find.
 
@@ -458,7 +462,7 @@ def _put_edge(header, address, state, token, target, found):
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _edge_room(header):
     """Edges that may still be added: four fifths full costs no measurable time."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
@@ -580,7 +584,7 @@ def _clone(header, arena, parent, token, edge, state):
     return clone, DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _target_of(header, arena, state, token):
     """State that `token` leads to from `state`, split if it holds longer strings, and DONE.
 
@@ -598,7 +602,7 @@ def _target_of(header, arena, state, token):
     return _clone(header, arena, state, token, edge, target)
 
 
-@njit(nogil=True)
+@_inlined
 def _link_of_next(header, arena, last, new, token):
     """Give every suffix of a text its edge on `token`; return the new prefix's suffix link.
 
@@ -626,7 +630,7 @@ def _link_of_next(header, arena, last, new, token):
     return np.int64(0), DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _note_end(header, last, position, token, max_link_updates):
     """Note, for the suffixes that a text ended with, that it continued at `position` with `token`.
 
@@ -661,14 +665,14 @@ def _note_end(header, last, position, token, max_link_updates):
         entry[LATEST] = (kept if is_forgiven else position) | (is_same << COUNT_SHIFT)
 
 
-@njit(nogil=True)
+@_inlined
 def _counted(entry, position):
     """LATEST of a state of a shared automaton, after one more text continued from it."""
     count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
     return position | (count << COUNT_SHIFT)
 
 
-@njit(nogil=True)
+@_inlined
 def _match_of(header, last):
     """State of a text's longest suffix that has a continuation, 0 if there is none."""
     states = header[STATES]
@@ -681,7 +685,7 @@ def _match_of(header, last):
     return state
 
 
-@njit(nogil=True)
+@_inlined
 def _follow_copy(header, text, token):
     """Compare a text's next token with the one at its copy, and keep or replace the copy.
 
@@ -707,7 +711,7 @@ def _follow_copy(header, text, token):
     text[AGREED], text[COPIED] = agreed, copied
 
 
-@njit(nogil=True)
+@_inlined
 def _begin_next(header, arena, text, token, max_link_updates):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
     states = header[STATES]
@@ -734,7 +738,7 @@ def _begin_next(header, arena, text, token, max_link_updates):
     return new, DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _append(header, arena, text, token, max_link_updates):
     """Read one token; return DONE or what there is no room for (the token is not read then)."""
     if arena[0] < BLOCKS_PER_TOKEN:
@@ -775,7 +779,7 @@ def _append(header, arena, text, token, max_link_updates):
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
@@ -819,7 +823,7 @@ def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
     """Read a row's next token; return DONE or why that is not possible."""
     token = np.int64(token_ids[row, text[LENGTH]])
@@ -850,7 +854,7 @@ def _catch_up(
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _end_of(entry):
     return np.int64(entry[LATEST]) & PREFIX_MASK
 
@@ -984,18 +988,18 @@ def _draft_most_frequent(header, state, k, out):
     return j
 
 
-@njit(nogil=True)
+@_inlined
 def _votes(states, state, is_latest):
     count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
     return 2 * count + (1 if is_latest else 0)
 
 
-@njit(nogil=True)
+@_inlined
 def _fetch_state(states, state):
     _prefetch(_address_of(states, state))
 
 
-@njit(nogil=True)
+@_inlined
 def _fetch_edge(header, address, state, token):
     """Prefetch what a token leads to from the state at `address`, or where that is looked up."""
     entry = _int32_pointer(address)
