@@ -170,10 +170,12 @@ MOVED_SLOTS = 32
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
-# Tokens per step that rows read in turns, and suffix links that are prefetched for each.
-TOKENS_IN_TURNS = 3
-FETCHED_LINKS = 12
-SCRATCH_ROWS = 3  # arrays of rows that reading in turns writes to
+# Rows that are scouted at once, tokens of each, and suffix links of each of these.
+LANES = 32
+SCOUTED_TOKENS = 3
+SCOUTED_LINKS = 12
+LANE_COLUMNS = 6
+NO_STATE = 1 << 32
 # Divisor of AGREED when a token differs from the copied text.
 DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
@@ -1000,19 +1002,22 @@ def _fetch_state(states, state):
 
 
 @_inlined
-def _fetch_edge(header, address, state, token):
-    """Prefetch what a token leads to from the state at `address`, or where that is looked up."""
+def _edge_at_hand(address, state, token):
+    """Where `token` leads from the state at `address`, 0 unless the state itself tells."""
     entry = _int32_pointer(address)
-    states = header[STATES]
-    if state < 0:
-        if entry[OLDEST_TOKEN] == token:
-            _fetch_state(states, np.int64(entry[OLDEST_TARGET]))
-            return
-        if entry[SECOND_TOKEN] == token:
-            _fetch_state(states, np.int64(entry[SECOND_TARGET]))
-            return
-    if entry[FIRST_EDGE] == NONE:
-        return
+    if state >= 0:
+        # The number of the next prefix, but at a block's end.
+        return state + 1 if entry[NEXT_TOKEN] == token else np.int64(0)
+    if entry[OLDEST_TOKEN] == token:
+        return np.int64(entry[OLDEST_TARGET])
+    if entry[SECOND_TOKEN] == token:
+        return np.int64(entry[SECOND_TARGET])
+    return np.int64(0)
+
+
+@_inlined
+def _fetch_slot(header, state, token):
+    """Prefetch where the edge table is searched for a key."""
     hashed = _hash(state, token)
     directory, home = header[EDGES], _home(hashed, header[EDGE_SLOTS])
     if header[OLD_EDGE_SLOTS] != 0:
@@ -1025,73 +1030,80 @@ def _fetch_edge(header, address, state, token):
 
 
 @njit(nogil=True)
-def _read_in_turns(
-    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, scratch
-):  # fmt: skip
-    """Let texts with automata of their own read their first new tokens in turns.
+def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
+    """Prefetch what the rows `first`, ... touch when they read their first new tokens.
 
-    Reading a token waits for memory many times: for each suffix link of a chain, its place and
-    perhaps an edge, all far apart. Rows are independent, so all follow one link at a time and
-    prefetch what the next one needs; their waits overlap. Whatever stops a row is left to the
-    caller.
+    Reading a token waits for memory many times: for each suffix link of a chain, its place, the
+    place kept there and perhaps an edge, all far apart. Here all rows follow one link at a time,
+    and prefetch what the next one needs: their waits overlap. Where a token leads to is where the
+    next one begins. Nothing is written: texts may share automata, and are read in any case one
+    after the other as if nobody had been here.
     """
-    unread, walking, walked = scratch[0], scratch[1], scratch[2]
+    row_of, position, state_of, ahead, asked, left = lanes
     count = 0
-    for i in range(slots.size):
-        slot, row, length = np.int64(slots[i]), np.int64(rows[i]), np.int64(lengths[i])
-        if slot < 0:
+    for i in range(first, min(first + LANES, slots.size)):
+        slot, row = np.int64(slots[i]), np.int64(rows[i])
+        if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
             continue
-        reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
-        if reason != DONE:
-            return
         text = _pointer_of_row(texts, slot)
-        if text[LENGTH] > 0 and automata[text[AUTOMATON], SHARED] == 0:
-            unread[count] = i
-            count += 1
-    for _ in range(TOKENS_IN_TURNS):
-        still = 0
+        header = _pointer_of_row(automata, text[AUTOMATON])
+        if text[TEXT_OPEN] == 0 or header[PREFIX_BLOCKS] == 0:
+            continue
+        read = text[LENGTH]
+        if read >= min(np.int64(lengths[i]), token_ids.shape[1]):
+            continue
+        _fetch_state(header[STATES], text[LAST])
+        if text[AGREED] > 0:
+            _fetch_state(header[STATES], text[COPIED])
+        _prefetch(
+            np.int64(token_ids.ctypes.data) + row * token_ids.strides[0]
+            + read * token_ids.strides[1]
+        )  # fmt: skip
+        row_of[count], position[count], state_of[count] = i, read, text[LAST]
+        count += 1
+    for _ in range(SCOUTED_TOKENS):
         for at in range(count):
-            i = unread[at]
-            text = _pointer_of_row(texts, slots[i])
-            unread[still] = walking[still] = i
-            walked[still] = text[LAST]
-            _fetch_state(automata[text[AUTOMATON], STATES], text[LAST])
-            still += np.int64(text[LENGTH] < lengths[i])
-        count = left = still
-        if count < 2:
-            return
-        for level in range(FETCHED_LINKS):
+            left[at] = at
+            ahead[at], asked[at] = 0, NO_STATE
+        walking = count
+        for level in range(SCOUTED_LINKS):
             still = 0
-            for at in range(left):
-                i, state = walking[at], walked[at]
-                text = _pointer_of_row(texts, slots[i])
-                header = _pointer_of_row(automata, text[AUTOMATON])
+            for at in range(walking):
+                lane = left[at]
+                i, state = row_of[lane], state_of[lane]
+                header = _pointer_of_row(automata, texts[slots[i], AUTOMATON])
                 states = header[STATES]
+                token = np.int64(token_ids[rows[i], position[lane]])
+                if asked[lane] != NO_STATE:
+                    edge = _search_table(header, asked[lane], token)
+                    if edge > 0:
+                        ahead[lane] = np.int64(_int32_pointer(edge)[TARGET])
+                        _fetch_state(states, ahead[lane])
+                    asked[lane] = NO_STATE
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
-                link = np.int64(entry[LINK])
-                _fetch_state(states, link)
-                if level > 0:
-                    _fetch_state(states, _end_of(entry))
-                    token = np.int64(token_ids[rows[i], text[LENGTH]])
-                    _fetch_edge(header, address, state, token)
-                walking[still], walked[still] = i, link
-                still += np.int64(link != 0)
-            left = still
-            if left == 0:
+                _fetch_state(states, _end_of(entry))
+                if ahead[lane] == 0:
+                    ahead[lane] = _edge_at_hand(address, state, token)
+                    if ahead[lane] != 0:
+                        _fetch_state(states, ahead[lane])
+                    elif entry[FIRST_EDGE] != NONE:
+                        _fetch_slot(header, state, token)
+                        asked[lane] = state
+                state = np.int64(entry[LINK])
+                _fetch_state(states, state)
+                state_of[lane] = state
+                left[still] = lane
+                still += np.int64(state != 0 or asked[lane] != NO_STATE or ahead[lane] == 0)
+            walking = still
+            if walking == 0:
                 break
-        for at in range(count):
-            i = unread[at]
-            text = _pointer_of_row(texts, slots[i])
-            if text[LENGTH] >= lengths[i]:  # a slot that occurs twice
-                continue
-            reason = _read_one(
-                _pointer_of_row(automata, text[AUTOMATON]), arena, text, token_ids,
-                np.int64(rows[i]),
-                max_link_updates, progress,
-            )  # fmt: skip
-            if reason != DONE:
-                return
+        still = 0
+        for lane in range(count):
+            i = row_of[lane]
+            row_of[still], position[still], state_of[still] = i, position[lane] + 1, ahead[lane]
+            still += np.int64(position[still] < min(np.int64(lengths[i]), token_ids.shape[1]))
+        count = still
 
 
 # --- what Python calls ------------------------------------------------------------------------
@@ -1100,19 +1112,16 @@ def _read_in_turns(
 @njit(nogil=True)
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
-    scratch,
+    lanes,
 ):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
 
-    `scratch` is int64[SCRATCH_ROWS, at least slots.size] to write to.
+    `lanes` is int64[LANE_COLUMNS, LANES] to write to.
     """
     free = _pointer_of(arena)
-    if first == 0:
-        _read_in_turns(
-            automata, texts, free, slots, rows, token_ids, lengths, max_link_updates, progress,
-            scratch,
-        )  # fmt: skip
     for i in range(first, slots.size):
+        if (i - first) % LANES == 0:
+            _scout(automata, texts, slots, rows, token_ids, lengths, i, lanes)
         if slots[i] < 0:
             continue
         progress[REASON] = _catch_up(
