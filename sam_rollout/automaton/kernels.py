@@ -174,7 +174,7 @@ COMPARED_BRANCHES = 16
 LANES = 32
 SCOUTED_TOKENS = 3
 SCOUTED_LINKS = 12
-LANE_COLUMNS = 6
+LANE_COLUMNS = 9
 NO_STATE = 1 << 32
 # Divisor of AGREED when a token differs from the copied text.
 DISAGREEMENT = 3
@@ -228,9 +228,15 @@ def _pointer_of(array):
 
 
 @_inlined
+def _address_of_row(table, row):
+    """Address of a row of a table of int64."""
+    return np.int64(table.ctypes.data) + row * (8 * table.shape[1])
+
+
+@_inlined
 def _pointer_of_row(table, row):
-    """Pointer to a row of a table of int64."""
-    return _int64_pointer(np.int64(table.ctypes.data) + row * (8 * table.shape[1]))
+    """Pointer to it."""
+    return _int64_pointer(_address_of_row(table, row))
 
 
 @intrinsic
@@ -1039,14 +1045,15 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     next one begins. Nothing is written: texts may share automata, and are read in any case one
     after the other as if nobody had been here.
     """
-    row_of, position, state_of, ahead, asked, left = lanes
+    row_of, position, header_of, token_of, state_of, ahead, asked, adds, left = lanes
     count = 0
     for i in range(first, min(first + LANES, slots.size)):
         slot, row = np.int64(slots[i]), np.int64(rows[i])
         if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
             continue
         text = _pointer_of_row(texts, slot)
-        header = _pointer_of_row(automata, text[AUTOMATON])
+        automaton = _address_of_row(automata, text[AUTOMATON])
+        header = _int64_pointer(automaton)
         if text[TEXT_OPEN] == 0 or header[PREFIX_BLOCKS] == 0:
             continue
         read = text[LENGTH]
@@ -1059,27 +1066,30 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             np.int64(token_ids.ctypes.data) + row * token_ids.strides[0]
             + read * token_ids.strides[1]
         )  # fmt: skip
-        row_of[count], position[count], state_of[count] = i, read, text[LAST]
+        row_of[count], position[count] = i, read
+        header_of[count], state_of[count] = automaton, text[LAST]
+        adds[count] = 0
         count += 1
     for _ in range(SCOUTED_TOKENS):
         for at in range(count):
             left[at] = at
+            token_of[at] = token_ids[rows[row_of[at]], position[at]]
             ahead[at], asked[at] = 0, NO_STATE
         walking = count
         for level in range(SCOUTED_LINKS):
             still = 0
             for at in range(walking):
                 lane = left[at]
-                i, state = row_of[lane], state_of[lane]
-                header = _pointer_of_row(automata, texts[slots[i], AUTOMATON])
-                states = header[STATES]
-                token = np.int64(token_ids[rows[i], position[lane]])
+                header = _int64_pointer(header_of[lane])
+                state, token, states = state_of[lane], token_of[lane], header[STATES]
                 if asked[lane] != NO_STATE:
                     edge = _search_table(header, asked[lane], token)
                     if edge > 0:
                         ahead[lane] = np.int64(_int32_pointer(edge)[TARGET])
                         _fetch_state(states, ahead[lane])
                     asked[lane] = NO_STATE
+                if state == NO_STATE:  # the empty string was the last one to ask
+                    continue
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
                 _fetch_state(states, _end_of(entry))
@@ -1090,18 +1100,25 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
                     elif entry[FIRST_EDGE] != NONE:
                         _fetch_slot(header, state, token)
                         asked[lane] = state
-                state = np.int64(entry[LINK])
-                _fetch_state(states, state)
-                state_of[lane] = state
+                link = np.int64(entry[LINK])
+                _fetch_state(states, link)
+                if level == 0 and ahead[lane] == 0:
+                    adds[lane] = 1
+                state_of[lane] = link if state != 0 else NO_STATE
                 left[still] = lane
-                still += np.int64(state != 0 or asked[lane] != NO_STATE or ahead[lane] == 0)
+                # What a shared automaton holds already is read without a look at its suffixes.
+                is_held = (ahead[lane] != 0) & (adds[lane] == 0)
+                is_left = (state != 0) & ((link != 0) | (ahead[lane] == 0))
+                still += np.int64((is_left & ~is_held) | (asked[lane] != NO_STATE))
             walking = still
             if walking == 0:
                 break
         still = 0
         for lane in range(count):
             i = row_of[lane]
-            row_of[still], position[still], state_of[still] = i, position[lane] + 1, ahead[lane]
+            row_of[still], position[still] = i, position[lane] + 1
+            header_of[still], state_of[still] = header_of[lane], ahead[lane]
+            adds[still] = adds[lane]
             still += np.int64(position[still] < min(np.int64(lengths[i]), token_ids.shape[1]))
         count = still
 
