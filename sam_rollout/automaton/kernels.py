@@ -171,10 +171,10 @@ MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
 # Rows that are scouted at once, tokens of each, and suffix links of each of these.
-LANES = 32
-SCOUTED_TOKENS = 3
-SCOUTED_LINKS = 12
-LANE_COLUMNS = 9
+ROWS_SCOUTED = 32
+TOKENS_SCOUTED = 3
+LINKS_SCOUTED = 8
+SCOUT_COLUMNS = 11  # of what the scout writes to
 NO_STATE = 1 << 32
 # Divisor of AGREED when a token differs from the copied text.
 DISAGREEMENT = 3
@@ -1008,12 +1008,11 @@ def _fetch_state(states, state):
 
 
 @_inlined
-def _edge_at_hand(address, state, token):
+def _edge_at_hand(states, address, state, token):
     """Where `token` leads from the state at `address`, 0 unless the state itself tells."""
     entry = _int32_pointer(address)
     if state >= 0:
-        # The number of the next prefix, but at a block's end.
-        return state + 1 if entry[NEXT_TOKEN] == token else np.int64(0)
+        return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
     if entry[OLDEST_TOKEN] == token:
         return np.int64(entry[OLDEST_TARGET])
     if entry[SECOND_TOKEN] == token:
@@ -1041,13 +1040,19 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
     Reading a token waits for memory many times: for each suffix link of a chain, its place, the
     place kept there and perhaps an edge, all far apart. Here all rows follow one link at a time,
-    and prefetch what the next one needs: their waits overlap. Where a token leads to is where the
-    next one begins. Nothing is written: texts may share automata, and are read in any case one
-    after the other as if nobody had been here.
+    and prefetch what the next one needs: their waits overlap. First all of them look for where
+    their tokens lead, one after the other; then they follow what is left of the chains. Nothing is
+    written: texts may share automata, and are read in any case one after the other, as if nobody
+    had been here.
     """
-    row_of, position, header_of, token_of, state_of, ahead, asked, adds, left = lanes
+    row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
+    header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
+    state_of, ahead_of = _pointer_of_row(lanes, 4), _pointer_of_row(lanes, 5)
+    asked_of, adds_of = _pointer_of_row(lanes, 6), _pointer_of_row(lanes, 7)
+    left = _pointer_of_row(lanes, 8)
+    chain_header, chain_state = _pointer_of_row(lanes, 9), _pointer_of_row(lanes, 10)
     count = 0
-    for i in range(first, min(first + LANES, slots.size)):
+    for i in range(first, min(first + ROWS_SCOUTED, slots.size)):
         slot, row = np.int64(slots[i]), np.int64(rows[i])
         if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
             continue
@@ -1066,61 +1071,73 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             np.int64(token_ids.ctypes.data) + row * token_ids.strides[0]
             + read * token_ids.strides[1]
         )  # fmt: skip
-        row_of[count], position[count] = i, read
-        header_of[count], state_of[count] = automaton, text[LAST]
-        adds[count] = 0
+        row_of[count], position_of[count] = i, read
+        header_of[count], state_of[count], adds_of[count] = automaton, text[LAST], 0
         count += 1
-    for _ in range(SCOUTED_TOKENS):
-        for at in range(count):
-            left[at] = at
-            token_of[at] = token_ids[rows[row_of[at]], position[at]]
-            ahead[at], asked[at] = 0, NO_STATE
-        walking = count
-        for level in range(SCOUTED_LINKS):
+    chains = 0
+    for _ in range(TOKENS_SCOUTED):
+        for lane in range(count):
+            left[lane] = lane
+            token_of[lane] = token_ids[rows[row_of[lane]], position_of[lane]]
+            ahead_of[lane], asked_of[lane] = 0, NO_STATE
+        looking = count
+        for _ in range(LINKS_SCOUTED):
             still = 0
-            for at in range(walking):
+            for at in range(looking):
                 lane = left[at]
                 header = _int64_pointer(header_of[lane])
                 state, token, states = state_of[lane], token_of[lane], header[STATES]
-                if asked[lane] != NO_STATE:
-                    edge = _search_table(header, asked[lane], token)
+                if asked_of[lane] != NO_STATE:
+                    edge = _search_table(header, asked_of[lane], token)
+                    asked_of[lane] = NO_STATE
                     if edge > 0:
-                        ahead[lane] = np.int64(_int32_pointer(edge)[TARGET])
-                        _fetch_state(states, ahead[lane])
-                    asked[lane] = NO_STATE
-                if state == NO_STATE:  # the empty string was the last one to ask
+                        ahead_of[lane] = np.int64(_int32_pointer(edge)[TARGET])
+                        _fetch_state(states, ahead_of[lane])
+                        continue
+                if state == NO_STATE:  # the token has never been seen
                     continue
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
-                _fetch_state(states, _end_of(entry))
-                if ahead[lane] == 0:
-                    ahead[lane] = _edge_at_hand(address, state, token)
-                    if ahead[lane] != 0:
-                        _fetch_state(states, ahead[lane])
-                    elif entry[FIRST_EDGE] != NONE:
-                        _fetch_slot(header, state, token)
-                        asked[lane] = state
                 link = np.int64(entry[LINK])
                 _fetch_state(states, link)
-                if level == 0 and ahead[lane] == 0:
-                    adds[lane] = 1
+                _fetch_state(states, _end_of(entry))
                 state_of[lane] = link if state != 0 else NO_STATE
+                ahead = _edge_at_hand(states, address, state, token)
+                if ahead != 0:
+                    ahead_of[lane] = ahead
+                    _fetch_state(states, ahead)
+                    continue
+                # From here on the text adds a state, whose suffixes are looked at.
+                adds_of[lane] = 1
+                if entry[FIRST_EDGE] != NONE:
+                    _fetch_slot(header, state, token)
+                    asked_of[lane] = state
                 left[still] = lane
-                # What a shared automaton holds already is read without a look at its suffixes.
-                is_held = (ahead[lane] != 0) & (adds[lane] == 0)
-                is_left = (state != 0) & ((link != 0) | (ahead[lane] == 0))
-                still += np.int64((is_left & ~is_held) | (asked[lane] != NO_STATE))
-            walking = still
-            if walking == 0:
+                still += 1
+            looking = still
+            if looking == 0:
                 break
         still = 0
         for lane in range(count):
-            i = row_of[lane]
-            row_of[still], position[still] = i, position[lane] + 1
-            header_of[still], state_of[still] = header_of[lane], ahead[lane]
-            adds[still] = adds[lane]
-            still += np.int64(position[still] < min(np.int64(lengths[i]), token_ids.shape[1]))
+            i, state = row_of[lane], state_of[lane]
+            chain_header[chains], chain_state[chains] = header_of[lane], state
+            chains += np.int64((adds_of[lane] == 1) & (state != 0) & (state != NO_STATE))
+            row_of[still], position_of[still] = i, position_of[lane] + 1
+            header_of[still], state_of[still] = header_of[lane], ahead_of[lane]
+            adds_of[still] = adds_of[lane]
+            still += np.int64(position_of[still] < min(np.int64(lengths[i]), token_ids.shape[1]))
         count = still
+    for _ in range(LINKS_SCOUTED):
+        still = 0
+        for at in range(chains):
+            state, states = chain_state[at], _int64_pointer(chain_header[at])[STATES]
+            entry = _at(states, state)
+            _fetch_state(states, _end_of(entry))
+            link = np.int64(entry[LINK])
+            _fetch_state(states, link)
+            chain_header[still], chain_state[still] = chain_header[at], link
+            still += np.int64(link != 0)
+        chains = still
 
 
 # --- what Python calls ------------------------------------------------------------------------
@@ -1133,11 +1150,11 @@ def extend_rows(
 ):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
 
-    `lanes` is int64[LANE_COLUMNS, LANES] to write to.
+    `lanes` is int64[SCOUT_COLUMNS, ROWS_SCOUTED * TOKENS_SCOUTED] to write to.
     """
     free = _pointer_of(arena)
     for i in range(first, slots.size):
-        if (i - first) % LANES == 0:
+        if (i - first) % ROWS_SCOUTED == 0:
             _scout(automata, texts, slots, rows, token_ids, lengths, i, lanes)
         if slots[i] < 0:
             continue

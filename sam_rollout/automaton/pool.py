@@ -73,7 +73,9 @@ class AutomatonPool:
         self._directories: dict[int, _Directories] = {}
         self._directory_bytes = 0
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
-        self._lanes = np.zeros((kernels.LANE_COLUMNS, kernels.LANES), np.int64)
+        self._lanes = np.zeros(
+            (kernels.SCOUT_COLUMNS, kernels.ROWS_SCOUTED * kernels.TOKENS_SCOUTED), np.int64
+        )
 
     def __len__(self) -> int:
         """Number of open slots."""
