@@ -170,10 +170,12 @@ MOVED_SLOTS = 32
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Continuations of a state that are looked at to find the most frequent one, the newest first.
 COMPARED_BRANCHES = 16
-# Tokens per step that rows read in turns, and suffix links that are prefetched for each.
-TOKENS_IN_TURNS = 3
-FETCHED_LINKS = 12
-SCRATCH_ROWS = 3  # arrays of rows that reading in turns writes to
+# Rows that are scouted at once, tokens of each, and suffix links of each of these.
+ROWS_SCOUTED = 32
+TOKENS_SCOUTED = 3
+LINKS_SCOUTED = 8
+SCOUT_COLUMNS = 11  # of what the scout writes to
+NO_STATE = 1 << 32
 # Divisor of AGREED when a token differs from the copied text.
 DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
@@ -196,6 +198,10 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
+# Compiled into its callers: a call costs more than what such a helper does.
+_inlined = njit(nogil=True, forceinline=True)
+
+
 def _pointer_to(element):
     """An intrinsic that makes an integer address a pointer; pointers take negative indices."""
 
@@ -213,6 +219,24 @@ def _pointer_to(element):
 
 _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
+
+
+@_inlined
+def _pointer_of(array):
+    """Pointer to an array of int64. Passed on it costs a register, an array costs ten."""
+    return _int64_pointer(np.int64(array.ctypes.data))
+
+
+@_inlined
+def _address_of_row(table, row):
+    """Address of a row of a table of int64."""
+    return np.int64(table.ctypes.data) + row * (8 * table.shape[1])
+
+
+@_inlined
+def _pointer_of_row(table, row):
+    """Pointer to it."""
+    return _int64_pointer(_address_of_row(table, row))
 
 
 @intrinsic
@@ -258,26 +282,26 @@ def _give_block(arena, address):
     arena[arena[0]] = address
 
 
-@njit(nogil=True)
+@_inlined
 def _row_of(states, state):
     """Directory row of a state's block; `states` is the header's column of that name."""
     block = state >> BLOCK_SHIFT
     return _int64_pointer(states + block * (8 * DIRECTORY_WIDTH))
 
 
-@njit(nogil=True)
+@_inlined
 def _address_of(states, state):
     """Address of a state."""
     return _row_of(states, state)[ADDRESS] + state * ENTRY_BYTES
 
 
-@njit(nogil=True)
+@_inlined
 def _at(states, state):
     """Pointer to a state."""
     return _int32_pointer(_address_of(states, state))
 
 
-@njit(nogil=True)
+@_inlined
 def _length_of(states, state):
     """Length of the longest string of a state."""
     if state >= 0:
@@ -285,7 +309,7 @@ def _length_of(states, state):
     return np.int64(_at(states, state)[CLONE_LENGTH])
 
 
-@njit(nogil=True)
+@_inlined
 def _after(states, state):
     """The prefix that follows in the same run, 0 if there is none yet at the block's end."""
     if state & BLOCK_MASK != BLOCK_MASK:
@@ -305,7 +329,7 @@ def _add_prefix_block(header, arena, length):
     return first
 
 
-@njit(nogil=True)
+@_inlined
 def _begin_prefix(states, state, latest):
     entry = _at(states, state)
     entry[NEXT_TOKEN] = NONE
@@ -343,7 +367,7 @@ def _free_edge_blocks(directory, start, stop, arena):
 # --- edges ------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
+@_inlined
 def _hash(state, token):
     """32 bits of a key. Their order is the order of the slots, in tables of any size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
@@ -355,13 +379,13 @@ def _hash(state, token):
     return key >> uint64(32)
 
 
-@njit(nogil=True)
+@_inlined
 def _home(hashed, slots):
     """The slot where the search for a key begins."""
     return np.int64((hashed * uint64(slots - OVERFLOW_SLOTS)) >> uint64(32))
 
 
-@njit(nogil=True)
+@_inlined
 def _probe(directory, slots, home, state, token):
     """Address of an edge, or minus the address of the slot where it belongs; 0 if none is left."""
     addresses = _int64_pointer(directory)
@@ -383,7 +407,7 @@ def _probe(directory, slots, home, state, token):
             address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
 
 
-@njit(nogil=True)
+@_inlined
 def _search_table(header, state, token):
     """As `_probe`, in the table that is in charge of the key."""
     hashed = _hash(state, token)
@@ -396,7 +420,7 @@ def _search_table(header, state, token):
     )
 
 
-@njit(nogil=True)
+@_inlined
 def _find_edge(header, address, state, token):
     """Address of the target of a branching edge of the state at `address`.
 
@@ -415,7 +439,7 @@ def _find_edge(header, address, state, token):
     return edge + 4 * TARGET if edge > 0 else edge
 
 
-@njit(nogil=True)
+@_inlined
 def _put_edge(header, address, state, token, target, found):
     """Give the state at `address` an edge that `_find_edge`, which returned `found`, did not find.
 
@@ -446,7 +470,7 @@ def _put_edge(header, address, state, token, target, found):
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _edge_room(header):
     """Edges that may still be added: four fifths full costs no measurable time."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
@@ -568,7 +592,7 @@ def _clone(header, arena, parent, token, edge, state):
     return clone, DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _target_of(header, arena, state, token):
     """State that `token` leads to from `state`, split if it holds longer strings, and DONE.
 
@@ -586,7 +610,7 @@ def _target_of(header, arena, state, token):
     return _clone(header, arena, state, token, edge, target)
 
 
-@njit(nogil=True)
+@_inlined
 def _link_of_next(header, arena, last, new, token):
     """Give every suffix of a text its edge on `token`; return the new prefix's suffix link.
 
@@ -614,7 +638,7 @@ def _link_of_next(header, arena, last, new, token):
     return np.int64(0), DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _note_end(header, last, position, token, max_link_updates):
     """Note, for the suffixes that a text ended with, that it continued at `position` with `token`.
 
@@ -649,14 +673,14 @@ def _note_end(header, last, position, token, max_link_updates):
         entry[LATEST] = (kept if is_forgiven else position) | (is_same << COUNT_SHIFT)
 
 
-@njit(nogil=True)
+@_inlined
 def _counted(entry, position):
     """LATEST of a state of a shared automaton, after one more text continued from it."""
     count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
     return position | (count << COUNT_SHIFT)
 
 
-@njit(nogil=True)
+@_inlined
 def _match_of(header, last):
     """State of a text's longest suffix that has a continuation, 0 if there is none."""
     states = header[STATES]
@@ -669,7 +693,7 @@ def _match_of(header, last):
     return state
 
 
-@njit(nogil=True)
+@_inlined
 def _follow_copy(header, text, token):
     """Compare a text's next token with the one at its copy, and keep or replace the copy.
 
@@ -695,7 +719,7 @@ def _follow_copy(header, text, token):
     text[AGREED], text[COPIED] = agreed, copied
 
 
-@njit(nogil=True)
+@_inlined
 def _begin_next(header, arena, text, token, max_link_updates):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
     states = header[STATES]
@@ -722,7 +746,7 @@ def _begin_next(header, arena, text, token, max_link_updates):
     return new, DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _append(header, arena, text, token, max_link_updates):
     """Read one token; return DONE or what there is no room for (the token is not read then)."""
     if arena[0] < BLOCKS_PER_TOKEN:
@@ -763,7 +787,7 @@ def _append(header, arena, text, token, max_link_updates):
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
@@ -800,14 +824,14 @@ def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
-    text = texts[slot]
+    text = _pointer_of_row(texts, slot)
     if _text_changed(text, token_ids, row, length):
-        _restart(automata[text[AUTOMATON]], arena, text)
+        _restart(_pointer_of_row(automata, text[AUTOMATON]), arena, text)
         progress[REBUILDS] += 1
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
     """Read a row's next token; return DONE or why that is not possible."""
     token = np.int64(token_ids[row, text[LENGTH]])
@@ -829,8 +853,8 @@ def _catch_up(
     reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
     if reason != DONE:
         return reason
-    text = texts[slot]
-    header = automata[text[AUTOMATON]]
+    text = _pointer_of_row(texts, slot)
+    header = _pointer_of_row(automata, text[AUTOMATON])
     while text[LENGTH] < length:
         reason = _read_one(header, arena, text, token_ids, row, max_link_updates, progress)
         if reason != DONE:
@@ -838,7 +862,7 @@ def _catch_up(
     return DONE
 
 
-@njit(nogil=True)
+@_inlined
 def _end_of(entry):
     return np.int64(entry[LATEST]) & PREFIX_MASK
 
@@ -866,7 +890,7 @@ def _match(automata, text, max_branches, out):
     suffix that occurred, because a suffix that another text ends with has no continuation yet. A
     copy that agrees over more tokens replaces the match; it has no state and no branches.
     """
-    header = automata[text[AUTOMATON]]
+    header = _pointer_of_row(automata, text[AUTOMATON])
     states = header[STATES]
     for column in range(MATCH_WIDTH):
         out[column] = 0
@@ -892,7 +916,7 @@ def _match(automata, text, max_branches, out):
 @njit(nogil=True)
 def _fetch_match(automata, text, level):
     """Prefetch what `_match` and a draft read: level 0 match and copy, 1 their continuations."""
-    header = automata[text[AUTOMATON]]
+    header = _pointer_of_row(automata, text[AUTOMATON])
     if header[PREFIX_BLOCKS] == 0:
         return
     states = header[STATES]
@@ -972,31 +996,33 @@ def _draft_most_frequent(header, state, k, out):
     return j
 
 
-@njit(nogil=True)
+@_inlined
 def _votes(states, state, is_latest):
     count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
     return 2 * count + (1 if is_latest else 0)
 
 
-@njit(nogil=True)
+@_inlined
 def _fetch_state(states, state):
     _prefetch(_address_of(states, state))
 
 
-@njit(nogil=True)
-def _fetch_edge(header, address, state, token):
-    """Prefetch what a token leads to from the state at `address`, or where that is looked up."""
+@_inlined
+def _edge_at_hand(states, address, state, token):
+    """Where `token` leads from the state at `address`, 0 unless the state itself tells."""
     entry = _int32_pointer(address)
-    states = header[STATES]
-    if state < 0:
-        if entry[OLDEST_TOKEN] == token:
-            _fetch_state(states, np.int64(entry[OLDEST_TARGET]))
-            return
-        if entry[SECOND_TOKEN] == token:
-            _fetch_state(states, np.int64(entry[SECOND_TARGET]))
-            return
-    if entry[FIRST_EDGE] == NONE:
-        return
+    if state >= 0:
+        return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
+    if entry[OLDEST_TOKEN] == token:
+        return np.int64(entry[OLDEST_TARGET])
+    if entry[SECOND_TOKEN] == token:
+        return np.int64(entry[SECOND_TARGET])
+    return np.int64(0)
+
+
+@_inlined
+def _fetch_slot(header, state, token):
+    """Prefetch where the edge table is searched for a key."""
     hashed = _hash(state, token)
     directory, home = header[EDGES], _home(hashed, header[EDGE_SLOTS])
     if header[OLD_EDGE_SLOTS] != 0:
@@ -1009,72 +1035,109 @@ def _fetch_edge(header, address, state, token):
 
 
 @njit(nogil=True)
-def _read_in_turns(
-    automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress, scratch
-):  # fmt: skip
-    """Let texts with automata of their own read their first new tokens in turns.
+def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
+    """Prefetch what the rows `first`, ... touch when they read their first new tokens.
 
-    Reading a token waits for memory many times: for each suffix link of a chain, its place and
-    perhaps an edge, all far apart. Rows are independent, so all follow one link at a time and
-    prefetch what the next one needs; their waits overlap. Whatever stops a row is left to the
-    caller.
+    Reading a token waits for memory many times: for each suffix link of a chain, its place, the
+    place kept there and perhaps an edge, all far apart. Here all rows follow one link at a time,
+    and prefetch what the next one needs: their waits overlap. First all of them look for where
+    their tokens lead, one after the other; then they follow what is left of the chains. Nothing is
+    written: texts may share automata, and are read in any case one after the other, as if nobody
+    had been here.
     """
-    unread, walking, walked = scratch[0], scratch[1], scratch[2]
+    row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
+    header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
+    state_of, ahead_of = _pointer_of_row(lanes, 4), _pointer_of_row(lanes, 5)
+    asked_of, adds_of = _pointer_of_row(lanes, 6), _pointer_of_row(lanes, 7)
+    left = _pointer_of_row(lanes, 8)
+    chain_header, chain_state = _pointer_of_row(lanes, 9), _pointer_of_row(lanes, 10)
     count = 0
-    for i in range(slots.size):
-        slot, row, length = np.int64(slots[i]), np.int64(rows[i]), np.int64(lengths[i])
-        if slot < 0:
+    for i in range(first, min(first + ROWS_SCOUTED, slots.size)):
+        slot, row = np.int64(slots[i]), np.int64(rows[i])
+        if slot < 0 or slot >= texts.shape[0] or row < 0 or row >= token_ids.shape[0]:
             continue
-        reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
-        if reason != DONE:
-            return
-        text = texts[slot]
-        if text[LENGTH] > 0 and automata[text[AUTOMATON], SHARED] == 0:
-            unread[count] = i
-            count += 1
-    for _ in range(TOKENS_IN_TURNS):
-        still = 0
-        for at in range(count):
-            i = unread[at]
-            text = texts[slots[i]]
-            unread[still] = walking[still] = i
-            walked[still] = text[LAST]
-            _fetch_state(automata[text[AUTOMATON], STATES], text[LAST])
-            still += np.int64(text[LENGTH] < lengths[i])
-        count = left = still
-        if count < 2:
-            return
-        for level in range(FETCHED_LINKS):
+        text = _pointer_of_row(texts, slot)
+        automaton = _address_of_row(automata, text[AUTOMATON])
+        header = _int64_pointer(automaton)
+        if text[TEXT_OPEN] == 0 or header[PREFIX_BLOCKS] == 0:
+            continue
+        read = text[LENGTH]
+        if read >= min(np.int64(lengths[i]), token_ids.shape[1]):
+            continue
+        _fetch_state(header[STATES], text[LAST])
+        if text[AGREED] > 0:
+            _fetch_state(header[STATES], text[COPIED])
+        _prefetch(
+            np.int64(token_ids.ctypes.data) + row * token_ids.strides[0]
+            + read * token_ids.strides[1]
+        )  # fmt: skip
+        row_of[count], position_of[count] = i, read
+        header_of[count], state_of[count], adds_of[count] = automaton, text[LAST], 0
+        count += 1
+    chains = 0
+    for _ in range(TOKENS_SCOUTED):
+        for lane in range(count):
+            left[lane] = lane
+            token_of[lane] = token_ids[rows[row_of[lane]], position_of[lane]]
+            ahead_of[lane], asked_of[lane] = 0, NO_STATE
+        looking = count
+        for _ in range(LINKS_SCOUTED):
             still = 0
-            for at in range(left):
-                i, state = walking[at], walked[at]
-                text = texts[slots[i]]
-                header = automata[text[AUTOMATON]]
-                states = header[STATES]
+            for at in range(looking):
+                lane = left[at]
+                header = _int64_pointer(header_of[lane])
+                state, token, states = state_of[lane], token_of[lane], header[STATES]
+                if asked_of[lane] != NO_STATE:
+                    edge = _search_table(header, asked_of[lane], token)
+                    asked_of[lane] = NO_STATE
+                    if edge > 0:
+                        ahead_of[lane] = np.int64(_int32_pointer(edge)[TARGET])
+                        _fetch_state(states, ahead_of[lane])
+                        continue
+                if state == NO_STATE:  # the token has never been seen
+                    continue
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
                 link = np.int64(entry[LINK])
                 _fetch_state(states, link)
-                if level > 0:
-                    _fetch_state(states, _end_of(entry))
-                    token = np.int64(token_ids[rows[i], text[LENGTH]])
-                    _fetch_edge(header, address, state, token)
-                walking[still], walked[still] = i, link
-                still += np.int64(link != 0)
-            left = still
-            if left == 0:
+                _fetch_state(states, _end_of(entry))
+                state_of[lane] = link if state != 0 else NO_STATE
+                ahead = _edge_at_hand(states, address, state, token)
+                if ahead != 0:
+                    ahead_of[lane] = ahead
+                    _fetch_state(states, ahead)
+                    continue
+                # From here on the text adds a state, whose suffixes are looked at.
+                adds_of[lane] = 1
+                if entry[FIRST_EDGE] != NONE:
+                    _fetch_slot(header, state, token)
+                    asked_of[lane] = state
+                left[still] = lane
+                still += 1
+            looking = still
+            if looking == 0:
                 break
-        for at in range(count):
-            i = unread[at]
-            text = texts[slots[i]]
-            if text[LENGTH] >= lengths[i]:  # a slot that occurs twice
-                continue
-            reason = _read_one(
-                automata[text[AUTOMATON]], arena, text, token_ids, np.int64(rows[i]),
-                max_link_updates, progress,
-            )  # fmt: skip
-            if reason != DONE:
-                return
+        still = 0
+        for lane in range(count):
+            i, state = row_of[lane], state_of[lane]
+            chain_header[chains], chain_state[chains] = header_of[lane], state
+            chains += np.int64((adds_of[lane] == 1) & (state != 0) & (state != NO_STATE))
+            row_of[still], position_of[still] = i, position_of[lane] + 1
+            header_of[still], state_of[still] = header_of[lane], ahead_of[lane]
+            adds_of[still] = adds_of[lane]
+            still += np.int64(position_of[still] < min(np.int64(lengths[i]), token_ids.shape[1]))
+        count = still
+    for _ in range(LINKS_SCOUTED):
+        still = 0
+        for at in range(chains):
+            state, states = chain_state[at], _int64_pointer(chain_header[at])[STATES]
+            entry = _at(states, state)
+            _fetch_state(states, _end_of(entry))
+            link = np.int64(entry[LINK])
+            _fetch_state(states, link)
+            chain_header[still], chain_state[still] = chain_header[at], link
+            still += np.int64(link != 0)
+        chains = still
 
 
 # --- what Python calls ------------------------------------------------------------------------
@@ -1083,22 +1146,20 @@ def _read_in_turns(
 @njit(nogil=True)
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
-    scratch,
+    lanes,
 ):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
 
-    `scratch` is int64[SCRATCH_ROWS, at least slots.size] to write to.
+    `lanes` is int64[SCOUT_COLUMNS, ROWS_SCOUTED * TOKENS_SCOUTED] to write to.
     """
-    if first == 0:
-        _read_in_turns(
-            automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, progress,
-            scratch,
-        )  # fmt: skip
+    free = _pointer_of(arena)
     for i in range(first, slots.size):
+        if (i - first) % ROWS_SCOUTED == 0:
+            _scout(automata, texts, slots, rows, token_ids, lengths, i, lanes)
         if slots[i] < 0:
             continue
         progress[REASON] = _catch_up(
-            automata, texts, arena, np.int64(slots[i]), token_ids, np.int64(rows[i]),
+            automata, texts, free, np.int64(slots[i]), token_ids, np.int64(rows[i]),
             np.int64(lengths[i]), max_link_updates, progress,
         )  # fmt: skip
         if progress[REASON] != DONE:
@@ -1112,10 +1173,11 @@ def match_rows(automata, texts, slots, max_branches, out_matches):
     for level in range(2):
         for i in range(slots.size):
             if slots[i] >= 0:
-                _fetch_match(automata, texts[slots[i]], level)
+                _fetch_match(automata, _pointer_of_row(texts, slots[i]), level)
     for i in range(slots.size):
         if slots[i] >= 0:
-            _match(automata, texts[slots[i]], max_branches, out_matches[i])
+            text = _pointer_of_row(texts, slots[i])
+            _match(automata, text, max_branches, out_matches[i])
         else:
             out_matches[i] = 0
 
@@ -1127,8 +1189,8 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
         if k[i] < 1 or slots[i] < 0 or matches[i, MATCH_LENGTH] == 0:
             continue
         limit = min(k[i], out_tokens.shape[1])
-        text, match = texts[slots[i]], matches[i]
-        header = automata[text[AUTOMATON]]
+        text, match = _pointer_of_row(texts, slots[i]), matches[i]
+        header = _pointer_of_row(automata, text[AUTOMATON])
         state = np.int64(match[MATCH_STATE])
         if header[SHARED] == 1 and state != 0:
             out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
@@ -1139,7 +1201,7 @@ def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
 @njit(nogil=True)
 def free_blocks(header, arena):
     """Give an automaton's blocks back to the arena."""
-    _free_all(header, arena)
+    _free_all(_pointer_of(header), _pointer_of(arena))
 
 
 @njit(nogil=True)
@@ -1148,7 +1210,7 @@ def begin_table(header, arena, directory, slots):
     header[EDGES] = directory
     header[EDGE_SLOTS] = slots
     while header[EDGE_BLOCKS] < slots >> BLOCK_SHIFT:
-        _add_edge_block(header, arena)
+        _add_edge_block(_pointer_of(header), _pointer_of(arena))
 
 
 @njit(nogil=True)
@@ -1166,7 +1228,7 @@ def begin_moving(header, directory, slots):
 @njit(nogil=True)
 def finish_moving(header, arena):
     """Move all remaining edges, for a token that adds more than gradual moving has room for."""
-    _move_edges(header, arena, header[OLD_EDGE_SLOTS])
+    _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
 _TABLE = types.Array(types.int64, 2, "C")

@@ -73,7 +73,9 @@ class AutomatonPool:
         self._directories: dict[int, _Directories] = {}
         self._directory_bytes = 0
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
-        self._scratch = np.zeros((kernels.SCRATCH_ROWS, 0), np.int64)
+        self._lanes = np.zeros(
+            (kernels.SCOUT_COLUMNS, kernels.ROWS_SCOUTED * kernels.TOKENS_SCOUTED), np.int64
+        )
 
     def __len__(self) -> int:
         """Number of open slots."""
@@ -202,13 +204,11 @@ class AutomatonPool:
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
-        if self._scratch.shape[1] < len(slots):
-            self._scratch = np.zeros((kernels.SCRATCH_ROWS, len(slots)), np.int64)
         row = 0
         while True:
             row = kernels.extend_rows(
                 self._automata.table, self._texts.table, self._arena.free, slots, rows, token_ids,
-                lengths, self._max_link_updates, row, self._progress, self._scratch,
+                lengths, self._max_link_updates, row, self._progress, self._lanes,
             )  # fmt: skip
             if row == len(slots):
                 return
