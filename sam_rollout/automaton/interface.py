@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 
 COUNT_SHIFT = 24  # bits of a position; the bits above hold a count
 LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most tokens of an automaton's texts
@@ -17,13 +18,11 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# Columns of a match, int32[MATCH_WIDTH].
-MATCH_LENGTH = 0
-MATCH_END = 1  # the prefix whose continuation to draft
-MATCH_BRANCHES = 2  # tokens that have followed the match, counted up to a limit
-MATCH_DISTANCE = 3  # tokens from there to the text's end, both taken as positions in their texts
-MATCH_STATE = 4
-# 1 if the continuation was seen more than once: in a text's own automaton, it followed the match
-# twice in a row; in a shared one, texts were noted to continue from the match more than once.
-MATCH_CONFIRMED = 5
-MATCH_WIDTH = 6
+# Columns of where a text stands in an automaton, int64[PLACE_WIDTH].
+PLACE_KIND = 0  # NOWHERE, LIVE or STATIC
+PLACE_HEADER = 1  # address
+PLACE_STATE = 2  # of its longest suffix there
+PLACE_LENGTH = 3  # of this suffix
+PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
+PLACE_WIDTH = 5
+NOWHERE, LIVE, STATIC = 0, 1, 2

@@ -82,13 +82,13 @@ from numba.extending import intrinsic
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.interface import (
     COUNT_SHIFT,
-    MATCH_BRANCHES,
-    MATCH_CONFIRMED,
-    MATCH_DISTANCE,
-    MATCH_END,
-    MATCH_LENGTH,
-    MATCH_STATE,
-    MATCH_WIDTH,
+    LIVE,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_TEXT,
 )
 
 # Columns of an automaton's header.
@@ -115,9 +115,8 @@ AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
 PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
-COPIED = 5  # prefix that the text's copy of itself has come to; no meaning while AGREED is 0
-AGREED = 6  # how far the text agrees with it, see `_follow_copy`; 0 if there is no copy
-GUARD = 7  # the last GUARD_TOKENS tokens, by position modulo their number
+TEXT_WRITER = 5  # a number of its own, and above GROUP_SHIFT one that its siblings have, too
+GUARD = 6  # the last GUARD_TOKENS tokens, by position modulo their number
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
 
@@ -125,15 +124,15 @@ TEXT_WIDTH = GUARD + GUARD_TOKENS
 ADDRESS = 0  # of state 0 if the block reached that far: needs no subtraction per access
 LENGTH_OFFSET = 1  # length of a prefix - its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
+WRITER = 3  # of a block of prefixes: whose text it holds, as the text's column of that name
 DIRECTORY_WIDTH = 4
 
 # Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has twice as many.
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# A prefix that ends in the state's strings and is continued (which one: `_note_end`). The bits
-# above it hold, in a shared automaton, how often a continuation was noted, up to LARGEST_COUNT; in
-# others, 1 if the token there was confirmed.
+# The latest prefix that ends in the state's strings and is continued, see `_note_end`. The bits
+# above it hold how often a continuation was noted, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
 # Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
@@ -152,6 +151,7 @@ NEXT_EDGE = 3  # token of the next edge of the same state, NONE after the last
 PREFIX_MASK = (1 << COUNT_SHIFT) - 1
 LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
+GROUP_SHIFT = 32
 NONE = -1
 CLONE_EDGES = 2  # that a clone's own places hold
 NO_LIMIT = 1 << 30
@@ -168,16 +168,12 @@ OVERFLOW_SLOTS = 96
 MOVED_SLOTS = 32
 # Blocks of prefixes that LATEST can tell apart.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
-# Continuations of a state that are looked at to find the most frequent one, the newest first.
-COMPARED_BRANCHES = 16
 # Rows that are scouted at once, tokens of each, and suffix links of each of these.
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
 SCOUT_COLUMNS = 11  # of what the scout writes to
 NO_STATE = 1 << 32
-# Divisor of AGREED when a token differs from the copied text.
-DISAGREEMENT = 3
 # Blocks that one token may need: two of states, and those that moved edges fill.
 BLOCKS_PER_TOKEN = 8
 
@@ -318,7 +314,7 @@ def _after(states, state):
 
 
 @njit(nogil=True)
-def _add_prefix_block(header, arena, length):
+def _add_prefix_block(header, arena, length, writer):
     """Begin a block of prefixes, the first place of which has this length; return that place."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
@@ -326,6 +322,7 @@ def _add_prefix_block(header, arena, length):
     row[ADDRESS] = _take_block(arena) - first * ENTRY_BYTES
     row[LENGTH_OFFSET] = length - first
     row[NEXT_BLOCK] = 0
+    row[WRITER] = writer
     return first
 
 
@@ -639,12 +636,10 @@ def _link_of_next(header, arena, last, new, token):
 
 
 @_inlined
-def _note_end(header, last, position, token, max_link_updates):
-    """Note, for the suffixes that a text ended with, that it continued at `position` with `token`.
+def _note_end(header, last, position, max_link_updates):
+    """Note, for the suffixes that a text ended with, that it continued at `position`.
 
-    A shared automaton keeps the latest place and counts. Any other one keeps the latest place too,
-    unless the token at the kept place was confirmed since its last failure: one failure is
-    tolerated.
+    Kept are the latest place and how often there was one.
 
     At most `max_link_updates` suffix links are followed. Without that bound, a repeated token
     would cost the length of its run at every step. With it, states far down the chain keep a
@@ -652,71 +647,20 @@ def _note_end(header, last, position, token, max_link_updates):
     """
     states = header[STATES]
     entry = _at(states, last)
-    if header[SHARED] == 1:
-        entry[LATEST] = _counted(entry, position)
-        for _ in range(max_link_updates):
-            state = np.int64(entry[LINK])
-            if state == 0:
-                break
-            entry = _at(states, state)
-            entry[LATEST] = _counted(entry, position)
-        return
+    entry[LATEST] = _counted(entry, position)
     for _ in range(max_link_updates):
         state = np.int64(entry[LINK])
         if state == 0:
             break
         entry = _at(states, state)
-        kept = _end_of(entry)
-        # Computed without a branch, which the processor could not predict.
-        is_same = np.int64(_at(states, kept)[NEXT_TOKEN] == token)
-        is_forgiven = (np.int64(entry[LATEST]) >> COUNT_SHIFT) & ~is_same
-        entry[LATEST] = (kept if is_forgiven else position) | (is_same << COUNT_SHIFT)
+        entry[LATEST] = _counted(entry, position)
 
 
 @_inlined
 def _counted(entry, position):
-    """LATEST of a state of a shared automaton, after one more text continued from it."""
+    """LATEST of a state after one more text continued from it."""
     count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
     return position | (count << COUNT_SHIFT)
-
-
-@_inlined
-def _match_of(header, last):
-    """State of a text's longest suffix that has a continuation, 0 if there is none."""
-    states = header[STATES]
-    state = last
-    while state != 0:
-        entry = _at(states, state)
-        if _at(states, _end_of(entry))[NEXT_TOKEN] != NONE:
-            break
-        state = np.int64(entry[LINK])
-    return state
-
-
-@_inlined
-def _follow_copy(header, text, token):
-    """Compare a text's next token with the one at its copy, and keep or replace the copy.
-
-    The copy begins where the longest match continues. It stays while the text agrees with it over
-    more tokens than the match has. So it survives a replaced name or number, after which the
-    longest match is short and a poor guide.
-    """
-    states = header[STATES]
-    if header[SHARED] == 1:
-        match = _match_of(header, text[LAST])
-    else:
-        match = np.int64(_at(states, text[LAST])[LINK])
-    copied, agreed = text[COPIED], text[AGREED]
-    length, end = _length_of(states, match), _end_of(_at(states, match))
-    # In a text's own automaton this holds without match and copy, too.
-    if length >= agreed + header[SHARED]:
-        copied, agreed = end, length
-    is_same = (agreed != 0) & (_at(states, copied)[NEXT_TOKEN] == token)
-    agreed = agreed + 1 if is_same else agreed // DISAGREEMENT
-    copied = _after(states, copied)
-    if header[SHARED] == 1 and (copied == 0 or _at(states, copied)[NEXT_TOKEN] == NONE):
-        agreed = 0  # the other text ends here, or the copy has reached the end of this one
-    text[AGREED], text[COPIED] = agreed, copied
 
 
 @_inlined
@@ -728,7 +672,7 @@ def _begin_next(header, arena, text, token, max_link_updates):
     if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of a run: continue it
         new = _after(states, last)
         if new == 0:
-            new = _add_prefix_block(header, arena, _length_of(states, last) + 1)
+            new = _add_prefix_block(header, arena, _length_of(states, last) + 1, text[TEXT_WRITER])
             _row_of(states, last)[NEXT_BLOCK] = new
         position = last
     else:  # another text continued differently
@@ -738,9 +682,8 @@ def _begin_next(header, arena, text, token, max_link_updates):
         reason = _put_edge(header, address, last, token, new, 0)
         if reason != DONE:
             return np.int64(0), reason
-        _add_prefix_block(header, arena, _length_of(states, last))
-    _follow_copy(header, text, token)
-    _note_end(header, last, position, token, max_link_updates)
+        _add_prefix_block(header, arena, _length_of(states, last), text[TEXT_WRITER])
+    _note_end(header, last, position, max_link_updates)
     _at(states, position)[NEXT_TOKEN] = token
     _begin_prefix(states, new, new)
     return new, DONE
@@ -761,7 +704,7 @@ def _append(header, arena, text, token, max_link_updates):
     if header[PREFIX_BLOCKS] == MOST_PREFIX_BLOCKS:
         return TOO_LONG
     if header[PREFIX_BLOCKS] == 0:
-        _begin_prefix(header[STATES], _add_prefix_block(header, arena, 0), 0)
+        _begin_prefix(header[STATES], _add_prefix_block(header, arena, 0, text[TEXT_WRITER]), 0)
     if header[OLD_EDGE_SLOTS] != 0:
         _move_edges(header, arena, MOVED_SLOTS)
     last, new = text[LAST], text[PENDING]
@@ -772,7 +715,6 @@ def _append(header, arena, text, token, max_link_updates):
                 return reason
             if target != 0:
                 text[LAST] = target
-                text[AGREED] = 0
                 return DONE
         new, reason = _begin_next(header, arena, text, token, max_link_updates)
         if reason != DONE:
@@ -813,8 +755,6 @@ def _restart(header, arena, text):
     text[LAST] = 0
     text[LENGTH] = 0
     text[PENDING] = 0
-    text[COPIED] = 0
-    text[AGREED] = 0
 
 
 @njit(nogil=True)
@@ -882,126 +822,6 @@ def _branches(header, state, limit):
     return min(count, limit)
 
 
-@njit(nogil=True)
-def _match(automata, text, max_branches, out):
-    """Find the longest suffix of a text that something followed, in other texts or earlier in it.
-
-    In a shared automaton the match may be the whole text. It may also be shorter than the longest
-    suffix that occurred, because a suffix that another text ends with has no continuation yet. A
-    copy that agrees over more tokens replaces the match; it has no state and no branches.
-    """
-    header = _pointer_of_row(automata, text[AUTOMATON])
-    states = header[STATES]
-    for column in range(MATCH_WIDTH):
-        out[column] = 0
-    state = _match_of(header, text[LAST]) if header[PREFIX_BLOCKS] != 0 else np.int64(0)
-    if state != 0:
-        out[MATCH_LENGTH] = _length_of(states, state)
-        count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
-        out[MATCH_END] = _end_of(_at(states, state))
-        out[MATCH_STATE] = state
-        out[MATCH_CONFIRMED] = 1 if count > header[SHARED] else 0
-    if text[AGREED] > out[MATCH_LENGTH]:
-        out[MATCH_LENGTH] = text[AGREED]
-        out[MATCH_END] = text[COPIED]
-        out[MATCH_STATE] = 0
-        out[MATCH_CONFIRMED] = 0
-    if out[MATCH_LENGTH] != 0:
-        end = np.int64(out[MATCH_END])
-        out[MATCH_DISTANCE] = abs(text[LENGTH] - _length_of(states, end))
-        if out[MATCH_STATE] != 0:
-            out[MATCH_BRANCHES] = _branches(header, state, max_branches)
-
-
-@njit(nogil=True)
-def _fetch_match(automata, text, level):
-    """Prefetch what `_match` and a draft read: level 0 match and copy, 1 their continuations."""
-    header = _pointer_of_row(automata, text[AUTOMATON])
-    if header[PREFIX_BLOCKS] == 0:
-        return
-    states = header[STATES]
-    link = np.int64(_at(states, text[LAST])[LINK])
-    if level == 0:
-        _fetch_state(states, link)
-        if text[AGREED] > 0:
-            _fetch_state(states, text[COPIED])
-    else:
-        _fetch_state(states, _end_of(_at(states, link)))
-
-
-@njit(nogil=True)
-def _draft(header, last, end, k, out):
-    """Copy what followed the prefix `end` into `out`; return how many tokens that is.
-
-    At the end of the same text the draft continues with its own first tokens, as periodic text
-    does. At the end of another text it ends. There is at least one token to copy.
-    """
-    states = header[STATES]
-    position = np.int64(end)
-    for j in range(k):
-        if position == last:
-            for wrapped in range(j, k):
-                out[wrapped] = out[wrapped - j]
-            break
-        token = _at(states, position)[NEXT_TOKEN]
-        if token == NONE:
-            return j
-        out[j] = token
-        position = _after(states, position)
-    return k
-
-
-@njit(nogil=True)
-def _draft_most_frequent(header, state, k, out):
-    """Continue from a state of a shared automaton, at every token as most texts did.
-
-    Among equally frequent continuations the latest is taken. Unlike a copy, the draft may change
-    from one text to another. Where all of them end, it continues from a shorter match.
-    """
-    states = header[STATES]
-    j = 0
-    while j < k:
-        entry = _at(states, state)
-        best, chosen, most = np.int64(0), np.int64(NONE), -1
-        latest = np.int64(_at(states, _end_of(entry))[NEXT_TOKEN])
-        if state >= 0 and entry[NEXT_TOKEN] != NONE:
-            chosen = np.int64(entry[NEXT_TOKEN])
-            best = _after(states, state)
-            most = _votes(states, best, chosen == latest)
-        token = np.int64(entry[FIRST_EDGE])
-        compared = 0
-        while token != NONE and compared < COMPARED_BRANCHES:
-            edge = _int32_pointer(_search_table(header, state, token))
-            target = np.int64(edge[TARGET])
-            votes = _votes(states, target, token == latest)
-            if votes > most:
-                best, chosen, most = target, token, votes
-            token = np.int64(edge[NEXT_EDGE])
-            compared += 1
-        if state < 0:
-            for column in (SECOND_TOKEN, OLDEST_TOKEN):
-                token, target = np.int64(entry[column]), np.int64(entry[column + 1])
-                if target != 0:
-                    votes = _votes(states, target, token == latest)
-                    if votes > most:
-                        best, chosen, most = target, token, votes
-        if chosen != NONE:
-            out[j] = chosen
-            state = best
-            j += 1
-            continue
-        state = np.int64(entry[LINK])
-        if state == 0:
-            break
-    return j
-
-
-@_inlined
-def _votes(states, state, is_latest):
-    count = np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT
-    return 2 * count + (1 if is_latest else 0)
-
-
 @_inlined
 def _fetch_state(states, state):
     _prefetch(_address_of(states, state))
@@ -1065,8 +885,6 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
         if read >= min(np.int64(lengths[i]), token_ids.shape[1]):
             continue
         _fetch_state(header[STATES], text[LAST])
-        if text[AGREED] > 0:
-            _fetch_state(header[STATES], text[COPIED])
         _prefetch(
             np.int64(token_ids.ctypes.data) + row * token_ids.strides[0]
             + read * token_ids.strides[1]
@@ -1168,34 +986,22 @@ def extend_rows(
 
 
 @njit(nogil=True)
-def match_rows(automata, texts, slots, max_branches, out_matches):
-    """Find the match of each row; its length is 0 for rows that are skipped."""
-    for level in range(2):
-        for i in range(slots.size):
-            if slots[i] >= 0:
-                _fetch_match(automata, _pointer_of_row(texts, slots[i]), level)
+def place_rows(automata, texts, slots, out_places):
+    """Tell where each row's text stands; nowhere for rows that are skipped or have read nothing."""
     for i in range(slots.size):
-        if slots[i] >= 0:
-            text = _pointer_of_row(texts, slots[i])
-            _match(automata, text, max_branches, out_matches[i])
-        else:
-            out_matches[i] = 0
-
-
-@njit(nogil=True)
-def draft_rows(automata, texts, slots, matches, k, out_tokens, out_counts):
-    """Draft up to `k[i]` tokens from the match of each row; rows with `k[i]` < 1 are left alone."""
-    for i in range(slots.size):
-        if k[i] < 1 or slots[i] < 0 or matches[i, MATCH_LENGTH] == 0:
+        place = out_places[i]
+        place[PLACE_KIND] = NOWHERE
+        if slots[i] < 0:
             continue
-        limit = min(k[i], out_tokens.shape[1])
-        text, match = _pointer_of_row(texts, slots[i]), matches[i]
+        text = texts[slots[i]]
+        if text[LENGTH] == 0:
+            continue
         header = _pointer_of_row(automata, text[AUTOMATON])
-        state = np.int64(match[MATCH_STATE])
-        if header[SHARED] == 1 and state != 0:
-            out_counts[i] = _draft_most_frequent(header, state, limit, out_tokens[i])
-        else:
-            out_counts[i] = _draft(header, text[LAST], match[MATCH_END], limit, out_tokens[i])
+        place[PLACE_KIND] = LIVE
+        place[PLACE_HEADER] = _address_of_row(automata, text[AUTOMATON])
+        place[PLACE_STATE] = text[LAST]
+        place[PLACE_LENGTH] = _length_of(header[STATES], text[LAST])
+        place[PLACE_TEXT] = text[TEXT_WRITER]
 
 
 @njit(nogil=True)
@@ -1236,8 +1042,6 @@ _COLUMN = types.Array(types.int64, 1, "C")
 # Inputs may be views with strides, and read-only: the caller's arrays are never written to.
 _INPUT = types.Array(types.int32, 1, "A", readonly=True)
 _TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
-_OUTPUT = types.Array(types.int32, 1, "C")
-_OUTPUTS = types.Array(types.int32, 2, "C")
 _SIGNATURES = (
     (
         extend_rows,
@@ -1246,8 +1050,7 @@ _SIGNATURES = (
             _COLUMN, _TABLE,
         ),
     ),
-    (match_rows, (_TABLE, _TABLE, _INPUT, types.int64, _OUTPUTS)),
-    (draft_rows, (_TABLE, _TABLE, _INPUT, _OUTPUTS, _INPUT, _OUTPUTS, _OUTPUT)),
+    (place_rows, (_TABLE, _TABLE, _INPUT, _TABLE)),
     (free_blocks, (_COLUMN, _COLUMN)),
     (begin_table, (_COLUMN, _COLUMN, types.int64, types.int64)),
     (begin_moving, (_COLUMN, types.int64, types.int64)),

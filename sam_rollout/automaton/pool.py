@@ -72,6 +72,7 @@ class AutomatonPool:
         self._arena = Arena()
         self._directories: dict[int, _Directories] = {}
         self._directory_bytes = 0
+        self._opened = 0  # texts so far
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
         self._lanes = np.zeros(
             (kernels.SCOUT_COLUMNS, kernels.ROWS_SCOUTED * kernels.TOKENS_SCOUTED), np.int64
@@ -115,11 +116,12 @@ class AutomatonPool:
             raise ValueError(f"automaton {automaton} has open slots")
         self._free(automaton)
 
-    def open(self, automaton: int | None = None) -> int:
+    def open(self, automaton: int | None = None, group: int = 0) -> int:
         """Start an empty text and return its slot. Memory is taken when it reads a token.
 
         Args:
             automaton: one made by `create` to share; None for one to itself.
+            group: the same for texts that are siblings, below 2**31.
 
         Raises:
             IndexError: there is no such automaton.
@@ -129,6 +131,8 @@ class AutomatonPool:
         self._automata.require(automaton)
         slot = self._texts.open()
         self._texts.table[slot, kernels.AUTOMATON] = automaton
+        self._opened = (self._opened + 1) % (1 << kernels.GROUP_SHIFT)
+        self._texts.table[slot, kernels.TEXT_WRITER] = group << kernels.GROUP_SHIFT | self._opened
         return slot
 
     def close(self, slot: int) -> None:
@@ -148,18 +152,6 @@ class AutomatonPool:
         """Tokens read by the text in `slot`."""
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.LENGTH])
-
-    def match(self, slot: int) -> tuple[int, int]:
-        """(length, end) of the longest suffix of the text that something followed before.
-
-        `end` is the prefix that ends there. In a text with an automaton to itself it is the number
-        of tokens up to the earlier occurrence that the rule of `kernels.py` keeps, or up to an
-        older one where `max_link_updates` ended the update. (0, 0) when no token has repeated.
-        """
-        self._texts.require(slot)
-        matches = np.zeros((1, kernels.MATCH_WIDTH), np.int32)
-        self.match_rows(np.array([slot], np.int32), matches)
-        return int(matches[0, kernels.MATCH_LENGTH]), int(matches[0, kernels.MATCH_END])
 
     def places_of_automaton(self, automaton: int) -> int:
         """Places of one automaton for the tokens of its texts; `LARGEST_AUTOMATON` are the most."""
@@ -217,43 +209,14 @@ class AutomatonPool:
                 self._refuse(reason, row, slots, rows, token_ids, lengths)
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
-    def match_rows(self, slots: Int32Array, out_matches: Int32Array, max_branches: int = 0) -> None:
-        """`match` for a batch.
+    def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
+        """Where texts stand, to vote from (`continuations.py`); holds until the pool is changed.
 
         Args:
-            slots: int32[B], open slots; a negative one skips the row.
-            out_matches: int32[B, kernels.MATCH_WIDTH]; a length of 0 means no match.
-            max_branches: limit of counting the tokens that followed a match; for common matches
-                each costs a memory access.
+            slots: int32[B], open slots; a negative one is nowhere.
+            out_places: int64[B, PLACE_WIDTH].
         """
-        kernels.match_rows(
-            self._automata.table, self._texts.table, slots, max_branches, out_matches
-        )
-
-    def draft_rows(
-        self,
-        slots: Int32Array,
-        matches: Int32Array,
-        k: Int32Array,
-        out_tokens: Int32Array,
-        out_counts: Int32Array,
-    ) -> None:
-        """Draft what followed the matches just found.
-
-        From an automaton of its own, a row gets what followed its match or copy; from a
-        common one, at every token the way that most texts went.
-
-        Args:
-            slots, matches: as given to and by `match_rows`; nothing was read since.
-            k: int32[B], most tokens to draft for each row, capped by the width of `out_tokens`;
-                rows where it is below 1 are left alone.
-            out_tokens: int32[B, K], written where drafted; the rest keeps what it held.
-            out_counts: int32[B], tokens drafted, written where there is a match. Fewer than min(k,
-                K) only in a common automaton, where nothing followed in any text.
-        """
-        kernels.draft_rows(
-            self._automata.table, self._texts.table, slots, matches, k, out_tokens, out_counts
-        )
+        kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
     def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
         """Refuse types the kernels were not compiled for, and arrays of unequal length."""

@@ -10,7 +10,16 @@ import numpy.typing as npt
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import (
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    STATIC,
+    Int32Array,
+    Int64Array,
+)
 from sam_rollout.automaton.kernels import _int32_pointer
 from sam_rollout.automaton.static import (
     CLONE_LENGTH,
@@ -18,7 +27,6 @@ from sam_rollout.automaton.static import (
     EDGE_TARGET,
     EDGE_TOKEN,
     EDGES,
-    GOES_ON,
     HEADER_WIDTH,
     LINK,
     STATES,
@@ -36,8 +44,7 @@ WINDOW = 64
 READ = 0  # tokens of the row that it has read
 STATE = 1
 MATCH = 2  # length of the longest suffix that is a string of the automaton
-END = 3  # where to copy from, 0 for nowhere
-CURSOR_WIDTH = 4
+CURSOR_WIDTH = 3
 
 # Suffix links followed from a state that only ends documents to one that has a continuation.
 _MAX_STEPS_BACK = 8
@@ -73,19 +80,15 @@ class StaticMatcher:
         """What a row is attached to."""
         return self._automata[row]
 
-    def match(
+    def place(
         self,
         token_ids: Int32Array,
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
-        out_lengths: Int32Array,
+        out_places: Int64Array,
     ) -> None:
-        """Arguments as for `StaticSource.match`."""
-        match_rows(self._headers, self._cursors, token_ids, num_tokens, eligible, out_lengths)
-
-    def draft(self, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array) -> None:
-        """Arguments as for `StaticSource.draft`."""
-        draft_rows(self._headers, self._cursors, k, out_tokens, out_counts)
+        """Advance the cursors; arguments as for `Source.locate`."""
+        place_rows(self._headers, self._cursors, token_ids, num_tokens, eligible, out_places)
 
 
 @njit(nogil=True)
@@ -150,44 +153,18 @@ def _advance(header, cursor, token_ids, row, length):
 
 
 @njit(nogil=True)
-def match_rows(headers, cursors, token_ids, num_tokens, eligible, out_lengths):
-    """Advance the cursor of every eligible row that has an automaton; see `StaticMatcher`."""
-    for row in range(out_lengths.size):
-        header, cursor = headers[row], cursors[row]
-        out_lengths[row] = 0
-        cursor[END] = 0
+def place_rows(headers, cursors, token_ids, num_tokens, eligible, out_places):
+    """Advance the cursor of every eligible row that has an automaton, and tell where it stands."""
+    for row in range(num_tokens.size):
+        header, cursor, place = headers[row], cursors[row], out_places[row]
+        place[PLACE_KIND] = NOWHERE
         if header[TOKENS] == 0 or not eligible[row]:
             continue
         _advance(header, cursor, token_ids, row, min(np.int64(num_tokens[row]), token_ids.shape[1]))
-        state, match = np.int64(cursor[STATE]), np.int64(cursor[MATCH])
-        for _ in range(_MAX_STEPS_BACK):
-            if state == 0:
-                break
-            end = _int32_pointer(header[GOES_ON])[state]
-            if 0 < end < header[TOKENS]:
-                out_lengths[row] = match
-                cursor[END] = end
-                break
-            state, match = _shorter(header, state, match)
-
-
-@njit(nogil=True)
-def draft_rows(headers, cursors, k, out_tokens, out_counts):
-    """Copy from where the last match continues, at most to the end of the document."""
-    for row in range(k.size):
-        if k[row] <= 0:
-            continue
-        header = headers[row]
-        end, count = np.int64(cursors[row, END]), 0
-        if end > 0:
-            text = _int32_pointer(header[TEXT])
-            for j in range(min(k[row], out_tokens.shape[1], header[TOKENS] - end)):
-                token = text[end + j]
-                if token < 0 or token >= header[VOCABULARY]:
-                    break  # the separator, above all
-                out_tokens[row, j] = token
-                count += 1
-        out_counts[row] = count
+        place[PLACE_KIND] = STATIC
+        place[PLACE_HEADER] = np.int64(headers.ctypes.data) + row * (8 * HEADER_WIDTH)
+        place[PLACE_STATE] = cursor[STATE]
+        place[PLACE_LENGTH] = cursor[MATCH]
 
 
 _HEADERS = types.Array(types.int64, 2, "C")
@@ -196,15 +173,11 @@ _CURSORS = types.Array(types.int32, 2, "C")
 _INPUT = types.Array(types.int32, 1, "A", readonly=True)
 _TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
 _ELIGIBLE = types.Array(types.boolean, 1, "A", readonly=True)
-_OUT = types.Array(types.int32, 1, "A")
-_OUT_TOKENS = types.Array(types.int32, 2, "A")
+_PLACES = types.Array(types.int64, 2, "C")
 
 
 def warm_up() -> WarmUp:
     """Compile the kernels, or load them from numba's disk cache; as `kernels.warm_up`."""
     return compile_kernels(
-        (
-            (match_rows, (_HEADERS, _CURSORS, _TOKEN_IDS, _INPUT, _ELIGIBLE, _OUT)),
-            (draft_rows, (_HEADERS, _CURSORS, _INPUT, _OUT_TOKENS, _OUT)),
-        )
+        ((place_rows, (_HEADERS, _CURSORS, _TOKEN_IDS, _INPUT, _ELIGIBLE, _PLACES)),)
     )

@@ -26,7 +26,7 @@ CONTEXT_K = 3  # of the curve against context length, as published
 SEED = 11
 SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM, sides.NGRAM_24, sides.ARCTIC,
                 sides.ARCTIC_4)  # fmt: skip
-GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.LATEST_SIBLINGS, sides.FIRST,
+GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.FIRST,
                sides.NGRAM_24, sides.ARCTIC, sides.ARCTIC_4)  # fmt: skip
 # Of second epochs and of a run's own traces, where every source has something to draft from.
 EPOCH_SIDES = (sides.OWN, *sides.JOINED, sides.OWN_RUN, sides.ALL_SOURCES, sides.ARCTIC)

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.automaton.interface import MATCH_DISTANCE, MATCH_END, MATCH_STATE
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.traces import Int32Array, Trace
 from sam_rollout.config import SamConfig
@@ -176,30 +175,6 @@ class OwnSession(Session):
         return self.drafter.usage().bytes
 
 
-def _latest_session(
-    options: Mapping[str, Any], k: int, max_rows: int, max_length: int
-) -> OwnSession:
-    """Siblings without votes: they, too, copy what followed the latest occurrence.
-
-    A match without a state is drafted from where it ends, which is where it occurred last. Where
-    that is the end of the text itself, because another one began with all of it, the kernel would
-    take it for a periodic text and copy the draft: such a row keeps its votes.
-    """
-    session = OwnSession(options, k, max_rows, max_length)
-    for source in session.drafter.sources:
-        source.match = partial(_match_latest, source.match)  # type: ignore[method-assign]
-    return session
-
-
-def _match_latest(match: Callable[..., None], *texts: Any) -> None:
-    match(*texts)
-    matches = texts[-1]
-    is_own_end = (matches[:, MATCH_STATE] == matches[:, MATCH_END]) & (
-        matches[:, MATCH_DISTANCE] == 0
-    )
-    matches[~is_own_end, MATCH_STATE] = 0
-
-
 class _SourcesSession(OwnSession):
     """Our drafter with further sources, by their names, in a folder that ends with the session."""
 
@@ -320,7 +295,6 @@ OWN = "own"
 _JOINING = tuple(e.name for e in SOURCES if e.name != "own" and e.benchmark is not None)
 JOINED = tuple(f"own + {name}" for name in _JOINING)
 OWN_SIBLINGS = "own + siblings"
-LATEST_SIBLINGS = "own + siblings, latest"
 OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
@@ -336,7 +310,6 @@ def all_sides() -> list[Side]:
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
         *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
-        Side(LATEST_SIBLINGS, partial(_latest_session, _SIBLINGS)),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
         Side(FIRST, _FirstOccurrence),

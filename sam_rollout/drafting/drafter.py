@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, MATCH_WIDTH, Int32Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, PLACE_WIDTH, Int32Array
 from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.drafting.policy import COUNTED_BRANCHES, DraftPolicy
+from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Limits, Usage, make_sources
 from sam_rollout.verified import Offered, Verified
@@ -51,16 +51,11 @@ class SamDrafter:
         self._max_model_len = max_model_len
         self._max_draft_tokens = config.max_draft_tokens
         self.sources = make_sources(config.sources, Limits(max_rows, max_model_len))
-        compete = sum(source.competes for source in self.sources) > 1
-        # Chances are told apart by branches.
-        if config.draft_policy == "confidence" or config.gate.kind == "auto" or compete:
-            for source in self.sources:
-                source.max_branches = COUNTED_BRANCHES
-        self._policy = DraftPolicy(config, self.sources, max_rows)
+        self._policy = DraftPolicy(config, len(self.sources), max_rows)
         self.batch = DraftBatch(max_rows, config.max_draft_tokens)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
-        self._matches = np.zeros((len(self.sources), max_rows, MATCH_WIDTH), np.int32)
+        self._places = np.zeros((len(self.sources), max_rows, PLACE_WIDTH), np.int64)
         self._budget = np.zeros(max_rows, np.int32)
         self._steps = 0
         self._drafted_tokens = 0
@@ -118,7 +113,7 @@ class SamDrafter:
             )
         verified = self.batch.verify(token_ids, num_tokens, sampled)
         if self.batch.pending:
-            self._policy.learn(verified)
+            self._policy.learn(verified, token_ids, self.batch.length[: len(num_tokens)])
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
@@ -165,8 +160,8 @@ class SamDrafter:
         self._steps += 1
         self.batch.clear(rows)
         if gate_open:
-            for source, matches in zip(self.sources, self._matches, strict=True):
-                source.match(token_ids, num_tokens, eligible, matches[:rows])
+            for source, places in zip(self.sources, self._places, strict=True):
+                source.locate(token_ids, num_tokens, eligible, places[:rows])
             self._draft(num_tokens, max_tokens, least_chance)
         else:
             for source in self.sources:
@@ -178,21 +173,18 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Draft for each row from the source that the policy chose."""
+        """Draft for each row what its sources vote for."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._max_draft_tokens, out=budget)
-        k, chosen = self._policy.plan(self._matches, budget, batch.source, least_chance)
-        batch.pending = any(chosen)  # first: drafts of a source that fails are cleared, too
-        tokens, counts = batch.tokens[:rows], batch.counts[:rows]
-        for number, source in enumerate(self.sources):
-            if chosen[number]:
-                source.draft(self._matches[number, :rows], k[number], tokens, counts)
-        self._policy.hold_back(counts, batch.held_back[:rows])
+        batch.pending = True  # first: drafts of a source that fails are cleared, too
+        self._drafted_tokens += self._policy.draft(
+            self._places, budget, batch.tokens, batch.counts, batch.held_back, batch.source,
+            least_chance,
+        )  # fmt: skip
         batch.length[:rows] = num_tokens
-        self._drafted_tokens += int(np.add.reduce(counts))
 
     def step(
         self,

@@ -1,138 +1,149 @@
-"""Which source a row drafts from, how many tokens, and what became of them.
+"""Which tokens to draft, how many, and what became of them.
 
-Choice: of the sources that compete (own text and siblings), the one of whose draft more tokens are
-expected to be accepted, by the chances described below; while nothing is known of them, the longer
-match. Another source needs a match that is longer than all before it, by more than its bias. A tie
-goes to the source named first.
+Each token of a draft is a vote. Every source says, from where the text and its draft so far stand
+in the source's own texts, what may come next (`automaton/continuations.py`): after the longest
+suffix that went on there and after the next shorter one, the most frequent token and the latest.
+A vote weighs as much as votes of its class proved right: with a share p of them, -log(1 - p). Equal
+tokens add up, as if their votes failed independently (a noisy or), and the token with the largest
+sum is drafted. So sources need no order of precedence, and a source is as good as it proves to be.
 
 Length: a draft goes on while its next token's chance to be accepted is at least what the gate asks
 for (`auto` knows what a token costs) and, with policy `confidence`, `sam.min_confidence`; rows
 without such a token get no draft. One token more is drawn and held back: what the model samples in
 its place tells whether it would have been right, so that chances are learned where they are too low
-to draft, too. Nothing about a text or a model is built in: chances come from the
-drafts that this engine verified so far. Drafts are classed by what is known when they are made:
-their source, the length of the match, how many tokens have followed it, whether the one drafted was
-confirmed, how far back it lies, and how much of the request's previous draft was accepted. For each
-class and position two numbers are kept: how often a draft got there, and how often the token there
-was right. The chance of a position is the product of these shares up to there, the product-limit
-estimate of Kaplan and Meier (1958): it is not distorted by drafts that the policy itself ended
-early. A class with few drafts borrows from those of the same source and length, and these begin
-with the assumption that everything is accepted, so that an engine starts like policy `fixed` and
-learns within some thousand drafts.
+to draft, too. The chance is the product over the positions of a draft of the share of right tokens
+among those with as large a sum, at about the same position, after a draft of the same request that
+did as well; a class with few of them borrows from all with that sum, and these begin with the
+assumption that everything is right, so that an engine starts like policy `fixed` and learns within
+some thousand drafts. A product of shares of those that got there is not distorted by drafts that
+the policy itself ended early (the product-limit estimate of Kaplan and Meier, 1958).
+
+Nothing about a text or a model is built in but what weighs more at first: all is learned from the
+drafts that this engine verified.
 """
 
 import numpy as np
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.continuations import (
+    CLASSES,
+    LENGTH_CLASSES,
+    LEVELS,
+    VOTES_PER_LEVEL,
+    follow,
+    vote,
+)
 from sam_rollout.automaton.interface import (
-    MATCH_BRANCHES,
-    MATCH_CONFIRMED,
-    MATCH_DISTANCE,
-    MATCH_LENGTH,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_TEXT,
     Int32Array,
+    Int64Array,
 )
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import NO_SOURCE
-from sam_rollout.sources import Source
 from sam_rollout.verified import CHANCES, Offered, Verified
 
-# Lowest values of the classes but the first one.
-_LENGTHS = (2, 3, 4, 6, 8, 12, 16, 32)
-_BRANCHES = (1, 2, 3, 5, 9)  # 0 where a source does not tell
-COUNTED_BRANCHES = _BRANCHES[-1]
-_DISTANCES = (64, 256, 1024, 4096)
-_ACCEPTED = (1, 2)
-_CLASSES_PER_LENGTH = 2 * (len(_BRANCHES) + 1) * (len(_DISTANCES) + 1) * (len(_ACCEPTED) + 1)
-_CLASSES = (len(_LENGTHS) + 1) * _CLASSES_PER_LENGTH  # of one source
+# Votes of a class that was never seen: their share of right ones rises with the suffix's length.
+_FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
+_FIRST_WEIGHT = 4.0  # in votes
+_LARGEST_SHARE = 0.995
+_SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in training is followed
 
-# Drafts that an estimate borrows from the wider one: of its source and length, and above these the
-# assumption that everything is accepted.
+# A token's chance is told by its sum, its position and what was accepted of the draft before.
+_SUMS = 32
+_SUM_WIDTH = 0.25
+_POSITIONS, _BEFORE = 4, 3
+_CHANCE_CLASSES = _SUMS * _POSITIONS * _BEFORE
+# Tokens that an estimate borrows from the wider one: of its sum, and above these the assumption
+# that everything is accepted.
 _BORROWED = 8.0
 _ASSUMED = 4.0
-# Counts are halved when they reach this, so that a policy in training is followed.
-_CLASS_MEMORY = 1 << 12
-_LENGTH_MEMORY = 1 << 16
+_CHANCE_MEMORY = 1 << 14
 
 
 class DraftPolicy:
-    """Chooses sources and lengths, and learns from drafts that were verified.
+    """Drafts by vote, and learns from drafts that were verified.
 
     Args:
         config: validated.
-        sources: in order of precedence.
+        sources: how many there are.
         max_rows: most requests in one batch.
     """
 
-    def __init__(self, config: SamConfig, sources: list[Source], max_rows: int) -> None:
+    def __init__(self, config: SamConfig, sources: int, max_rows: int) -> None:
         warm_up()
-        count, positions = len(sources), config.max_draft_tokens
+        positions = config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = self._least > 0 or config.gate.kind == "auto"  # chances by position
+        # Of each class of votes: how many there were, how many were right; and their weight.
+        first = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
+        self._shares = np.zeros((2, sources * CLASSES))
+        self._shares[0] = _FIRST_WEIGHT
+        self._shares[1] = np.tile(first, sources) * _FIRST_WEIGHT
+        self._weights = -np.log1p(-np.tile(first, sources))
+        # The same of drafted tokens, by class and by sum alone.
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
+        # Of the drafts in flight: votes and the class of every token; chances of being accepted.
+        votes = sources * LEVELS * VOTES_PER_LEVEL
+        self._votes = np.zeros((max_rows, positions, 1 + 2 * votes), np.int32)
+        self._class = np.zeros((max_rows, positions), np.int32)
         self._chances = np.zeros((max_rows, positions), np.float32)
-        self._offered = np.zeros(max_rows, np.int32)
-        self._worth = np.zeros(max_rows, np.int32)  # of what is offered, that to hand over
-        self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
-        competes = np.array([source.competes for source in sources], np.int32)
-        self._competes = competes if competes.sum() > 1 else 0 * competes  # one alone need not
-        self._biases = np.array([source.bias for source in sources], np.int32)
-        # [class, position]: drafts that got to a position, and those whose token there was accepted
-        self._by_class = np.zeros((2, count * _CLASSES, positions), np.int32)
-        lengths = count * (len(_LENGTHS) + 1)
-        self._by_length = np.zeros((2, lengths, positions), np.int32)
-        self._class = np.zeros(max_rows, np.int32)  # of the drafts in flight
         self._accepted = np.zeros(max_rows, np.int32)  # of the request's draft before
-        self._k = np.zeros((count, max_rows), np.int32)
+        self._offered = np.zeros(max_rows, np.int32)
+        self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
         known = rows >= 0
-        for column in (self._class, self._accepted):
-            column[: len(rows)] = np.where(known, column[rows], 0)
+        count = len(rows)
+        self._accepted[:count] = np.where(known, self._accepted[rows], 0)
+        self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
+        self._class[:count] = self._class[rows]
 
-    def learn(self, verified: Verified) -> None:
-        """Learn what was right of the last drafts."""
-        _learn(
-            verified.judged, verified.right, verified.source, self._class, self._accepted,
-            self._by_class, self._by_length,
-        )  # fmt: skip
-
-    def plan(
-        self,
-        matches: Int32Array,
-        budget: Int32Array,
-        out_source: Int32Array,
-        least_chance: float = 0.0,
-    ) -> tuple[Int32Array, list[bool]]:
-        """Choose for each row a source and how many tokens to draft from it.
+    def learn(self, verified: Verified, token_ids: Int32Array, length: Int32Array) -> None:
+        """Learn what was right of the last drafts.
 
         Args:
-            matches: int32[sources, max_rows, MATCH_WIDTH].
-            budget: int32[B], most tokens to draft.
-            out_source: int32[max_rows], the source of every row, NO_SOURCE for none.
-            least_chance: of a token that is worth its time.
-
-        Returns:
-            k, int32[sources, B], tokens to draw, above 0 for at most one source per row; and
-            whether a source was chosen at all.
+            verified: what became of them.
+            token_ids: int32[R >= B, L], row i begins with the text of request i.
+            length: int32[B], of the texts when the drafts were made.
         """
-        chosen = _plan(
-            matches, self._competes, self._biases, budget, out_source, self._class,
-            self._accepted, self._by_class, self._by_length, self._k,
+        _learn(
+            verified.judged, verified.right, verified.source, token_ids, length, self._votes,
+            self._class, self._accepted, self._shares, self._weights, self._chances_of,
         )  # fmt: skip
-        if self._tells:
-            _end_drafts(
-                self._class, self._by_class, self._by_length, out_source, budget, self._least,
-                max(self._least, least_chance), self._k, self._chances, self._offered, self._worth,
-            )  # fmt: skip
-        return self._k[:, : len(budget)], [bool(chosen >> s & 1) for s in range(len(self._biases))]
 
-    def hold_back(self, counts: Int32Array, out_held_back: Int32Array) -> None:
-        """Take from `counts`, int32[B] tokens drawn, those that are not to be handed over."""
-        if self._tells:
-            np.subtract(counts, self._worth[: len(counts)], out=out_held_back)
-            np.maximum(out_held_back, 0, out=out_held_back)
-            counts -= out_held_back
+    def draft(
+        self,
+        places: Int64Array,
+        budget: Int32Array,
+        out_tokens: Int32Array,
+        out_counts: Int32Array,
+        out_held_back: Int32Array,
+        out_source: Int32Array,
+        least_chance: float = 0.0,
+    ) -> int:
+        """Draft for every row; return how many tokens that were, held back ones left out.
+
+        Args:
+            places: int64[sources, max_rows, PLACE_WIDTH], where the texts stand in each source.
+            budget: int32[B], most tokens to draft.
+            out_tokens: int32[max_rows, K], written where drafted or held back.
+            out_counts, out_held_back: int32[max_rows], tokens of each row.
+            out_source: int32[max_rows], the source whose votes for the first token weighed most,
+                NO_SOURCE where there was none.
+            least_chance: of a token that is worth its time.
+        """
+        return _draft(
+            places, budget, self._least, max(self._least, least_chance), out_tokens, out_counts,
+            out_held_back, out_source, self._votes, self._class, self._chances, self._offered,
+            self._accepted, self._weights, self._chances_of,
+        )  # fmt: skip
 
     def offered(self, verified: Verified) -> Offered | None:
         """What the last plan could have drafted, rows as they were then; None if nobody asks."""
@@ -146,71 +157,128 @@ class DraftPolicy:
 
 
 @njit(nogil=True)
-def _class_in(value, lowest):
-    number = 0
-    for bound in lowest:
-        if value < bound:
-            break
-        number += 1
-    return number
+def _share(table, number):
+    """Of a class's drafted tokens, the share that was right."""
+    wider = _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
+    share = (table[1, wider] + _ASSUMED) / (table[0, wider] + _ASSUMED)
+    return (table[1, number] + _BORROWED * share) / (table[0, number] + _BORROWED)
 
 
 @njit(nogil=True)
-def _class_of(source, match, accepted):
-    """Number of a draft's class."""
-    number = source * (len(_LENGTHS) + 1) + _class_in(match[MATCH_LENGTH], _LENGTHS)
-    number = number * (len(_BRANCHES) + 1) + _class_in(match[MATCH_BRANCHES], _BRANCHES)
-    number = 2 * number + match[MATCH_CONFIRMED]
-    number = number * (len(_DISTANCES) + 1) + _class_in(match[MATCH_DISTANCE], _DISTANCES)
-    return number * (len(_ACCEPTED) + 1) + _class_in(accepted, _ACCEPTED)
+def _count(table, number, is_right, memory):
+    table[0, number] += 1
+    table[1, number] += is_right
+    if table[0, number] >= memory:
+        table[0, number] *= 0.5
+        table[1, number] *= 0.5
 
 
 @njit(nogil=True)
-def _count(table, number, accepted, drafted, memory):
-    """Enter a draft; `table` is int32[2, classes, positions]."""
-    for position in range(min(accepted + 1, drafted)):
-        table[0, number, position] += 1
-        if position < accepted:
-            table[1, number, position] += 1
-    if table[0, number, 0] >= memory:
-        for position in range(table.shape[2]):
-            table[0, number, position] //= 2
-            table[1, number, position] //= 2
-
-
-@njit(nogil=True)
-def _share(by_class, by_length, number, position):
-    """Of a class's drafts that got to a position, the share whose token there was accepted."""
-    wider = number // _CLASSES_PER_LENGTH
-    share = (by_length[1, wider, position] + _ASSUMED) / (by_length[0, wider, position] + _ASSUMED)
-    return (by_class[1, number, position] + _BORROWED * share) / (
-        by_class[0, number, position] + _BORROWED
-    )
-
-
-@njit(nogil=True)
-def _end_drafts(
-    number, by_class, by_length, source, budget, least_offered, least, k, chances, offered, worth
-):
-    """Shorten the drafts of a plan to the tokens that are `worth` it and one to hold back.
-
-    Fills `chances` and `offered`, too: the tokens of a chance of at least `least_offered`.
-    """
+def _draft(
+    places, budget, least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
+    classes, chances, offered, accepted, weights, chances_of,
+):  # fmt: skip
+    """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`."""
+    sources = places.shape[0]
+    most_votes = (votes.shape[2] - 1) // 2
+    tokens, of_class = np.empty(most_votes, np.int64), np.empty(most_votes, np.int64)
+    origin = np.empty(most_votes, np.int64)
+    state, length = np.empty(sources, np.int64), np.empty(sources, np.int64)
+    total = 0
     for i in range(budget.size):
-        offered[i] = worth[i] = 0
-        if source[i] == NO_SOURCE:
-            if budget[i] < 1:
-                offered[i] = -1  # not asked for any
+        out_counts[i] = out_held_back[i] = offered[i] = 0
+        out_source[i] = NO_SOURCE
+        if budget[i] < 1:
+            offered[i] = -1  # not asked for any
             continue
-        chance = 1.0
-        for position in range(budget[i]):
-            chance *= _share(by_class, by_length, number[i], position)
-            chances[i, position] = chance
+        for s in range(sources):
+            state[s], length[s] = places[s, i, PLACE_STATE], places[s, i, PLACE_LENGTH]
+        chance, drawn, worth = 1.0, 0, 0
+        for j in range(budget[i]):
+            count = 0
+            for s in range(sources):
+                place = places[s, i]
+                if place[PLACE_KIND] == NOWHERE:
+                    continue
+                before = count
+                count = vote(
+                    place[PLACE_KIND], place[PLACE_HEADER], state[s], length[s], place[PLACE_TEXT],
+                    s * CLASSES, tokens, of_class, count,
+                )  # fmt: skip
+                for n in range(before, count):
+                    origin[n] = s
+            if count == 0:
+                break
+            best, most = 0, -1.0
+            for n in range(count):
+                weight = 0.0
+                for m in range(count):
+                    if tokens[m] == tokens[n]:
+                        weight += weights[of_class[m]]
+                if weight > most:
+                    best, most = n, weight
+            token = tokens[best]
+            votes[i, j, 0] = count
+            for n in range(count):
+                votes[i, j, 1 + n] = tokens[n]
+                votes[i, j, 1 + most_votes + n] = of_class[n]
+            if j == 0:
+                heaviest = 0.0
+                for s in range(sources):
+                    weight = 0.0
+                    for n in range(count):
+                        if origin[n] == s and tokens[n] == token:
+                            weight += weights[of_class[n]]
+                    if weight > heaviest:
+                        heaviest, out_source[i] = weight, s
+            number = min(np.int64(most / _SUM_WIDTH), _SUMS - 1)
+            number = number * _POSITIONS + min(j, _POSITIONS - 1)
+            number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
+            classes[i, j] = number
+            chance *= _share(chances_of, number)
+            chances[i, j] = chance
+            out_tokens[i, j] = token
+            drawn = j + 1
             if chance >= least_offered:
-                offered[i] = position + 1
-            if chance >= least:
-                worth[i] = position + 1
-        k[source[i], i] = min(worth[i] + 1, budget[i])
+                offered[i] = drawn
+            if chance < least:
+                break
+            worth = drawn
+            if j + 1 < budget[i]:
+                for s in range(sources):
+                    place = places[s, i]
+                    if place[PLACE_KIND] != NOWHERE:
+                        state[s], length[s] = follow(
+                            place[PLACE_KIND], place[PLACE_HEADER], state[s], length[s], token
+                        )
+        out_counts[i], out_held_back[i] = worth, drawn - worth
+        if drawn == 0:
+            accepted[i] = 0
+        total += worth
+    return total
+
+
+@njit(nogil=True)
+def _learn(
+    judged, right, source, token_ids, length, votes, classes, accepted, shares, weights, chances_of
+):  # fmt: skip
+    most_votes = (votes.shape[2] - 1) // 2
+    for i in range(source.size):
+        if source[i] == NO_SOURCE:
+            continue
+        for j in range(min(right[i] + 1, judged[i])):
+            token = token_ids[i, length[i] + j]
+            for n in range(votes[i, j, 0]):
+                number = votes[i, j, 1 + most_votes + n]
+                _count(shares, number, votes[i, j, 1 + n] == token, _SHARE_MEMORY)
+                share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
+                weights[number] = -np.log1p(-share)
+            number = classes[i, j]
+            is_right = j < right[i]
+            _count(chances_of, number, is_right, _CHANCE_MEMORY)
+            wider = _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
+            _count(chances_of, wider, is_right, _CHANCE_MEMORY)
+        accepted[i] = right[i]
 
 
 @njit(nogil=True)
@@ -234,82 +302,31 @@ def _sum_up(sampled, judged, right, chances, offered, tokens):
     return rows
 
 
-@njit(nogil=True)
-def _expected(by_class, by_length, number, budget):
-    """How many tokens of a draft of a class will be accepted."""
-    chance, accepted = 1.0, 0.0
-    for position in range(budget):
-        chance *= _share(by_class, by_length, number, position)
-        accepted += chance
-    return accepted
-
-
-@njit(nogil=True)
-def _learn(drafted, accepted, source, number, accepted_before, by_class, by_length):
-    for i in range(source.size):
-        if source[i] == NO_SOURCE:
-            continue
-        _count(by_class, number[i], accepted[i], drafted[i], _CLASS_MEMORY)
-        wider = number[i] // _CLASSES_PER_LENGTH
-        _count(by_length, wider, accepted[i], drafted[i], _LENGTH_MEMORY)
-        accepted_before[i] = accepted[i]
-
-
-@njit(nogil=True)
-def _plan(matches, competes, biases, budget, source, number, accepted, by_class, by_length, out_k):
-    """Fill `out_k` and `source`; return which sources were chosen, source s as bit s."""
-    chosen = 0
-    for i in range(budget.size):
-        best, longest, most = NO_SOURCE, 0, 0.0
-        for s in range(biases.size):
-            out_k[s, i] = 0
-            match_length = matches[s, i, MATCH_LENGTH]
-            if match_length == 0:
-                continue
-            # The first source is compared with none.
-            if s > 0 and not competes[s] and match_length <= longest + biases[s]:
-                continue
-            if competes[s] and budget[i] > 0:
-                class_ = _class_of(s, matches[s, i], accepted[i])
-                expected = _expected(by_class, by_length, class_, budget[i])
-                # While nothing is known of them, the longer match.
-                if expected > most or (expected == most and match_length > longest):
-                    best, most = s, expected
-            else:
-                best = s
-            longest = max(longest, match_length)
-        source[i] = NO_SOURCE
-        if best == NO_SOURCE or budget[i] < 1:
-            accepted[i] = 0
-            continue
-        chosen |= 1 << best
-        source[i] = best
-        number[i] = _class_of(best, matches[best, i], accepted[i])
-        out_k[best, i] = budget[i]
-    return chosen
-
-
 _INT32 = types.Array(types.int32, 1, "C")
 _INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_TABLE = types.Array(types.int32, 3, "C")
+_TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
+_INT32_2D = types.Array(types.int32, 2, "C")
+_INT32_3D = types.Array(types.int32, 3, "C")
 _CHANCES = types.Array(types.float32, 2, "C")
+_FLOATS = types.Array(types.float64, 1, "C")
+_TABLE = types.Array(types.float64, 2, "C")
 _SIGNATURES = (
-    (_learn, (*[_INT32] * 5, _TABLE, _TABLE)),
     (
-        _plan,
+        _draft,
         (
-            _TABLE, _INT32, _INT32, _INT32, _INT32, _INT32, _INT32, _TABLE, _TABLE,
-            types.Array(types.int32, 2, "C"),
+            types.Array(types.int64, 3, "C"), _INT32, types.float64, types.float64, _INT32_2D,
+            _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32, _FLOATS,
+            _TABLE,
         ),
     ),
     (
-        _end_drafts,
+        _learn,
         (
-            _INT32, _TABLE, _TABLE, _INT32, _INT32, types.float64, types.float64,
-            types.Array(types.int32, 2, "C"), _CHANCES, _INT32, _INT32,
+            _INT32, _INT32, _INT32, _TOKEN_IDS, _INPUT, _INT32_3D, _INT32_2D, _INT32, _TABLE,
+            _FLOATS, _TABLE,
         ),
     ),
-    (_sum_up, (_INPUT, _INT32, _INT32, _CHANCES, _INT32, types.Array(types.float64, 2, "C"))),
+    (_sum_up, (_INPUT, _INT32, _INT32, _CHANCES, _INT32, _TABLE)),
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def check_sources(sections: Any) -> None:
 
 
 def make_sources(sections: Any, limits: Limits) -> list[Source]:
-    """Make the enabled sources in order of precedence, those that compete before the others.
+    """Make the enabled sources, in order.
 
     Args:
         sections: `SamConfig.sources`: a checked section for each entry, by name.
@@ -70,4 +70,4 @@ def make_sources(sections: Any, limits: Limits) -> list[Source]:
                     "in SourceEntry.metrics"
                 )
             made.append(source)
-    return sorted(made, key=lambda source: not source.competes)
+    return made

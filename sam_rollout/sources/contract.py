@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
@@ -39,29 +39,20 @@ class Usage(NamedTuple):
 
 
 class Source:
-    """Text that requests match against, and draft from.
+    """Text that requests draft from.
 
     The drafter calls, in every engine step: `bind` if the batch has changed; then, gate open,
-    `match` and `draft` or, gate closed, `catch_up`; last `settle`. Rows keep their meaning from one
-    `bind` to the next. A source that cannot serve a row reports a match of length 0; it never
-    raises for the content of a row.
+    `locate` or, gate closed, `catch_up`; last `settle`. Rows keep their meaning from one `bind` to
+    the next. A source that cannot serve a row places it nowhere; it never raises for the content of
+    a row.
 
     Attributes:
         name: as under `sam.sources`.
-        bias: tokens by which a match has to be longer than the best match of the sources before
-            it, to be drafted from: strictly longer at 0. Without meaning for sources that compete.
-        competes: chosen against the others that compete by the tokens that are expected to be
-            accepted, whichever match is longer.
         needs_identity: asks who a request is, not only which row it is in.
-        max_branches: up to how many the continuations of a match are to be counted; the drafter
-            sets it where they are asked for.
     """
 
     name: str
-    bias: int = 0
-    competes: bool = False
     needs_identity: bool = False
-    max_branches: int = 0
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -75,7 +66,7 @@ class Source:
         raise NotImplementedError
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Read what is new in each row, without drafting. A source may leave that to `match`.
+        """Read what is new in each row, without drafting. A source may leave that to `locate`.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -83,33 +74,20 @@ class Source:
             eligible: bool[B]; rows where it is False are left alone.
         """
 
-    def match(
+    def locate(
         self,
         token_ids: Int32Array,
         num_tokens: Int32Array,
         eligible: np.ndarray,
-        out_matches: Int32Array,
+        out_places: Int64Array,
     ) -> None:
-        """Read what is new, then find each row's longest suffix that the source can continue.
+        """Read what is new, then tell where each row's text stands in the source's texts.
 
         Args:
             token_ids, num_tokens, eligible: as for `catch_up`.
-            out_matches: int32[B, MATCH_WIDTH] (`automaton.interface`). Of every row at least the
-                column MATCH_LENGTH is written: 0 for no match, and where it is not eligible.
-        """
-        raise NotImplementedError
-
-    def draft(
-        self, matches: Int32Array, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array
-    ) -> None:
-        """Copy what followed the matches found last.
-
-        Args:
-            matches: int32[B, MATCH_WIDTH], as `match` wrote them.
-            k: int32[B], most tokens to draft; 0 for rows that draft from another source, whose
-                outputs have to be left as they are.
-            out_tokens: int32[B, K].
-            out_counts: int32[B], tokens drafted.
+            out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), to hold until the source is
+                called again. Of every row at least the column PLACE_KIND is written: NOWHERE where
+                the source knows nothing, and where the row is not eligible.
         """
         raise NotImplementedError
 
@@ -146,8 +124,7 @@ class SourceEntry:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
         make: builds the source from its checked section, in the engine's worker.
-        order: of precedence; a tie between matches goes to the lower one. Sources that compete
-            come before all others.
+        order: in which sources are asked and listed.
         metrics: what `counters` and `levels` report, names without `sam/draft/`.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing), before a model is loaded.

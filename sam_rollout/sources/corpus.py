@@ -1,8 +1,6 @@
 """The source `corpus`: one text for all requests, prepared by `sam-rollout corpus build`.
 
-What responses share across prompts (phrases, notation, the steps of a method) is short compared
-with what a request repeats of itself, so the corpus is drafted from only where its match is longer
-by more than `l_bias` (SAM-Decoding, arXiv 2411.10666).
+It holds what responses share across prompts: phrases, notation, the steps of a method.
 """
 
 from __future__ import annotations
@@ -40,11 +38,6 @@ class CorpusSourceConfig(Section):
         "",
         allowed="a file made by `sam-rollout corpus build`",
         meaning="The corpus.",
-    )
-    l_bias: int = setting(
-        5,
-        minimum=0,
-        meaning="The corpus is drafted from if its match is longer by more tokens than this.",
     )
     max_bytes: int = setting(
         8_000_000_000,
@@ -132,7 +125,6 @@ class CorpusSource(StaticTexts):
 
         check_corpus(config)
         super().__init__(limits)
-        self.bias = config.l_bias
         self._automaton, _ = open_mapped(_file_of(config))
         self._row_of: dict[str, int] = {}
 

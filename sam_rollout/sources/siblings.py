@@ -13,6 +13,7 @@ them at once for seconds. One that loses its automaton does without until it end
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -197,7 +198,7 @@ class SiblingTexts(LiveTexts):
                 self._groups[key] = _Group(self.pool.create())
             self._key_of[request_id] = key
             group = self._groups[key]
-            group.slots[request_id] = self.pool.open(group.automaton)
+            group.slots[request_id] = self.pool.open(group.automaton, _number_of(identity))
         group = self._groups[key]
         if not (self._of_run and group.is_over):  # what was replaced is given up first
             self._groups.move_to_end(key)
@@ -239,6 +240,13 @@ class SiblingTexts(LiveTexts):
         for slot in group.slots.values():
             self.pool.close(slot)
         self.pool.destroy(group.automaton)
+
+
+def _number_of(identity: RequestIdentity | None) -> int:
+    """The same for siblings, to tell their texts from those of other prompts; below 2**31."""
+    if identity is None:
+        return 0
+    return zlib.crc32(f"{identity.split}/{identity.step}/{identity.group}".encode()) >> 1
 
 
 SOURCE = SourceEntry(

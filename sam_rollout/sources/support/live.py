@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
@@ -20,8 +20,6 @@ class LiveTexts(Source):
         pool: the automata.
         evictions: automata given up so far.
     """
-
-    competes = True
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.pool import AutomatonPool  # compiles
@@ -41,22 +39,16 @@ class LiveTexts(Source):
         np.copyto(active, self._slots[:batch], where=eligible)
         self.pool.extend(active, self._rows[:batch], token_ids, num_tokens)
 
-    def match(
+    def locate(
         self,
         token_ids: Int32Array,
         num_tokens: Int32Array,
         eligible: np.ndarray,
-        out_matches: Int32Array,
+        out_places: Int64Array,
     ) -> None:
-        """Catch up, then find each row's match."""
+        """Catch up, then tell where each row stands."""
         self.catch_up(token_ids, num_tokens, eligible)
-        self.pool.match_rows(self._active[: len(num_tokens)], out_matches, self.max_branches)
-
-    def draft(
-        self, matches: Int32Array, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array
-    ) -> None:
-        """Draft from the matches found last."""
-        self.pool.draft_rows(self._active[: len(k)], matches, k, out_tokens, out_counts)
+        self.pool.place_rows(self._active[: len(num_tokens)], out_places)
 
     def usage(self) -> Usage:
         """Of the pool."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam_rollout.automaton.interface import MATCH_LENGTH, Int32Array
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.sources.contract import Limits, Source
 
 
@@ -15,23 +15,14 @@ class StaticTexts(Source):
         from sam_rollout.automaton.static_match import StaticMatcher  # compiles
 
         self._matcher = StaticMatcher(limits.max_rows)
-        self._lengths = np.zeros(limits.max_rows, np.int32)
 
-    def match(
+    def locate(
         self,
         token_ids: Int32Array,
         num_tokens: Int32Array,
         eligible: np.ndarray,
-        out_matches: Int32Array,
+        out_places: Int64Array,
     ) -> None:
-        """Catch up, then find each row's match; only its length is known."""
+        """Catch up, then tell where each row stands."""
         self.catch_up(token_ids, num_tokens, eligible)
-        lengths = self._lengths[: len(num_tokens)]
-        self._matcher.match(token_ids, num_tokens, eligible, lengths)
-        out_matches[:, MATCH_LENGTH] = lengths
-
-    def draft(
-        self, matches: Int32Array, k: Int32Array, out_tokens: Int32Array, out_counts: Int32Array
-    ) -> None:
-        """Draft from the matches found last, which the cursors remember."""
-        self._matcher.draft(k, out_tokens, out_counts)
+        self._matcher.place(token_ids, num_tokens, eligible, out_places)
