@@ -145,7 +145,8 @@ class SourceEntry:
     Attributes:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
-        make: builds the source from its checked section, in the engine's worker.
+        make: builds the source from its checked section, in the engine's worker; None where it
+            has nothing to work with.
         order: of precedence; a tie between matches goes to the lower one. Sources that compete
             come before all others.
         metrics: what `counters` and `levels` report, names without `sam/draft/`.
@@ -157,7 +158,7 @@ class SourceEntry:
 
     name: str
     section: type[Section]
-    make: Callable[[Any, Limits], Source]
+    make: Callable[[Any, Limits], Source | None]
     order: int
     metrics: tuple[Metric, ...] = ()
     check: Callable[[Any], object] | None = None

@@ -43,7 +43,9 @@ OFF = SamConfig(enabled=False)
 
 def drafting(threshold: int, pad_drafts: str = "auto") -> SamConfig:
     return SamConfig(
-        max_draft_tokens=DRAFT_TOKENS, gate=GateConfig(threshold=threshold), pad_drafts=pad_drafts
+        max_draft_tokens=DRAFT_TOKENS,
+        gate=GateConfig("threshold", threshold),
+        pad_drafts=pad_drafts,
     )
 
 

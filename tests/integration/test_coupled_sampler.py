@@ -23,7 +23,7 @@ SIBLINGS = 4  # of each of 24 prompts
 MAX_TOKENS = 200
 COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
-ALWAYS = GateConfig(threshold=10_000)
+ALWAYS = GateConfig("threshold", 10_000)
 # Room for few tokens: 13 usable blocks hold eight prompts, but not eight responses (requests are
 # preempted and computed anew), and no step holds the first prompt, of 54 tokens.
 SMALL = {
@@ -81,7 +81,7 @@ def reference(engine_of, prompts) -> list[Any]:
 @pytest.mark.parametrize(
     "sam",
     [
-        SamConfig(gate=GateConfig(threshold=16)),
+        SamConfig(gate=GateConfig("threshold", 16)),
         SamConfig(max_draft_tokens=1, gate=ALWAYS),
         SamConfig(max_draft_tokens=8, gate=ALWAYS),
     ],

@@ -42,7 +42,7 @@ UNEQUAL = [
 SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most requests: draft tokens
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
-    "threshold": GateConfig(threshold=2),
+    "threshold": GateConfig("threshold", 2),
     "auto": GateConfig(kind="auto"),
 }
 

@@ -21,7 +21,7 @@ from tests.unit.test_configs import composed
 
 PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
 OFF = SamConfig(enabled=False)
-FILLED_UP = SamConfig(gate=GateConfig(threshold=THRESHOLD), pad_drafts="always")
+FILLED_UP = SamConfig(gate=GateConfig("threshold", THRESHOLD), pad_drafts="always")
 COUPLED = RolloutSamplerConfig("coupled")
 
 

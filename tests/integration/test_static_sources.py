@@ -20,7 +20,7 @@ REQUESTS = 4
 
 
 def sam(**sources: Any) -> SamConfig:
-    return SamConfig(gate=GateConfig(threshold=REQUESTS), sources=SourcesConfig(**sources))
+    return SamConfig(gate=GateConfig("threshold", REQUESTS), sources=SourcesConfig(**sources))
 
 
 def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:

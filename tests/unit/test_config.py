@@ -52,7 +52,7 @@ FULL = {
 
 def test_round_trip_through_json():
     config = SamConfig.from_mapping(FULL)
-    assert config.gate == GateConfig(threshold=12, schedule={4: 2}, exploration=0.01)
+    assert config.gate == GateConfig("threshold", 12, schedule={4: 2}, exploration=0.01)
     others = SamConfig().to_mapping()["sources"]  # a source more changes nothing here
     assert config.to_mapping() == {**FULL, "sources": others | FULL["sources"]}
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
@@ -63,7 +63,7 @@ def test_round_trip_through_json():
 
 def test_absent_keys_take_the_defaults():
     assert SamConfig.from_mapping({}) == SamConfig()
-    assert SamConfig.from_mapping({"gate": {"threshold": 3}}).gate == GateConfig(threshold=3)
+    assert SamConfig.from_mapping({"gate": {"threshold": 3}}).gate == GateConfig("threshold", 3)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_refusals_name_field_value_and_what_is_allowed(change, message):
 
 def test_construction_validates_as_well():
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
-        GateConfig(threshold=-1)
+        GateConfig("threshold", -1)
     with pytest.raises(ConfigError, match=r"sam\.gate = \{\}: must be"):
         SamConfig(gate={})
     with pytest.raises(ConfigError, match=r"rollout_telemetry\.tail_threshold = -2"):
@@ -202,12 +202,12 @@ def test_drafts_that_no_step_can_score_are_refused():
     with pytest.raises(ConfigError, match=r"^sam\.max_draft_tokens = 3: must be less than"):
         check_engine_limits(SamConfig(), **{**LIMITS, "max_num_batched_tokens": 3})
     assert check_engine_limits(
-        SamConfig(gate=GateConfig(threshold=1)), **{**LIMITS, "max_num_batched_tokens": 4}
+        SamConfig(gate=GateConfig("threshold", 1)), **{**LIMITS, "max_num_batched_tokens": 4}
     ) == []  # fmt: skip
 
 
 def test_a_batch_that_cannot_draft_in_full_is_noted():
-    config = SamConfig(gate=GateConfig(threshold=100))
+    config = SamConfig(gate=GateConfig("threshold", 100))
     assert check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 64}) == []
     notes = check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 63})
     assert len(notes) == 1 and notes[0].startswith("16 requests may draft at once")

@@ -8,6 +8,8 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
+# Of the automata, for an estimate before there are any.
+LIVE_BYTES_PER_TOKEN = 50
 
 
 class LiveTexts(Source):

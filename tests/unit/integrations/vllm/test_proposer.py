@@ -41,7 +41,7 @@ class Runner:
     def __init__(self, *, siblings: bool = False) -> None:
         config = SamConfig(
             max_draft_tokens=K,
-            gate=GateConfig(threshold=2),
+            gate=GateConfig("threshold", 2),
             sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
