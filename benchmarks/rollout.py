@@ -205,10 +205,18 @@ def main() -> None:
             "tail_threshold": TAIL_THRESHOLD,
             "rounds": arguments.rounds,
         },
+        "identical": identical(epochs),
         "epochs": [{"summary": summarise(rounds), "rounds": rounds} for rounds in epochs],
     }
     print(section("rollout_tiny_cpu", result))
     write_record(result, arguments.output)
+
+
+def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, float]:
+    """Share of each side's responses that are those of `off`, token for token."""
+    rounds = [one for rounds in epochs for one in rounds]
+    total = sum(one[BASE]["responses"] for one in rounds)
+    return {side: sum(one[side]["identical"] for one in rounds) / total for side in rounds[0]}
 
 
 def measure(

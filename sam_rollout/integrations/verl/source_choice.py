@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 from pyarrow.lib import ArrowInvalid
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON
 from sam_rollout.config import RunConfig, SourcesConfig
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.history import DISK_BYTES_PER_TOKEN
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 
 # Of the limits of what a run shares: a step may take several rounds, and more than one step has to
 # fit, or the scope `run` would hold little that `prompt` does not.
@@ -27,14 +26,12 @@ ROUND_SHARE = 4
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
-    """Decide what is left to the run; nothing where nothing is drafted.
+    """Decide what is left to the run; without drafts, too: both sides of a comparison say the same.
 
     Args:
         config: As composed, its layout checked.
         run: Our settings of it.
     """
-    if not run.sam.enabled:
-        return run
     sources, _ = _settled(config, run)
     return replace(run, sam=replace(run.sam, sources=sources))
 
@@ -67,7 +64,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SourcesConfig, list[st
     if sources.siblings.enabled and sources.siblings.scope == "auto":
         tokens = draft_texts(config, run).response_tokens_of_engine
         most = sources.siblings.max_bytes // LIVE_BYTES_PER_TOKEN
-        most = min(most, LARGEST_AUTOMATON) // ROUND_SHARE
+        most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
         scope = "run" if tokens <= most else "prompt"
         sources = replace(sources, siblings=replace(sources.siblings, scope=scope))
         lines.append(
