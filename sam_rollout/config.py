@@ -106,7 +106,7 @@ else:
 
 def sources_of(*names: str) -> SourcesConfig:
     """The registered sources of these names with their defaults, and all others off."""
-    return SourcesConfig(**{e.name: e.section(enabled=e.name in names) for e in SOURCES})
+    return SourcesConfig.from_mapping({e.name: {"enabled": e.name in names} for e in SOURCES})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
@@ -60,7 +61,8 @@ def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
 
 
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SourcesConfig, list[str]]:
-    sources, lines = run.sam.sources, []
+    sources: Any = run.sam.sources  # its fields are those of the registry
+    lines = []
     if sources.siblings.enabled and sources.siblings.scope == "auto":
         tokens = draft_texts(config, run).response_tokens_of_engine
         most = sources.siblings.max_bytes // LIVE_BYTES_PER_TOKEN
