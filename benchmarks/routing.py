@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.measuring import load_prompts, parser, read_record, requests_of, turns, write_record
@@ -51,12 +52,10 @@ def router_of(rule: str, replicas: int) -> LeastLoaded:
 
 def sources() -> dict[str, Any]:
     """Name -> configuration of each engine."""
-    from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
-    from sam_rollout.sources.siblings import SiblingsSourceConfig
+    from sam_rollout.config import ARTICLE, GateConfig, sources_of
 
-    gate = GateConfig(threshold=THRESHOLD)
-    siblings = SourcesConfig(siblings=SiblingsSourceConfig(enabled=True))
-    return {"own": SamConfig(gate=gate), "siblings": SamConfig(gate=gate, sources=siblings)}
+    own = replace(ARTICLE, gate=GateConfig("threshold", THRESHOLD))
+    return {"own": own, "siblings": replace(own, sources=sources_of("own", "siblings"))}
 
 
 def rollout(

@@ -41,7 +41,7 @@ from benchmarks.measuring import (
     write_record,
 )
 from sam_rollout.bench.machine import machine
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.validation import RECORD, TRACES, Validation
 
@@ -67,9 +67,8 @@ PARTS: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
 def _engine(k: int) -> Any:
     from sam_rollout.integrations.vllm.offline import offline_engine
 
-    sam = SamConfig(
-        enabled=k > 0, max_draft_tokens=max(k, 1), gate=GateConfig(threshold=MAX_NUM_SEQS)
-    )
+    gate = GateConfig("threshold", MAX_NUM_SEQS)
+    sam = dataclasses.replace(ARTICLE, enabled=k > 0, max_draft_tokens=max(k, 1), gate=gate)
     return offline_engine(
         str(MODEL),
         sam,

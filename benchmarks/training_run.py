@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+CPU_FILE = "engine_cpu_s.json"
+ENGINE_PROCESS = "EngineCore"  # vLLM calls itself so
+POLL_S = 0.5
 
 
 def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
@@ -24,6 +31,9 @@ def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+        ended = threading.Event()
+        watch = threading.Thread(target=_watch_engine, args=(process.pid, run_dir, ended))
+        watch.start()
         follower = REPOSITORY / "scripts" / "lib" / "follow_run.py"
         try:
             command = [sys.executable, follower, run_dir, "--pid", str(process.pid)]
@@ -31,5 +41,35 @@ def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
         except BaseException:  # an interrupt, too: never leave the run behind
             process.terminate()
             raise
+        finally:
+            ended.set()
+            watch.join()
         if process.wait() != 0:
             raise RuntimeError(f"the run ended with {process.returncode}; see {run_dir}/log.txt")
+
+
+def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
+    """Write down the processor time of the run's engines after the first training step, seconds.
+
+    Looked at twice a second until the run ends. On a CPU an engine is one process.
+    """
+    steps, engines, used, first = run_dir / "sam" / "train_steps.jsonl", {}, {}, None
+    while not ended.wait(POLL_S):
+        try:
+            for child in psutil.Process(pid).children(recursive=True):
+                if child.pid not in engines and ENGINE_PROCESS in " ".join(child.cmdline()):
+                    engines[child.pid] = child
+            for number, engine in engines.items():
+                times = engine.cpu_times()
+                used[number] = times.user + times.system
+        except psutil.Error:
+            continue  # it is ending, or the run is
+        if first is None and steps.exists() and steps.stat().st_size:
+            first = sum(used.values())
+    if first is not None:
+        (run_dir / CPU_FILE).write_text(json.dumps(sum(used.values()) - first), encoding="utf-8")
+
+
+def read_cpu_s(run_dir: Path) -> float:
+    """Processor time that a finished run's engines took after its first training step, seconds."""
+    return json.loads((run_dir / CPU_FILE).read_text(encoding="utf-8"))

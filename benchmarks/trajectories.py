@@ -11,6 +11,7 @@ responses; where two part, how far the random number would have to move to draw 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.measuring import (
@@ -33,14 +34,14 @@ TIE = 1e-5
 
 def settings(dtype: str) -> dict[str, Any]:
     """Name -> drafting of each engine; the first is the reference."""
-    from sam_rollout.config import GateConfig, SamConfig
+    from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
-    always = GateConfig(threshold=MAX_NUM_SEQS)
+    always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     for threshold in (8, 32):
-        found[f"k=3, gate {threshold}"] = SamConfig(gate=GateConfig(threshold=threshold))
+        found[f"k=3, gate {threshold}"] = replace(ARTICLE, gate=GateConfig("threshold", threshold))
     for k in range(1, 9) if dtype == "float32" else (3, 8):
-        found[f"k={k}, always"] = SamConfig(max_draft_tokens=k, gate=always)
+        found[f"k={k}, always"] = replace(ARTICLE, max_draft_tokens=k, gate=always)
     return found
 
 

@@ -23,17 +23,17 @@ MAX_DRAFT_TOKENS = 32
 class GateConfig(Section):
     """When to draft, and how many tokens at most.
 
-    `threshold`: at most so many running requests (the article's long-tail condition, section 3.2:
-    8 of 128 for Qwen3-32B). 0 never drafts. `closed`: never, whatever the threshold; what is left
-    is the cost of the path itself (the matched baseline). `schedule`: most running requests ->
-    draft tokens; above the largest number nothing. Its keys are kept as text, as in JSON. `auto`:
-    what the engine's own step times and acceptance make fastest; trying budgets out may lose the
-    share `exploration` of step time.
+    `auto`: what the engine's own step times and acceptance make fastest; trying budgets out may
+    lose the share `exploration` of step time. `threshold`: at most so many running requests (the
+    article's long-tail condition, section 3.2: 8 of 128 for Qwen3-32B). 0 never drafts. `closed`:
+    never, whatever the threshold; what is left is the cost of the path itself (the matched
+    baseline). `schedule`: most running requests -> draft tokens; above the largest number nothing.
+    Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
 
-    kind: str = setting("threshold", choices=("threshold", "closed", "schedule", "auto"))
+    kind: str = setting("auto", choices=("auto", "threshold", "closed", "schedule"))
     threshold: int = setting(8, minimum=0)
     schedule: dict = dataclasses.field(default_factory=dict, hash=False)
     exploration: float = setting(0.005, minimum=0, maximum=0.1)
@@ -104,21 +104,27 @@ else:
     )
 
 
+def sources_of(*names: str) -> SourcesConfig:
+    """The registered sources of these names with their defaults, and all others off."""
+    return SourcesConfig.from_mapping({e.name: {"enabled": e.name in names} for e in SOURCES})
+
+
 @dataclasses.dataclass(frozen=True)
 class SamConfig(Section):
     """Speculation as a whole; the Hydra group `sam`.
 
-    `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
-    article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many. `confidence`:
-    fewer, a draft ends where the next token's chance to be accepted falls below `min_confidence`;
-    chances are learned from what the engine accepts. `pad_drafts`: whether drafts are filled up to
-    k, so that steps keep the shape of a captured graph; `auto`: where the engine's graphs need it.
+    The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
+    `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
+    `draft_policy` `fixed`: always that many. `confidence`: fewer, a draft ends where the next
+    token's chance to be accepted falls below `min_confidence`; chances are learned from what the
+    engine accepts. `pad_drafts`: whether drafts are filled up to k, so that steps keep the shape of
+    a captured graph; `auto`: where the engine's graphs need it.
     """
 
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
-    max_draft_tokens: int = setting(3, minimum=1, maximum=MAX_DRAFT_TOKENS)
+    max_draft_tokens: int = setting(8, minimum=1, maximum=MAX_DRAFT_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
@@ -141,6 +147,12 @@ class SamConfig(Section):
                     budget,
                     f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
                 )
+
+
+# `sam=article`: the article's drafts (section 3.2), from the request's own text and with its gate.
+ARTICLE = SamConfig(
+    max_draft_tokens=3, gate=GateConfig(kind="threshold", threshold=8), sources=sources_of("own")
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.launch import validate
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
+from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.sizing import (
     GIB,
@@ -121,7 +122,7 @@ def sections(
         ("Run", _run_rows(config, layout)),
         ("Parallelism", _parallelism_rows(config, run.sam, layout)),
         ("Batch", _batch_rows(config, run, layout)),
-        ("Speculation", _speculation_rows(run)),
+        ("Speculation", _speculation_rows(config, run)),
         (
             f"Memory of a {device} while training, estimated",
             _training_rows(config, layout, memory),
@@ -230,14 +231,21 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
     ]
 
 
-def _speculation_rows(run: RunConfig) -> list[Row]:
+def _speculation_rows(config: DictConfig, run: RunConfig) -> list[Row]:
     sam = run.sam.to_mapping()
     sources = [name for name, source in sam["sources"].items() if source["enabled"]]
+    if not run.sam.enabled:
+        return [("sam.enabled", "false"), ("tail threshold", str(run.telemetry.tail_threshold))]
+    kept = draft_texts(config, run).bytes_of(run.sam.sources)
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
+    memory = f"{_gib(sum(kept.values())).strip()} at most ({parts})"
     return [
-        ("sam.enabled", str(run.sam.enabled).lower()),
+        ("sam.enabled", "true"),
         ("sam.max_draft_tokens", str(run.sam.max_draft_tokens)),
         ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam["gate"].items())),
         ("sam.sources", ", ".join(sources)),
+        *(("decided", line) for line in explain_sources(config)),
+        ("an engine's host memory", memory),
         ("tail threshold", str(run.telemetry.tail_threshold)),
     ]
 

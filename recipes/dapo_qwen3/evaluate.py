@@ -481,7 +481,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     configurations = {
         "off": SamConfig(enabled=False),
         "on": SamConfig(
-            max_draft_tokens=k, gate=GateConfig(threshold=options.gate or options.max_num_seqs)
+            max_draft_tokens=k, gate=GateConfig("threshold", options.gate or options.max_num_seqs)
         ),
     }
     sampler = RolloutSamplerConfig(kind=options.rollout_sampler)

@@ -20,7 +20,7 @@ import numpy as np
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.traces import Int32Array, Trace
-from sam_rollout.config import SamConfig
+from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
@@ -109,10 +109,11 @@ class _OpenGate:
 
 
 class OwnSession(Session):
-    """Our drafter, configured by a mapping of the group `sam`."""
+    """Our drafter, configured by a mapping of the group `sam`: own text and what it names."""
 
     def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
-        config = SamConfig.from_mapping({"max_draft_tokens": k, **options})
+        sources = {**sources_of("own").to_mapping(), **options.get("sources", {})}
+        config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
         self._k = k
         self._identities: dict[str, RequestIdentity] = {}
         self._session = DraftSession(

@@ -113,7 +113,12 @@ def _differences(where: str, stored: Any, made: Any) -> Iterator[tuple[str, Any,
 def published(comparisons: dict[str, Comparison]) -> dict[str, str]:
     """Markdown tables of the published page, by what they show."""
     fair, unfair = (tables(comparisons[name]) for name in (FAIR, UNFAIR))
-    return {
+    others = {
+        f"times and gains of {name}": markdown(tables(one)["gains"])
+        for name, one in comparisons.items()
+        if name not in (FAIR, UNFAIR)
+    }
+    return others | {
         "times and gains": markdown(fair["gains"]),
         "samples": markdown(fair["samples"]),
         "figures beside the times": markdown(fair["quantities"]),

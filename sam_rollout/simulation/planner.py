@@ -46,7 +46,11 @@ class Candidate:
             "enabled": True,
             "max_draft_tokens": self.k,
             "gate": {"kind": "threshold", "threshold": self.threshold},
-            "sources": {"own": {"enabled": True}, "siblings": {"enabled": self.siblings}},
+            "sources": {
+                "own": {"enabled": True},
+                "siblings": {"enabled": self.siblings, "scope": "prompt"},
+                "history": {"enabled": False},
+            },
         }
 
 
@@ -84,13 +88,14 @@ class Plan:
             return "sam=off"
         best = self.best
         return (
-            f"sam=on sam.max_draft_tokens={best.k} sam.gate.kind=threshold "
+            f"sam=article sam.max_draft_tokens={best.k} sam.gate.kind=threshold "
             f"sam.gate.threshold={best.threshold} "
-            f"sam.sources.siblings.enabled={str(best.siblings).lower()}"
+            f"sam.sources.siblings.enabled={str(best.siblings).lower()} "
+            "sam.sources.siblings.scope=prompt"
         )
 
     def fragment(self) -> str:
-        """A YAML file for configs/sam, on top of `on`."""
+        """A YAML file for configs/sam, on top of `article`: own text and a threshold."""
         head = (
             f"# From {self.responses} responses to {self.groups} prompts: gain of the rollout "
             f"{self.best.gain:.1%}\n# (baseline / SAM - 1), {LEVEL:.0%} interval "
@@ -100,7 +105,7 @@ class Plan:
             "# An experiment that sets keys of sam wins over this file, and the command line\n"
             f"# over both: {self.overrides()}\n"
         )
-        body = {"defaults": ["on", "_self_"], **self.options()}
+        body = {"defaults": ["article", "_self_"], **self.options()}
         return head + yaml.safe_dump(body, sort_keys=False)
 
 

@@ -5,6 +5,7 @@ and what it spends memory on; they are no measurement.
 """
 
 from sam_rollout.sizing.batch import RolloutRound
+from sam_rollout.sizing.drafting import DraftTexts
 from sam_rollout.sizing.memory import GIB, host_bytes
 from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
 from sam_rollout.sizing.plan import MemoryPlan, plan_memory
@@ -12,6 +13,7 @@ from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 __all__ = [
     "GIB",
+    "DraftTexts",
     "EngineLimits",
     "HardwareConfig",
     "MemoryPlan",

@@ -61,8 +61,7 @@ def make_sources(sections: Any, limits: Limits) -> list[Source]:
     made = []
     for entry in SOURCES:
         section = getattr(sections, entry.name)
-        if section.enabled:
-            source = entry.make(section, limits)
+        if section.enabled and (source := entry.make(section, limits)) is not None:
             undeclared = {*source.counters(), *source.levels()} - {m.name for m in entry.metrics}
             if undeclared:
                 raise ValueError(

@@ -123,7 +123,8 @@ class SourceEntry:
     Attributes:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
-        make: builds the source from its checked section, in the engine's worker.
+        make: builds the source from its checked section, in the engine's worker; None where it
+            has nothing to work with.
         order: in which sources are asked and listed.
         metrics: what `counters` and `levels` report, names without `sam/draft/`.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
@@ -134,7 +135,7 @@ class SourceEntry:
 
     name: str
     section: type[Section]
-    make: Callable[[Any, Limits], Source]
+    make: Callable[[Any, Limits], Source | None]
     order: int
     metrics: tuple[Metric, ...] = ()
     check: Callable[[Any], object] | None = None

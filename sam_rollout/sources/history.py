@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Of an automaton, for a first guess of its size: 4 for the text, the rest states and edges.
-_BYTES_PER_TOKEN = 36
+HISTORY_BYTES_PER_TOKEN = 36
+DISK_BYTES_PER_TOKEN = 4
 # Responses that wait for the disk; more are dropped, so that a slow disk cannot eat the memory.
 _MAX_WAITING_BYTES = 256 << 20
 
@@ -50,9 +51,10 @@ class HistorySourceConfig(Section):
     PATH: ClassVar[str] = "sam.sources.history"
 
     enabled: bool = setting(
-        False,
+        True,
         meaning="Draft from responses to the same prompt in earlier training steps, and store "
-        "those of this one.",
+        "those of this one. A run in which no prompt can come back does without, unless `path` "
+        "is set ([defaults.md](defaults.md#history)); so does plain vLLM without a `path`.",
     )
     path: str = setting(
         "",
@@ -78,12 +80,6 @@ class HistorySourceConfig(Section):
         minimum=1,
         meaning="Responses drafted from, the newest ones.",
     )
-
-
-def check_history(config: HistorySourceConfig) -> None:
-    """Raise ConfigError if no folder is named."""
-    if not config.path:
-        raise ConfigError(f"{config.PATH}.path", config.path, "must name a folder")
 
 
 @dataclasses.dataclass
@@ -127,7 +123,8 @@ class HistorySource(StaticTexts):
     def __init__(
         self, config: HistorySourceConfig, limits: Limits, executor: Executor | None = None
     ) -> None:
-        check_history(config)
+        if not config.path:
+            raise ConfigError(f"{config.PATH}.path", config.path, "must name a folder")
         from sam_rollout.automaton import static_build
         from sam_rollout.automaton.recorder import TextRecorder
 
@@ -325,7 +322,7 @@ class _Worker:
             store.refresh()
             self._step = step
             self.disk_bytes = store.disk_bytes()
-        max_tokens = self._config.max_memory_bytes // _BYTES_PER_TOKEN
+        max_tokens = self._config.max_memory_bytes // HISTORY_BYTES_PER_TOKEN
         responses = store.read(group, step, max_tokens)
         if not responses:
             return None
@@ -354,10 +351,15 @@ def _key_of(identity: RequestIdentity | None) -> _GroupKey:
     return ("", -1) if identity is None else (identity.group, identity.step)
 
 
+def _make(config: HistorySourceConfig, limits: Limits) -> HistorySource | None:
+    """Without a run there is no folder to keep responses in, and no later step to serve."""
+    return HistorySource(config, limits) if config.path else None
+
+
 SOURCE = SourceEntry(
     "history",
     HistorySourceConfig,
-    HistorySource,
+    _make,
     order=20,
     metrics=(
         Metric(
@@ -393,6 +395,5 @@ SOURCE = SourceEntry(
             MAX,
         ),
     ),
-    check=check_history,
     benchmark=lambda folder: {"path": str(folder)},
 )

@@ -25,7 +25,7 @@ from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
-from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
+from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, NO_SLOT, LiveTexts
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
@@ -38,7 +38,7 @@ class SiblingsSourceConfig(Section):
     PATH: ClassVar[str] = "sam.sources.siblings"
 
     enabled: bool = setting(
-        False,
+        True,
         meaning="Draft from the other responses to the same prompt in the same training step "
         "that this engine samples or has sampled. Which of the two a request drafts from is "
         "decided by how many tokens are expected to be accepted, from what this engine "
@@ -47,21 +47,22 @@ class SiblingsSourceConfig(Section):
         "what followed the latest occurrence (`own + siblings, latest`).",
     )
     scope: str = setting(
-        "prompt",
-        choices=("prompt", "run"),
-        meaning="`run`: draft from all responses this engine has sampled, to any prompt and "
-        "in any step of the run; after a step that leaves what they share half as large as "
-        "it may be, requests that come later share anew. Better where prompts are alike, as "
-        "in the recorded rollouts of [results.md](results.md); no better where they are "
-        "not.",
+        "auto",
+        choices=("auto", "prompt", "run"),
+        meaning="`prompt`: draft from the responses to the same prompt in this step. `run`: "
+        "from all responses this engine has sampled, to any prompt and in any step of the run; "
+        "after a step that leaves what they share half as large as it may be, requests that "
+        "come later share anew. `auto`: `run` where the responses of several steps fit, else "
+        "`prompt`; decided when the run starts, and in one line of its log "
+        "([defaults.md](defaults.md#scope)). Without a run, in plain vLLM, `auto` is `prompt`.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of one engine, about 50 bytes per token of the step's responses, beside "
-        "that of own text. Beyond it whole groups are given up, those that are not running "
-        "first; their requests go on without siblings until they end. With scope `run`, "
-        "requests that come later share anew.",
+        meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token of the "
+        "step's responses, beside that of own text. Beyond it whole groups are given up, those "
+        "that are not running first; their requests go on without siblings until they end. With "
+        "scope `run`, requests that come later share anew.",
     )
     routing: str = setting(
         "spread",
@@ -118,7 +119,7 @@ class SiblingTexts(LiveTexts):
     def __init__(self, config: SiblingsSourceConfig, limits: Limits) -> None:
         super().__init__(limits)
         self._max_bytes = config.max_bytes
-        self._of_run = config.scope == "run"
+        self._of_run = config.scope == "run"  # "auto" was decided by the launcher, or is "prompt"
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest absent first
         self._key_of: dict[str, _GroupKey] = {}  # of live requests
         self._given_up: set[_GroupKey] = set()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import ARTICLE as SAM
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = str(Path(__file__).parent / "stand_in")
 MODEL = str(ROOT / "recipes" / "dapo_qwen3" / "tiny_qwen3")
-SAM = SamConfig(max_draft_tokens=3)
 
 # These tests have a virtual environment of their own (scripts/test.sh ascend).
 collect_ignore_glob = [] if find_spec("vllm_ascend") else ["test_*.py"]

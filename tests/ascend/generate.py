@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 # Before torch and vLLM are imported: all in this process, where the stand-in is.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -21,7 +22,12 @@ stand_in.prepare()
 
 from vllm.config import SpeculativeConfig  # noqa: E402
 
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig  # noqa: E402
+from sam_rollout.config import (  # noqa: E402
+    ARTICLE,
+    GateConfig,
+    RolloutSamplerConfig,
+    SamConfig,
+)
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
@@ -42,8 +48,11 @@ OFF = SamConfig(enabled=False)
 
 
 def drafting(threshold: int, pad_drafts: str = "auto") -> SamConfig:
-    return SamConfig(
-        max_draft_tokens=DRAFT_TOKENS, gate=GateConfig(threshold=threshold), pad_drafts=pad_drafts
+    return replace(
+        ARTICLE,
+        max_draft_tokens=DRAFT_TOKENS,
+        gate=GateConfig("threshold", threshold),
+        pad_drafts=pad_drafts,
     )
 
 

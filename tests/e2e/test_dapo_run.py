@@ -43,6 +43,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     run = train(
         "sam=on",
         # Of 64 requests: shut while all of them run, open for most of the rollout.
+        "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
         "trainer.total_training_steps=3",
         "trainer.test_freq=3",
@@ -61,7 +62,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     assert [steps[step]["sam/draft/failures"] for step in (1, 2, 3)] == [0, 1, 0]
     assert run.log.count("The drafter failed and is switched off") == 1
     assert steps[1]["sam/draft/drafted_tokens"] > 0
-    assert 1 < steps[1]["sam/draft/acceptance_length"] < 4
+    assert 1 < steps[1]["sam/draft/acceptance_length"] < 9
     assert 0 < steps[1]["sam/gate/open_share"] < 1
     assert steps[3]["sam/draft/drafted_tokens"] == 0
     # A share of the prompts had no drafts while others had, and verl's own metrics know of both.

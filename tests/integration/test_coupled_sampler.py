@@ -23,7 +23,7 @@ SIBLINGS = 4  # of each of 24 prompts
 MAX_TOKENS = 200
 COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
-ALWAYS = GateConfig(threshold=10_000)
+ALWAYS = GateConfig("threshold", 10_000)
 # Room for few tokens: 13 usable blocks hold eight prompts, but not eight responses (requests are
 # preempted and computed anew), and no step holds the first prompt, of 54 tokens.
 SMALL = {
@@ -81,7 +81,7 @@ def reference(engine_of, prompts) -> list[Any]:
 @pytest.mark.parametrize(
     "sam",
     [
-        SamConfig(gate=GateConfig(threshold=16)),
+        SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 16)),
         SamConfig(max_draft_tokens=1, gate=ALWAYS),
         SamConfig(max_draft_tokens=8, gate=ALWAYS),
     ],
@@ -115,7 +115,7 @@ def test_control_requests_sample_the_same_texts_without_drafts(engine_of, prompt
 
 def test_preempted_and_chunked_requests_keep_their_text(engine_of, prompts, reference):
     """A request that is computed anew meets the random numbers it would have met."""
-    engine = engine_of(SamConfig(gate=ALWAYS), **SMALL)
+    engine = engine_of(SamConfig(max_draft_tokens=3, gate=ALWAYS), **SMALL)
     before = drained(engine)
     outputs = generate(engine, prompts[:4], SIBLINGS)
     preempted = [one for one in engine.get_metrics() if one.name == "vllm:num_preemptions"]
@@ -195,7 +195,7 @@ def test_siblings_differ_and_a_run_repeats(engine_of, prompts, reference):
 
 def test_rejected_drafts_do_not_show_either(engine_of, prompts, reference):
     """Drafts that are nearly always wrong, at every step."""
-    sam = SamConfig(gate=ALWAYS)
+    sam = SamConfig(max_draft_tokens=3, gate=ALWAYS)
     speculative = {
         "method": "custom_class",
         "model": FORCED_PROPOSER,
@@ -224,7 +224,7 @@ def test_the_sampler_in_use_is_checked(engine_of):
 def test_vectorised_agrees_with_the_model(engine_of, prompts):
     """Log-probabilities of sampled tokens, drafted or not, are those without drafts."""
     sampler = RolloutSamplerConfig("vectorised")
-    engine = engine_of(SamConfig(gate=ALWAYS), sampler)
+    engine = engine_of(SamConfig(max_draft_tokens=3, gate=ALWAYS), sampler)
     before = drained(engine)
     outputs = generate(engine, prompts[:6], 2)
     assert drafts(engine, before)[1] > 0, "drafts were at work"

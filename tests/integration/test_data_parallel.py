@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import ARTICLE, GateConfig
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
 from tests.integration.conftest import MODEL
 
@@ -42,7 +42,7 @@ UNEQUAL = [
 SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most requests: draft tokens
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
-    "threshold": GateConfig(threshold=2),
+    "threshold": GateConfig("threshold", 2),
     "auto": GateConfig(kind="auto"),
 }
 
@@ -120,7 +120,7 @@ async def _run(model: str) -> dict[str, Any]:
         data_parallel_size=ENGINES,
         enable_expert_parallel=True,
         worker_extension_cls=EXTENSION,
-        **engine_arguments(SamConfig(max_draft_tokens=K)),
+        **engine_arguments(dataclasses.replace(ARTICLE, max_draft_tokens=K)),
     )
     engine = AsyncLLM.from_engine_args(arguments)
     try:

@@ -16,7 +16,7 @@ from tests.integration.conftest import MODEL
 from tests.integration.responses import generate
 
 GATE = 8
-ON = SamConfig(enabled=True, max_draft_tokens=3, gate=GateConfig(threshold=GATE))
+ON = SamConfig(enabled=True, max_draft_tokens=3, gate=GateConfig("threshold", GATE))
 OFF = SamConfig(enabled=False)
 MAX_TOKENS = 400
 

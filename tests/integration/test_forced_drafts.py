@@ -27,7 +27,7 @@ def responses(make_engine, prompts) -> tuple[list[int], list[list[int]]]:
     from vllm import SamplingParams, TokensPrompt
 
     k = len(FORCED_DRAFTS)
-    config = SamConfig(max_draft_tokens=k, gate=GateConfig(threshold=10_000))
+    config = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", 10_000))
     engine = make_engine(
         config,
         own_process=True,

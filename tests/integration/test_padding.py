@@ -21,7 +21,9 @@ from tests.unit.test_configs import composed
 
 PROMPTS, MAX_TOKENS, THRESHOLD = 6, 60, 2
 OFF = SamConfig(enabled=False)
-FILLED_UP = SamConfig(gate=GateConfig(threshold=THRESHOLD), pad_drafts="always")
+FILLED_UP = SamConfig(
+    max_draft_tokens=3, gate=GateConfig("threshold", THRESHOLD), pad_drafts="always"
+)
 COUPLED = RolloutSamplerConfig("coupled")
 
 

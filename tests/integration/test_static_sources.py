@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import ARTICLE, ConfigError, GateConfig, SamConfig, sources_of
 from sam_rollout.integrations.tokenizer import CorpusTokenizer
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.sources import NAMES
@@ -20,7 +21,8 @@ REQUESTS = 4
 
 
 def sam(**sources: Any) -> SamConfig:
-    return SamConfig(gate=GateConfig(threshold=REQUESTS), sources=SourcesConfig(**sources))
+    gate = GateConfig("threshold", REQUESTS)
+    return replace(ARTICLE, gate=gate, sources=replace(sources_of("own"), **sources))
 
 
 def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:

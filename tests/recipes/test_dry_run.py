@@ -91,7 +91,7 @@ def test_a_gate_too_wide_for_the_memory_is_warned_of(capsys):
 
 
 @pytest.mark.parametrize(
-    ("choice", "requests"), [("sam=off", 0), ("sam=matched", 0), ("sam=on", 16)]
+    ("choice", "requests"), [("sam=off", 0), ("sam=matched", 0), ("sam=article", 8), ("sam=on", 64)]
 )
 def test_only_open_gates_let_requests_draft(choice, requests):
     config, sam, plan = planned("experiment=tiny_cpu", choice)
@@ -102,7 +102,7 @@ def test_only_open_gates_let_requests_draft(choice, requests):
 @pytest.mark.parametrize(
     ("experiment", "overrides", "requests"),
     [
-        ("article_32b", ["sam=on"], 8),
+        ("article_32b", [], 8),
         ("article_32b", ["sam=on", "sam.pad_drafts=always"], 128),
         ("customer_32b_128die", ["sam=matched", "sam.pad_drafts=always"], 256),
         ("article_32b_graph", ["sam=matched"], 128),

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     },
     "report": {"dashboard", "sources", "statistics", "telemetry"},
     "dashboard": {"sources", "telemetry"},
-    "sizing": {"config"},
+    "sizing": {"config", "sources"},
     "doctor": {"composition", "config", "sizing"},
     "bench": {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",

@@ -30,7 +30,7 @@ def test_an_experiment_is_composed_as_the_recipe_does():
          "coupled, stock, vectorised"),
         ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
          "options: ascend_910c, cpu, cuda"),
-        ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: auto, "
+        ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: article, "
          "matched, off, on"),
         ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
          "keys: exploration, kind, schedule, threshold"),

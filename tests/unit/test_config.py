@@ -2,19 +2,20 @@
 
 import json
 import pickle
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 
 from sam_rollout.config import (
+    ARTICLE,
     ConfigError,
     GateConfig,
     RolloutTelemetryConfig,
     SamConfig,
-    SourcesConfig,
     check_engine_limits,
+    sources_of,
 )
-from sam_rollout.sources.own import OwnSourceConfig
 
 FULL = {
     "enabled": True,
@@ -52,7 +53,7 @@ FULL = {
 
 def test_round_trip_through_json():
     config = SamConfig.from_mapping(FULL)
-    assert config.gate == GateConfig(threshold=12, schedule={4: 2}, exploration=0.01)
+    assert config.gate == GateConfig("threshold", 12, schedule={4: 2}, exploration=0.01)
     others = SamConfig().to_mapping()["sources"]  # a source more changes nothing here
     assert config.to_mapping() == {**FULL, "sources": others | FULL["sources"]}
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
@@ -83,7 +84,7 @@ def test_absent_keys_take_the_defaults():
         ({"min_confidence": "1"}, "sam.min_confidence = '1': must be a number, not str"),
         ({"min_confidence": True}, "sam.min_confidence = True: must be a number, not bool"),
         ({"gate": {"threshold": -1}}, "sam.gate.threshold = -1: must be at least 0"),
-        ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'threshold'"),
+        ({"gate": {"kind": "cost"}}, "sam.gate.kind = 'cost': must be one of 'auto'"),
         ({"gate": 3}, "sam.gate = 3: must be a mapping"),
         ({"sources": None}, "sam.sources = None: must be a mapping"),
         (
@@ -125,7 +126,7 @@ def test_absent_keys_take_the_defaults():
         ),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (
-            {"sources": {"own": {"enabled": False}}},
+            {"sources": sources_of().to_mapping()},
             "with sam.enabled = true at least one source must be enabled",
         ),
     ],
@@ -138,7 +139,7 @@ def test_refusals_name_field_value_and_what_is_allowed(change, message):
 
 def test_construction_validates_as_well():
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
-        GateConfig(threshold=-1)
+        GateConfig("threshold", -1)
     with pytest.raises(ConfigError, match=r"sam\.gate = \{\}: must be"):
         SamConfig(gate={})
     with pytest.raises(ConfigError, match=r"rollout_telemetry\.tail_threshold = -2"):
@@ -173,8 +174,7 @@ def test_errors_survive_pickling():
 
 
 def test_disabled_speculation_needs_no_source():
-    sources = SourcesConfig(own=OwnSourceConfig(enabled=False))
-    assert not SamConfig(enabled=False, sources=sources).enabled
+    assert not SamConfig(enabled=False, sources=sources_of()).enabled
 
 
 LIMITS = {
@@ -188,26 +188,26 @@ LIMITS = {
 
 def test_engine_limits_that_just_fit():
     # The last step knows 994 of 995 tokens, scores 3 drafts more, and needs 3 tokens beyond.
-    assert check_engine_limits(SamConfig(), **LIMITS) == []
+    assert check_engine_limits(ARTICLE, **LIMITS) == []
 
 
 def test_a_response_that_reaches_the_models_end_is_refused():
     with pytest.raises(ConfigError, match=r"^max_model_len = 1000: must be at least 1001 = "):
-        check_engine_limits(SamConfig(), **{**LIMITS, "max_response": 796})
+        check_engine_limits(ARTICLE, **{**LIMITS, "max_response": 796})
     off = SamConfig(enabled=False)
     assert check_engine_limits(off, **{**LIMITS, "max_response": 796}) == []
 
 
 def test_drafts_that_no_step_can_score_are_refused():
     with pytest.raises(ConfigError, match=r"^sam\.max_draft_tokens = 3: must be less than"):
-        check_engine_limits(SamConfig(), **{**LIMITS, "max_num_batched_tokens": 3})
+        check_engine_limits(ARTICLE, **{**LIMITS, "max_num_batched_tokens": 3})
     assert check_engine_limits(
-        SamConfig(gate=GateConfig(threshold=1)), **{**LIMITS, "max_num_batched_tokens": 4}
+        replace(ARTICLE, gate=GateConfig("threshold", 1)), **{**LIMITS, "max_num_batched_tokens": 4}
     ) == []  # fmt: skip
 
 
 def test_a_batch_that_cannot_draft_in_full_is_noted():
-    config = SamConfig(gate=GateConfig(threshold=100))
+    config = replace(ARTICLE, gate=GateConfig("threshold", 100))
     assert check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 64}) == []
     notes = check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 63})
     assert len(notes) == 1 and notes[0].startswith("16 requests may draft at once")

@@ -5,6 +5,7 @@ import json
 import re
 import typing
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,12 +13,17 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout.config import ConfigError, RunConfig, SamConfig
+from sam_rollout.config import ARTICLE, ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl.checks import check
 from sam_rollout.sizing import HardwareConfig, ModelShape
 
 CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
+PUBLISHED = [
+    path
+    for path in sorted((CONFIGS / "experiment").glob("*.yaml"))
+    if path.stem.startswith(("article", "customer", "reference"))
+]
 SECTIONS = {**RunConfig.groups(), "model_shape": ModelShape, "hardware": HardwareConfig}
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))
@@ -69,12 +75,25 @@ def test_matched_never_opens_and_is_on_otherwise():
     assert config.enabled and config.gate.most_drafting(max_num_seqs=2000) == 0
 
 
+def test_the_article_drafts_from_own_text_below_a_threshold():
+    chosen = composed("sam=article").sam
+    assert SamConfig.from_mapping(OmegaConf.to_container(chosen)) == ARTICLE
+    assert [name for name, source in chosen.sources.items() if source.enabled] == ["own"]
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_experiments_draft_as_published(path):
+    sam = SamConfig.from_mapping(OmegaConf.to_container(composed(f"experiment={path.stem}").sam))
+    own = replace(ARTICLE, max_draft_tokens=sam.max_draft_tokens)
+    assert replace(sam, gate=ARTICLE.gate) == own and sam.gate.kind == "threshold"
+
+
 @pytest.mark.parametrize("option", GROUP_OPTIONS)
 def test_every_group_composes(option):
     OmegaConf.to_container(composed(option), resolve=False)
 
 
-@pytest.mark.parametrize("option", ["on", "off", "matched"])
+@pytest.mark.parametrize("option", ["on", "off", "article", "matched"])
 @pytest.mark.parametrize("sampling", ["rounds", "refill"])
 def test_the_tiny_experiment_can_be_run(option, sampling, capsys):
     check(composed("experiment=tiny_cpu", f"sam={option}", f"dynamic_sampling={sampling}"))
@@ -234,7 +253,8 @@ def test_the_references_example_experiment_composes(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(example)
     config = composed("experiment=mine", f"hydra.searchpath=[{searchpath()},file://{tmp_path}]")
-    assert (config.sam.max_draft_tokens, config.sam.gate.threshold) == (5, 4)
+    assert config.sam.max_draft_tokens == 5
+    assert (config.sam.gate.kind, config.sam.gate.threshold) == ("threshold", 4)
     assert config.trainer.experiment_name == "tiny_cpu"
     check(config)
 

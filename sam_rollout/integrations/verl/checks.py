@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import ConfigError, RunConfig, SamConfig, check_engine_limits
+from sam_rollout.config import ConfigError, GateConfig, RunConfig, SamConfig, check_engine_limits
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_wandb
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
 from sam_rollout.integrations.verl.resume import check_resume
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
+from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
@@ -37,6 +38,7 @@ def check(config: DictConfig) -> RunConfig:
         check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
+    run = settle_sources(config, run)
     for note in _notes(config, run, layout.rollout.replicas):
         print(f"Note: {note}", flush=True)
     check_resume(config, run)
@@ -55,6 +57,12 @@ def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
             f"must equal data.train_batch_size ({train_batch}) without filtering",
         )
     yield from environment_notes(config)
+    gate = run.sam.gate
+    if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
+        yield (
+            f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
+            "sam.gate.kind=threshold does"
+        )
     run.telemetry.check_control(replicas, refills=sampling.kind == "refill")
     most = run.sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
     if run.telemetry.control_share and not (run.sam.enabled and most):

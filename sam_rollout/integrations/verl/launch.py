@@ -7,6 +7,7 @@ import os
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl.source_choice import explain_sources
 from sam_rollout.integrations.verl.translation import translate
 
 # What Ray is told when it starts, and refuses to be told by a program that joins it.
@@ -64,6 +65,8 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
     """
     from verl.utils.device import auto_set_device
 
+    for line in explain_sources(config):
+        print(line, flush=True)
     translate(config, run)
     leave_to_running_cluster(config)
     auto_set_device(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,7 @@ import ray
 from omegaconf import DictConfig
 
 import sam_rollout
-from sam_rollout.config import SamConfig
+from sam_rollout.config import ARTICLE, SamConfig
 from sam_rollout.hardware import cpu_model
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.telemetry.records import RunInfo
@@ -100,7 +101,10 @@ def _label(sam: SamConfig) -> str:
     if not sam.enabled:
         return "sam=off"
     never_opens = sam.gate.most_drafting(max_num_seqs=1) == 0
-    return "sam=matched" if never_opens else "sam=on"
+    if never_opens:
+        return "sam=matched"
+    published = replace(ARTICLE, max_draft_tokens=sam.max_draft_tokens, gate=sam.gate)
+    return "sam=article" if sam == published and sam.gate.kind == "threshold" else "sam=on"
 
 
 def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:

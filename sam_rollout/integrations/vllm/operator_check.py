@@ -294,7 +294,7 @@ def _verify(
     arguments: dict[str, Any],
 ) -> list[list[ScoredText]]:
     """Lead one engine along the texts, once for each of ``draft_tokens`` (at most ``engine_k``)."""
-    sam = SamConfig(max_draft_tokens=engine_k, gate=GateConfig(threshold=check.prompts))
+    sam = SamConfig(max_draft_tokens=engine_k, gate=GateConfig("threshold", check.prompts))
     speculative = {
         "method": "custom_class",
         "model": PROPOSER,

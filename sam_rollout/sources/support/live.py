@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array, Int64Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
+# For estimates before there is an automaton: its bytes, and the most tokens that one can share.
+LIVE_BYTES_PER_TOKEN = 50
+MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
 class LiveTexts(Source):

@@ -231,4 +231,4 @@ def test_misuse_is_refused():
     with pytest.raises(TypeError, match=r"token_ids must be int32\[R, L\], got int64"):
         drafter.step(["a"], one.astype(np.int64), int32(1), np.ones(1, bool), gate_open=True)
     with pytest.raises(ValueError, match="must be at least 1"):
-        SamDrafter(SamConfig(gate=GateConfig(threshold=0)), 0, 10)
+        SamDrafter(SamConfig(gate=GateConfig("threshold", 0)), 0, 10)

@@ -46,7 +46,8 @@ def test_graphs_make_of_a_schedule_all_or_nothing():
 
 
 def test_make_gate_takes_settings_from_the_config():
-    assert [made(threshold=5).next_budget(decode(rows)) for rows in (5, 6)] == [K, 0]
+    gate = made(kind="threshold", threshold=5)
+    assert [gate.next_budget(decode(rows)) for rows in (5, 6)] == [K, 0]
     gate = made(kind="schedule", schedule={"2": 1})
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [1, 0]
     assert "gate/measured_s" in made(kind="auto").drain()

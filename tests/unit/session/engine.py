@@ -39,7 +39,7 @@ class Engine:
         self.config = SamConfig(
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
-            gate=gate or GateConfig(threshold=THRESHOLD),
+            gate=gate or GateConfig("threshold", THRESHOLD),
             sources=sources
             or SourcesConfig(
                 siblings=SiblingsSourceConfig(enabled=siblings),

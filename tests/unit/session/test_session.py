@@ -64,7 +64,7 @@ def test_the_gate_sees_what_became_of_its_drafts():
 
 def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
     """And per-step sums by source, on which the record rests, are the sums over the requests."""
-    engine, read = Engine(siblings=True, gate=GateConfig(threshold=MAX_ROWS)), []
+    engine, read = Engine(siblings=True, gate=GateConfig("threshold", MAX_ROWS)), []
 
     def spied(call):
         def spy(self, seen, *arguments, **options):

@@ -49,7 +49,7 @@ def test_free_drafts_open_the_gate_wide(workload):
     assert (plan.best.k, plan.best.threshold) == (3, 16)
     assert plan.enabled and 0 < plan.low < plan.best.gain < plan.high * 1.2
     options = yaml.safe_load(plan.fragment())
-    assert options.pop("defaults") == ["on", "_self_"]
+    assert options.pop("defaults") == ["article", "_self_"]
     sam = SamConfig.from_mapping(options)
     assert sam.gate.threshold == 16 and sam.max_draft_tokens == 3
 
@@ -61,7 +61,7 @@ def test_the_overrides_of_a_plan_hold_against_an_experiment(workload, verify):
     plan = dataclasses.replace(
         plan, best=dataclasses.replace(plan.best, threshold=2, siblings=True)
     )
-    words = next(line for line in plan.fragment().splitlines() if "sam=o" in line)
+    words = next(line for line in plan.fragment().splitlines() if "over both: sam=" in line)
     try:
         config, _ = compose("experiment=tiny_cpu", *words.removeprefix("# over both: ").split())
     except (RefusedError, UnknownExperimentError):
@@ -84,7 +84,7 @@ def test_dear_drafts_close_it(workload):
     off = planned(workload, verify=100.0)
     assert not off.enabled
     options = yaml.safe_load(off.fragment())
-    assert options == {"defaults": ["on", "_self_"], "enabled": False}
+    assert options == {"defaults": ["article", "_self_"], "enabled": False}
 
 
 def test_costs_between_open_it_part_of_the_way(workload):

@@ -74,6 +74,7 @@ def test_groups_without_live_requests_end_with_the_step():
         ("prompt", identity("g", step=2), False),
         ("prompt", identity("g", split="val"), False),
         ("prompt", None, False),
+        ("auto", identity("h"), False),  # without a run nobody decides: as prompt
         ("run", identity("h"), True),
         ("run", identity("h", step=2), True),
         ("run", identity("g", split="val"), False),

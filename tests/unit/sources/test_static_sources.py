@@ -12,7 +12,6 @@ from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import OwnSession
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.settings import ConfigError
 from sam_rollout.sources import NAMES, Limits, make_sources
 from sam_rollout.sources.corpus import CorpusSourceConfig
 from sam_rollout.sources.history import HistorySourceConfig
@@ -98,10 +97,9 @@ def test_only_enabled_sources_are_made_in_order_of_precedence(tmp_path, corpus):
         sections = SourcesConfig(**sections)
         return [source.name for source in make_sources(sections, Limits(8, 100))]
 
-    assert made() == ["own"]
+    assert made() == ["own", "siblings"], "without a folder there is no history"
     history = HistorySourceConfig(enabled=True, path=str(tmp_path))
     siblings = SiblingsSourceConfig(enabled=True)
     made_all = made(corpus=corpus, history=history, siblings=siblings)
     assert made_all == [name for name in NAMES if name in made_all] and len(made_all) == 4
-    with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path"):
-        made(history=HistorySourceConfig(enabled=True))
+    assert made(history=HistorySourceConfig(enabled=True)) == made()

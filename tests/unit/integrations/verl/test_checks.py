@@ -14,6 +14,7 @@ from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for ev
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
+NO_SIBLINGS = "sam.sources.siblings.enabled=false"
 
 
 def chosen(*groups: str) -> DictConfig:
@@ -55,7 +56,7 @@ BAD = [
         "needs at least 2 rollout replicas, this run has 1; use 'groups'",
     ),
     ("rollout_telemetry.progress=log", "must be one of 'auto', 'on', 'off'"),
-    (f"{ROLLOUT}.max_model_len=1152", "must be at least 1157"),
+    (f"{ROLLOUT}.max_model_len=1152", "must be at least 1167"),
     (f"{ROLLOUT}.max_model_len=null", "must be an integer of at"),
     ("trainer.use_v1=false", "must be True"),
     ("trainer.v1.trainer_mode=sync", "must be 'sam_sync'"),
@@ -79,7 +80,7 @@ BAD = [
 ]
 # Overrides, and how an error about another field begins.
 BAD_ELSEWHERE = [
-    ("+sam.gate.schedule={4:8}", "sam.gate.schedule.4 = 8: must be at most sam.max_draft_tokens"),
+    ("+sam.gate.schedule={4:9}", "sam.gate.schedule.4 = 9: must be at most sam.max_draft_tokens"),
     (
         "+sam.sources.owm.enabled=true",
         "sam.sources.owm = {'enabled': True}: unknown key; did you mean 'own'?",
@@ -123,10 +124,10 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
     [
         ["sam=off", f"+{ENGINE}.speculative_config={{method:ngram,num_speculative_tokens:3}}"],
         ["sam=off", f"{ROLLOUT}.max_model_len=1152"],
-        ["sam.gate.threshold=0"],
+        ["sam.gate.kind=threshold", "sam.gate.threshold=0"],
         ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
         [f"+{ENGINE}.additional_config={{other:1}}"],
-        [GROUPED[1], f"{ROLLOUT}.router_config_path=mine.yaml"],
+        [NO_SIBLINGS, GROUPED[1], f"{ROLLOUT}.router_config_path=mine.yaml"],
     ],
     ids=[
         "other drafter when off",
@@ -143,6 +144,12 @@ def test_what_is_allowed_passes_in_silence(overrides, capsys):
 
 
 def test_drafts_that_will_be_cut_short_are_noted(capsys):
-    check(composed("sam.gate.threshold=64", f"{ROLLOUT}.max_num_batched_tokens=128"))
+    check(composed(f"{ROLLOUT}.max_num_batched_tokens=128"))
     (note,) = capsys.readouterr().out.splitlines()
     assert note.startswith("Note: 64 requests may draft at once")
+
+
+def test_a_threshold_that_the_gate_does_not_go_by_is_noted(capsys):
+    check(composed("sam.gate.threshold=4"))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert note.startswith("Note: sam.gate.threshold = 4: the gate 'auto' does not go by it")

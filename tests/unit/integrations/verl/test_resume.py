@@ -54,10 +54,10 @@ RESUME = "trainer.resume_mode=auto"
     ("first", "second", "difference"),
     [
         ("sam=off", "sam=matched", "sam.enabled: False there, True here"),
-        ("sam=matched", "sam=on", "sam.gate.kind: closed there, threshold here"),
+        ("sam=matched", "sam=on", "sam.gate.kind: closed there, auto here"),
         ("sam=on", "sam=off", "sam.enabled: True there, False here"),
         ("data.seed=2", "data.seed=3", "data.seed: 2 there, 3 here"),
-        ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 3 here"),
+        ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 8 here"),
     ],
 )
 def test_another_runs_checkpoints_are_not_resumed(begun, first, second, difference):

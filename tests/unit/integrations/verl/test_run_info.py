@@ -1,9 +1,11 @@
 """What a run says of itself."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 from sam_rollout.hardware import cpu_model
 from sam_rollout.integrations.verl import run_info
 from sam_rollout.integrations.verl.run_info import git_state
@@ -30,6 +32,20 @@ def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
     assert cpu_model(cpuinfo) == "Xeon 8: a"
     cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x48\n")
     assert cpu_model(cpuinfo) == cpu_model(tmp_path / "none") != ""
+
+
+@pytest.mark.parametrize(
+    ("sam", "label"),
+    [
+        (SamConfig(), "sam=on"),
+        (replace(ARTICLE, max_draft_tokens=4, gate=GateConfig("threshold", 32)), "sam=article"),
+        (replace(ARTICLE, gate=GateConfig("auto")), "sam=on"),
+        (SamConfig(gate=GateConfig("closed")), "sam=matched"),
+        (replace(ARTICLE, enabled=False), "sam=off"),
+    ],
+)
+def test_a_run_is_called_after_what_it_drafts(sam, label):
+    assert run_info._label(sam) == label
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """How our groups become verl's and vLLM's fields."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from sam_rollout.integrations.verl.translation import control_assignment, transl
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
-from tests.unit.integrations.verl.test_checks import ENGINE, GROUPED, ROLLOUT, composed
+from tests.unit.integrations.verl.test_checks import ENGINE, GROUPED, NO_SIBLINGS, ROLLOUT, composed
+from tests.unit.test_configs import composed as composed_experiment
 from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
 
 
@@ -83,10 +85,26 @@ def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
     )
-    inside = f"{ENGINE}.additional_config.sam_rollout.sam.enabled"
+    inside = f"{ENGINE}.additional_config.sam_rollout.sam."
     speculative = {path for path in on if path.startswith(f"{ENGINE}.speculative_config.")}
     assert len(speculative) == 3
-    assert differing(on, off) - speculative == {"sam.enabled", inside}
+    changed = {path for path in differing(on, off) if not path.startswith(inside)}
+    assert changed - speculative == {"sam.enabled"}
+
+
+@pytest.mark.parametrize("experiment", ["tiny_cpu", "article_32b_graph", "qwen3_32b_cuda"])
+def test_every_side_has_the_same_baseline(experiment):
+    """`sam=off` starts the engine that any side without drafts would: nothing else is read."""
+    engines = []
+    for side in (
+        ["sam=off"],
+        ["sam=article", "sam.enabled=false"],
+        ["sam=on", "sam.enabled=false"],
+    ):
+        config = deepcopy(composed_experiment(f"experiment={experiment}", *side))
+        translate(config, check(config))
+        engines.append(OmegaConf.to_container(config.actor_rollout_ref))
+    assert engines[0] == engines[1] == engines[2]
 
 
 def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monkeypatch):
@@ -99,7 +117,8 @@ def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monke
     config = translated(*history, "sam.sources.history.path=kept")
     assert config.sam.sources.history.path == str(tmp_path / "kept")
     # A path that differs from run to run would make vLLM compile again.
-    assert translated("run_dir=outputs/mine").sam.sources.history.path == ""
+    without = translated("sam.sources.history.enabled=false", "run_dir=outputs/mine")
+    assert without.sam.sources.history.path == ""
 
 
 def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
@@ -114,7 +133,7 @@ def test_siblings_are_routed_only_where_they_are_drafted_from(tmp_path, monkeypa
     rollout = translated(*GROUPED, "run_dir=outputs/mine").actor_rollout_ref.rollout
     path = tmp_path / "outputs" / "mine" / "sam" / "routing.yaml"
     assert rollout.router_config_path == str(path)
-    for overrides in [(*GROUPED, "sam=off"), GROUPED[:1], GROUPED[1:]]:
+    for overrides in [(*GROUPED, "sam=off"), GROUPED[:1], (NO_SIBLINGS, GROUPED[1])]:
         assert translated(*overrides).actor_rollout_ref.rollout.router_config_path is None
 
 

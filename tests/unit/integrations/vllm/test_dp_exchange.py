@@ -117,7 +117,7 @@ def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkey
     for name in dp_exchange.SYNC_MODULES:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     exchange = join_group(SimpleNamespace(data_parallel_rank=0, data_parallel_size=RANKS))
-    gate = make_gate(GateConfig(threshold=2), max_rows=8, max_draft_tokens=K, exchange=exchange)
+    gate = make_gate(GateConfig("threshold", 2), max_rows=8, max_draft_tokens=K, exchange=exchange)
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
     assert gate.drain()["gate/lone_steps"] == 2
     assert "exchanged nothing" in caplog.text

@@ -10,7 +10,6 @@ from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
-from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 
@@ -41,7 +40,7 @@ class Runner:
     def __init__(self, *, siblings: bool = False) -> None:
         config = SamConfig(
             max_draft_tokens=K,
-            gate=GateConfig(threshold=2),
+            gate=GateConfig("threshold", 2),
             sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
@@ -189,9 +188,6 @@ def test_describe_names_class_and_configuration(runner):
 def test_what_cannot_work_is_refused_before_a_model_is_loaded():
     with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
-    sources = SourcesConfig(history=HistorySourceConfig(enabled=True))
-    with pytest.raises(ConfigError, match=r"sam\.sources\.history\.path"):
-        SamProposer(vllm_config(SamConfig(sources=sources)))
     config = vllm_config(SamConfig())
     config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):

@@ -23,7 +23,7 @@ from sam_rollout.integrations.vllm.startup_check import (
 from sam_rollout.session.padding import NO_PADDING
 from sam_rollout.telemetry.control import ControlAssignment
 
-ON = SamConfig(max_draft_tokens=5, gate=GateConfig(threshold=2))
+ON = SamConfig(max_draft_tokens=5, gate=GateConfig("threshold", 2))
 OFF = SamConfig(enabled=False)
 OURS = {
     "proposer": PROPOSER_CLASS,

@@ -1,0 +1,107 @@
+"""What a run decides about its draft sources: their scope, and whether they can serve at all.
+
+One rule for each, told with its reasons in docs/defaults.md. Needs the composed configuration, and
+asks training files for their length where it can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig
+from pyarrow.lib import ArrowInvalid
+
+from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.integrations.verl.layouts import rollout_layout
+from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.sizing import DraftTexts, RolloutRound
+from sam_rollout.sources.history import DISK_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+
+# Of the limits of what a run shares: a step may take several rounds, and more than one step has to
+# fit, or the scope `run` would hold little that `prompt` does not.
+ROUND_SHARE = 4
+
+
+def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
+    """Decide what is left to the run; without drafts, too: both sides of a comparison say the same.
+
+    Args:
+        config: As composed, its layout checked.
+        run: Our settings of it.
+    """
+    sources, _ = _settled(config, run)
+    return replace(run, sam=replace(run.sam, sources=sources))
+
+
+def explain_sources(config: DictConfig) -> list[str]:
+    """What was decided, and why: a line for each decision.
+
+    Args:
+        config: As composed; in a translated one everything is decided.
+    """
+    run = read_run_config(config)
+    return _settled(config, run)[1] if run.sam.enabled else []
+
+
+def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
+    """Texts of a generation round of the run."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    shared = RolloutRound(
+        # `refill` has no rounds: its step begins with the training batch.
+        prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
+        siblings=rollout.n,
+        engines=rollout_layout(config).engines,
+        max_num_seqs=rollout.max_num_seqs,
+    )
+    return DraftTexts(shared, data.max_prompt_length, data.max_response_length)
+
+
+def _settled(config: DictConfig, run: RunConfig) -> tuple[SourcesConfig, list[str]]:
+    sources: Any = run.sam.sources  # its fields are those of the registry
+    lines = []
+    if sources.siblings.enabled and sources.siblings.scope == "auto":
+        tokens = draft_texts(config, run).response_tokens_of_engine
+        most = sources.siblings.max_bytes // LIVE_BYTES_PER_TOKEN
+        most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
+        scope = "run" if tokens <= most else "prompt"
+        sources = replace(sources, siblings=replace(sources.siblings, scope=scope))
+        lines.append(
+            f"sam.sources.siblings.scope = {scope}: an engine samples up to {tokens:,} tokens per "
+            f"round, and 'run' is for {most:,} at most"
+        )
+    if sources.history.enabled and (reason := _no_history(config, run)):
+        sources = replace(sources, history=replace(sources.history, enabled=False))
+        lines.append(f"sam.sources.history.enabled = false: {reason}")
+    return sources, lines
+
+
+def _no_history(config: DictConfig, run: RunConfig) -> str:
+    """Why no response would serve a later step; empty if some may."""
+    if config.sam.sources.history.path:
+        return ""  # of another run, say: whoever names a folder knows what is in it
+    if config.trainer.total_epochs < 2:
+        return f"no prompt comes back with trainer.total_epochs = {config.trainer.total_epochs}"
+    prompts = _prompts(config)
+    tokens = prompts * config.actor_rollout_ref.rollout.n * config.data.max_response_length
+    needed, most = tokens * DISK_BYTES_PER_TOKEN, run.sam.sources.history.max_bytes
+    if needed <= most:
+        return ""
+    return (
+        f"an epoch's responses to {prompts} prompts may take {needed / 1e9:.1f} GB, more than "
+        f"sam.sources.history.max_bytes = {most / 1e9:.1f} GB, and would be deleted before their "
+        "prompts come back"
+    )
+
+
+def _prompts(config: DictConfig) -> int:
+    """Rows of the training files; 0 where that cannot be told from here."""
+    given = config.data.train_files or []
+    try:
+        paths = [Path(file).expanduser() for file in ([given] if isinstance(given, str) else given)]
+        return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
+    except (OSError, ArrowInvalid):
+        return 0  # elsewhere, in another format, or not there yet

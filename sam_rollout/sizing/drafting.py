@@ -1,0 +1,51 @@
+"""Host memory that draft sources take in an engine, before there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sam_rollout.config import SourcesConfig
+from sam_rollout.sizing.batch import RolloutRound
+from sam_rollout.sources.history import HISTORY_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTexts:
+    """Texts of a generation round, at the longest.
+
+    Attributes:
+        shared: how the round is shared among engines.
+        prompt_tokens, response_tokens: longest prompt and response.
+    """
+
+    shared: RolloutRound
+    prompt_tokens: int
+    response_tokens: int
+
+    @property
+    def response_tokens_of_engine(self) -> int:
+        """All responses of the engine that gets most."""
+        return self.shared.per_engine * self.response_tokens
+
+    def bytes_of(self, sources: SourcesConfig) -> dict[str, int]:
+        """Most bytes of each enabled source that grows, in one engine: what it may have at most.
+
+        Sources without a limit on memory are left out (a corpus is a file that engines share).
+        """
+        running = min(self.shared.per_engine, self.shared.max_num_seqs)
+        siblings, history = sources.siblings, sources.history
+        # Siblings are spread over engines: each may run a response to any prompt.
+        groups = min(self.shared.prompts, running)
+        past = groups * history.max_responses_per_prompt * self.response_tokens
+        # What a run shares grows until it is replaced.
+        shared = siblings.max_bytes
+        if siblings.scope != "run":
+            shared = self.response_tokens_of_engine * LIVE_BYTES_PER_TOKEN
+        text = self.prompt_tokens + self.response_tokens
+        needed = {
+            "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),
+            "siblings": (shared, siblings.max_bytes),
+            "history": (past * HISTORY_BYTES_PER_TOKEN, history.max_memory_bytes),
+        }
+        return {name: min(pair) for name, pair in needed.items() if getattr(sources, name).enabled}

@@ -1,0 +1,29 @@
+"""The sides that `benchmarks.rollout` is asked for by name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rollout import SIDES, TAIL_THRESHOLD, drafting
+from sam_rollout.config import ARTICLE, GateConfig
+
+
+def test_every_side_has_a_configuration(tmp_path):
+    made = {name: drafting(name, tmp_path) for name in SIDES}
+    assert [name for name, sam in made.items() if not sam.enabled] == ["stock", "off"]
+    assert replace(made["matched"], gate=made["on"].gate) == made["on"]
+    assert made["article"] == replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
+    assert made["on"].sources.history.path == str(tmp_path)
+
+
+def test_a_name_says_sources_k_and_gate():
+    sam = drafting("run+history:5:12", Path("kept"))
+    assert (sam.max_draft_tokens, sam.gate) == (5, GateConfig("threshold", 12))
+    assert (sam.sources.siblings.enabled, sam.sources.siblings.scope) == (True, "run")
+    assert (sam.sources.history.enabled, sam.sources.history.path) == (True, "kept")
+    own = drafting("own:8:auto", Path("kept"))
+    assert own.gate.kind == "auto"
+    assert not own.sources.siblings.enabled and not own.sources.history.enabled
+    with pytest.raises(SystemExit, match="no such sources: sibling"):
+        drafting("sibling:3:16", Path("kept"))

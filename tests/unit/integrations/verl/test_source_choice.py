@@ -1,0 +1,78 @@
+"""What a run decides about its draft sources, and that it says so."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.source_choice import explain_sources
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+SCOPE = "sam.sources.siblings.scope"
+# 8 prompts x 8 responses on one engine: beyond a quarter of 2^24 tokens where they are this long.
+LONGEST = (1 << 24) // 4 // 64
+
+
+def sized(response_tokens: int, *overrides: str):
+    room = response_tokens + 200
+    return composed(
+        f"data.max_response_length={response_tokens}",
+        f"actor_rollout_ref.rollout.max_model_len={room}",
+        *overrides,
+    )
+
+
+@pytest.mark.parametrize(
+    ("response_tokens", "overrides", "scope"),
+    [
+        (LONGEST, (), "run"),
+        (LONGEST + 1, (), "prompt"),
+        (LONGEST + 1, ("trainer.n_gpus_per_node=2",), "run"),
+        (1024, ("sam.sources.siblings.max_bytes=13107200",), "run"),
+        (1024, ("sam.sources.siblings.max_bytes=13107199",), "prompt"),
+        (LONGEST + 1, (f"{SCOPE}=run",), "run"),
+        (1024, (f"{SCOPE}=prompt",), "prompt"),
+    ],
+)
+def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, scope):
+    config = sized(response_tokens, *overrides)
+    assert check(config).sam.sources.siblings.scope == scope
+    told = [line for line in explain_sources(config) if line.startswith(SCOPE)]
+    decided = not any(override.startswith(SCOPE) for override in overrides)
+    assert [line.startswith(f"{SCOPE} = {scope}: ") for line in told] == [True] * decided
+
+
+def write_prompts(folder, rows: int) -> str:
+    path = folder / "train.parquet"
+    pq.write_table(pa.table({"prompt": list(range(rows))}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "enabled", "said"),
+    [
+        (100, (), True, ""),
+        (100, ("trainer.total_epochs=1",), False, "no prompt comes back"),
+        (100, ("trainer.total_epochs=1", "sam.sources.history.path=kept"), True, ""),
+        # 8 responses of 1024 tokens at 4 bytes to each prompt.
+        (2048, ("sam.sources.history.max_bytes=67108864",), True, ""),
+        (2049, ("sam.sources.history.max_bytes=67108864",), False, "2049 prompts may take 0.1 GB"),
+    ],
+)
+def test_history_is_kept_where_it_can_serve(tmp_path, rows, overrides, enabled, said):
+    config = composed(f"data.train_files={write_prompts(tmp_path, rows)}", *overrides)
+    assert check(config).sam.sources.history.enabled is enabled
+    told = [line for line in explain_sources(config) if "history" in line]
+    assert len(told) == (not enabled) and said in "".join(told)
+
+
+def test_files_that_cannot_be_read_decide_nothing():
+    config = composed("data.train_files=hdfs://elsewhere/train.parquet")
+    assert check(config).sam.sources.history.enabled
+
+
+def test_without_drafts_there_is_nothing_to_tell():
+    config = composed("sam=off")
+    assert explain_sources(config) == []
+    assert check(config).sam.sources == check(composed()).sam.sources

@@ -1,0 +1,39 @@
+"""Host memory of draft sources, before there are any."""
+
+from dataclasses import replace
+
+from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.sizing import DraftTexts, RolloutRound
+
+# 96 prompts x 16 responses on 4 engines of 128 requests.
+ROUND = RolloutRound(prompts=96, siblings=16, engines=4, max_num_seqs=128)
+TEXTS = DraftTexts(ROUND, prompt_tokens=100, response_tokens=1000)
+
+
+def test_each_source_has_what_its_texts_need():
+    prompt = replace(sources_of("own", "siblings", "history"), siblings=scoped("prompt"))
+    assert TEXTS.response_tokens_of_engine == 384 * 1000
+    assert TEXTS.bytes_of(prompt) == {
+        "own": 128 * 1100 * 50,
+        "siblings": 384 * 1000 * 50,
+        "history": 96 * 16 * 1000 * 36,
+    }
+
+
+def test_what_a_run_shares_grows_to_its_limit():
+    sources = replace(sources_of("siblings"), siblings=scoped("run"))
+    assert TEXTS.bytes_of(sources) == {"siblings": sources.siblings.max_bytes}
+
+
+def test_no_source_takes_more_than_it_may():
+    long = replace(TEXTS, response_tokens=1_000_000)
+    sources = SamConfig().sources
+    assert long.bytes_of(sources) == {
+        "own": sources.own.max_bytes,
+        "siblings": sources.siblings.max_bytes,
+        "history": sources.history.max_memory_bytes,
+    }
+
+
+def scoped(scope: str):
+    return replace(SamConfig().sources.siblings, scope=scope)
