@@ -47,6 +47,11 @@ class Source:
     licence: str
     read: Callable[[Show, list[str]], Iterator[Response]]
 
+    def described(self) -> dict[str, str]:
+        """What a record says of it. JSON values."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, str)}
+        return {**named, "tokenizer": TOKENIZER_NAME}
+
 
 def _question(text: str) -> tuple[str, str]:
     """A prompt of one question."""
@@ -120,17 +125,19 @@ SOURCES = {
     ),
     "rg_llama3b": Source(
         "open-thought/reasoning-gym-eval", "5f09fecc342a25d693895b7304a9dec43b47f436",
-        "reasoninggym-paper-experiments/math-evals/llama-3b-instruct", "Llama-3B in RL",
-        "T = 0.6, AIME 2024, RL steps 400 and 800", "Apache-2.0", _reasoning_gym,
+        "reasoninggym-paper-experiments/math-evals/llama-3b-instruct/step_*/aime2024",
+        "Llama-3B in RL", "T = 0.6, AIME 2024; after 800 steps, before them after 400",
+        "Apache-2.0", _reasoning_gym,
     ),
     "ma_qwen3_30b": Source(
         "cpldcpu/MisguidedAttention", "bbae011e1fb5ce239373cb2f381787baec0dd236",
-        "eval/results_long_eval", "Qwen3-30B-A3B, thinking", "default of the API", "CC0-1.0",
+        "eval/results_long_eval/output_queries_q3_30ba3-think.json", "Qwen3-30B-A3B, thinking",
+        "T of the API, logic riddles", "CC0-1.0",
         _misguided_attention,
     ),
     "tau_gpt4o": Source(
         "sierra-research/tau-bench", "59a200c6d575d595120f1cb70fea53cef0632f6b",
-        "historical_trajectories/gpt-4o-airline.json", "gpt-4o agent", "turns of conversations",
+        "historical_trajectories/gpt-4o-airline.json", "gpt-4o agent", "T not stated, airline",
         "MIT", _tau_bench,
     ),
 }  # fmt: skip
