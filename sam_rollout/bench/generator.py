@@ -36,10 +36,10 @@ class TraceModel:
     """Parameters of the generator."""
 
     # Fitted.
-    new_length: float = 0.55  # mean of a stretch of new tokens, which may be empty
+    new_length: float = 0.67  # mean of a stretch of new tokens, which may be empty
     passage_length: float = 5.6  # mean; the same passage breaks off earlier or later
     passages: int = 100  # in the book as a whole, and in a chapter
-    chapter: int = 2_400  # tokens of a response
+    chapter: int = 4_800  # tokens of a response
     chapter_share: float = 0.36  # of the passages
 
     vocabulary: int = 151_936  # Qwen3; new tokens by Zipf's law with exponent 5/4
