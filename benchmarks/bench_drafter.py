@@ -44,14 +44,11 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer and shorter generated texts")
     arguments = options.parse_args()
     sets = read_sets([arguments.traces])
-    if unknown := sets.keys() - SOURCES.keys():
-        options.error(f"--traces: {', '.join(sorted(unknown))}: not of benchmarks.real_traces")
-    if absent := SOURCES.keys() - sets.keys():
-        options.error(f"--traces: {', '.join(sorted(absent))} absent; see benchmarks.real_traces")
+    if sets.keys() != SOURCES.keys():
+        options.error(f"--traces: expected {', '.join(SOURCES)} of benchmarks.real_traces")
     sets = {name: sets[name] for name in SOURCES}
-    result = drafts.Bench(
-        drafts.QUICK if arguments.quick else drafts.Sizes(), sets, progress=print
-    ).run()
+    sizes = drafts.QUICK if arguments.quick else drafts.Sizes()
+    result = drafts.Bench(sizes, sets, progress=print).run()
     for one in result["sets"]:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()

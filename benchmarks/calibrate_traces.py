@@ -14,9 +14,10 @@ import dataclasses
 
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench import sides
+from sam_rollout.bench.drafts import Data, accept, run_of
 from sam_rollout.bench.generator import MODEL, Problem, TraceModel
 from sam_rollout.bench.machine import machine
-from sam_rollout.bench.replay import CONTEXT_BIN, Replay, read_through, replay
+from sam_rollout.bench.replay import CONTEXT_BIN, Replay
 from sam_rollout.bench.traces import Trace
 
 # Mean acceptance length from first occurrences, k = 3: from token, to token, expected.
@@ -37,57 +38,42 @@ STEPS = {"new_length": 1.5, "passage_length": 1.4, "passages": 3.0, "chapter": 2
 SMALLEST_STEP = 1.1
 
 
-def acceptance(name: str, groups: list[list[list[Trace]]], k: int) -> Replay:
-    """Replay the last epoch of each group by a side, after the earlier ones were read."""
+def acceptance(name: str, texts: list[list[Trace]], k: int) -> Replay:
+    """Replay runs of texts by a side."""
     (side,) = [side for side in sides.all_sides() if side.name == name]
-    result = Replay()
-    for epochs in groups:
-        longest = max(len(trace.tokens) for traces in epochs for trace in traces)
-        session = side.open(k, max(map(len, epochs)), longest + 64)
-        for traces in epochs[:-1]:
-            read_through(session, traces, traces[0].step)
-        replay(session, epochs[-1], result, epochs[-1][0].step)
-    return result
+    return accept(side, Data("", (), [run_of(one) for one in texts]), k)
 
 
 def figures(model: TraceModel, seed: int, lengths: tuple[int, ...], groups: int) -> list[dict]:
     """Rows of what is expected and what texts of this model give. JSON values."""
     problems = [Problem(index, model, seed) for index in range(max(len(lengths), groups))]
-    singles = [[[problem.response(0, n)]] for problem, n in zip(problems, lengths, strict=False)]
-    by_context = acceptance(sides.FIRST, singles, 3)
-    rows = []
-    for start, stop, expected in CURVE:
-        bins = range(start // CONTEXT_BIN, stop // CONTEXT_BIN)
-        tokens, steps = (
-            sum(found[place] for place in bins)
-            for found in (by_context.tokens_at, by_context.steps_at)
-        )
-        rows.append(_row(f"context {start} to {stop}", expected, tokens / steps))
 
     def length(name: str, siblings: int, k: int = 3, epochs: int = 1) -> float:
         texts = [
-            [
-                [problem.response(i, GROUP_TOKENS, epoch) for i in range(siblings)]
-                for epoch in range(epochs)
-            ]
-            for problem in problems[:groups]
+            [one.response(i, GROUP_TOKENS, e) for e in range(epochs) for i in range(siblings)]
+            for one in problems[:groups]
         ]
         return acceptance(name, texts, k).mean_acceptance_length
 
+    singles = [[one.response(0, n)] for one, n in zip(problems, lengths, strict=False)]
+    first = acceptance(sides.FIRST, singles, 3)
+    rows = []
+    for start, stop, expected in CURVE:
+        bins = range(start // CONTEXT_BIN, stop // CONTEXT_BIN)
+        tokens, steps = (sum(at[i] for i in bins) for at in (first.tokens_at, first.steps_at))
+        rows.append((f"context {start} to {stop}", expected, tokens / steps))
     most = SIBLINGS[-1][0]
     own = length(sides.OWN, most)
-    gain = length(sides.OWN, most, k=8) / own - 1
-    rows.append(_row("k = 8 against k = 3", LONGER_DRAFTS, gain))
+    rows.append(("k = 8 against k = 3", LONGER_DRAFTS, length(sides.OWN, most, k=8) / own - 1))
     for siblings, expected in SIBLINGS:
         added = length(sides.OWN_SIBLINGS, siblings) - own
-        rows.append(_row(f"{siblings} siblings", expected, added))
+        rows.append((f"{siblings} siblings", expected, added))
     both = length(sides.ALL_SOURCES, most, epochs=2)
-    rows.append(_row("an earlier epoch", EARLIER_EPOCH, both - own - added))
-    return rows
-
-
-def _row(what: str, expected: float, measured: float) -> dict:
-    return {"what": what, "expected": expected, "measured": round(measured, 3)}
+    rows.append(("an earlier epoch", EARLIER_EPOCH, both - own - added))
+    return [
+        {"what": what, "expected": expected, "measured": round(measured, 3)}
+        for what, expected, measured in rows
+    ]
 
 
 def fit(model: TraceModel = MODEL) -> TraceModel:

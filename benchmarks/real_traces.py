@@ -5,10 +5,9 @@
     sam-rollout bench drafter --traces FOLDER
 
 The sets themselves are not part of this project: licences differ, and what is cited can be made
-again. Texts are read at the commit that `SOURCES` names, whatever is checked out, and tokenized
-with tekken (131k tokens, the file of mistral-common), which is not the models' own tokenizer. Ids
-are the same with every version of tekken that has this file. The responses of `ta_r1distill` begin
-with the question, because the repository's files do.
+again, id by id. Texts are read at the commit that `SOURCES` names, whatever is checked out, and
+tokenized with tekken (131k tokens, a file of mistral-common), which is not the models' own
+tokenizer. Responses of `ta_r1distill` begin with the question, as in the repository's files.
 """
 
 from __future__ import annotations
@@ -29,15 +28,35 @@ TOKENIZER_NAME = "tekken, 131k tokens"
 
 # A response: group, sibling, step, prompt in pieces that are tokenized one by one, text.
 Response = tuple[str, int, int, tuple[str, ...], str]
-Show = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A repository at one commit, whatever is checked out."""
+
+    folder: Path
+    commit: str
+
+    def load(self, path: str) -> Any:
+        """The content of a JSON file."""
+        return json.loads(self._git("show", f"{self.commit}:{path}"))
+
+    def paths(self) -> list[str]:
+        """All files."""
+        return self._git("ls-tree", "-r", "--name-only", self.commit).splitlines()
+
+    def _git(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(self.folder), *arguments], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"{self.folder}: {done.stderr.strip()}")
+        return done.stdout
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a set comes from, and how its responses are read.
-
-    `read` is given a function that parses a JSON file of the commit, and all paths of the commit.
-    """
+    """Where a set comes from, and how its responses are read."""
 
     repository: str  # of GitHub
     commit: str
@@ -45,7 +64,7 @@ class Source:
     model: str
     sampling: str
     licence: str
-    read: Callable[[Show, list[str]], Iterator[Response]]
+    read: Callable[[Clone], Iterator[Response]]
 
     def described(self) -> dict[str, str]:
         """What a record says of it. JSON values."""
@@ -58,21 +77,21 @@ def _question(text: str) -> tuple[str, str]:
     return f"<|user|>\n{text}", "\n<|assistant|>\n"
 
 
-def _thought_anchors(show: Show, paths: list[str]) -> Iterator[Response]:
+def _thought_anchors(clone: Clone) -> Iterator[Response]:
     """Every twelfth problem."""
-    numbers = [re.fullmatch(r"cots/problem_(\d+)/solutions\.json", path) for path in paths]
+    numbers = [re.fullmatch(r"cots/problem_(\d+)/solutions\.json", path) for path in clone.paths()]
     for number in sorted(int(found[1]) for found in numbers if found)[::12]:
         folder = f"cots/problem_{number}"
-        prompt = _question(show(f"{folder}/problem.json")["question"])
-        for sibling, solution in enumerate(show(f"{folder}/solutions.json")):
+        prompt = _question(clone.load(f"{folder}/problem.json")["question"])
+        for sibling, solution in enumerate(clone.load(f"{folder}/solutions.json")):
             yield f"problem_{number}", sibling, 0, prompt, solution["solution"]
 
 
-def _reasoning_gym(show: Show, paths: list[str]) -> Iterator[Response]:
+def _reasoning_gym(clone: Clone) -> Iterator[Response]:
     """Every second problem, 16 completions of 50."""
     folder = "reasoninggym-paper-experiments/math-evals/llama-3b-instruct"
     for step, run in ((400, "vllm_20250502_081607"), (800, "vllm_20250502_090637")):
-        found = show(f"{folder}/step_{step}/aime2024/{run}/results.json")
+        found = clone.load(f"{folder}/step_{step}/aime2024/{run}/results.json")
         problems = found["categories"][0]["datasets"][0]["results"]
         for number, problem in list(enumerate(problems))[::2]:
             prompt = _question(problem["question"])
@@ -80,9 +99,9 @@ def _reasoning_gym(show: Show, paths: list[str]) -> Iterator[Response]:
                 yield f"aime24-{number}", sibling, step, prompt, one["full_model_response"]
 
 
-def _misguided_attention(show: Show, paths: list[str]) -> Iterator[Response]:
+def _misguided_attention(clone: Clone) -> Iterator[Response]:
     """Every third prompt."""
-    found = show("eval/results_long_eval/output_queries_q3_30ba3-think.json")
+    found = clone.load("eval/results_long_eval/output_queries_q3_30ba3-think.json")
     for query in found["results"][::3]:
         prompt = _question(query["prompt"])
         for sibling, (thought, said) in enumerate(
@@ -91,9 +110,9 @@ def _misguided_attention(show: Show, paths: list[str]) -> Iterator[Response]:
             yield query["prompt_id"], sibling, 0, prompt, f"<think>\n{thought}\n</think>\n\n{said}"
 
 
-def _tau_bench(show: Show, paths: list[str]) -> Iterator[Response]:
+def _tau_bench(clone: Clone) -> Iterator[Response]:
     """Every fifth task; each turn of the agent is a response to all that was said before it."""
-    for conversation in show("historical_trajectories/gpt-4o-airline.json"):
+    for conversation in clone.load("historical_trajectories/gpt-4o-airline.json"):
         task, trial = conversation["task_id"], conversation["trial"]
         if task % 5:
             continue
@@ -132,8 +151,7 @@ SOURCES = {
     "ma_qwen3_30b": Source(
         "cpldcpu/MisguidedAttention", "bbae011e1fb5ce239373cb2f381787baec0dd236",
         "eval/results_long_eval/output_queries_q3_30ba3-think.json", "Qwen3-30B-A3B, thinking",
-        "T of the API, logic riddles", "CC0-1.0",
-        _misguided_attention,
+        "default T of the API, riddles", "CC0-1.0", _misguided_attention,
     ),
     "tau_gpt4o": Source(
         "sierra-research/tau-bench", "59a200c6d575d595120f1cb70fea53cef0632f6b",
@@ -141,15 +159,6 @@ SOURCES = {
         "MIT", _tau_bench,
     ),
 }  # fmt: skip
-
-
-def _git(clone: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(clone), *arguments], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{clone}: {done.stderr.strip()}")
-    return done.stdout
 
 
 def load_tokenizer() -> Callable[[str], list[int]]:
@@ -164,19 +173,21 @@ def load_tokenizer() -> Callable[[str], list[int]]:
     return partial(Tekkenizer.from_file(file).encode, bos=False, eos=False)
 
 
-def rebuild(source: Source, clone: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
-    """Lines of a set, as `sam_rollout.bench.traces` reads them."""
+def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
+    """Lines of a set, as `sam_rollout.bench.traces` reads them.
 
-    def show(path: str) -> Any:
-        return json.loads(_git(clone, "show", f"{source.commit}:{path}"))
-
-    paths = _git(clone, "ls-tree", "-r", "--name-only", source.commit).splitlines()
-    for group, sibling, step, prompt, response in source.read(show, paths):
+    Args:
+        folder: a clone of the source's repository.
+        encode: text -> token ids.
+    """
+    for group, sibling, step, prompt, response in source.read(Clone(folder, source.commit)):
         entry = {
-            "group": group, "sibling": sibling, "step": step,
+            "group": group,
+            "sibling": sibling,
+            "step": step,
             "prompt": [token for piece in prompt for token in encode(piece)],
             "response": encode(response),
-        }  # fmt: skip
+        }
         yield json.dumps(entry)
 
 

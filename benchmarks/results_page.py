@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
+from benchmarks.real_traces import SOURCES
 from recipes.dapo_qwen3 import published_setups
 from sam_rollout.bench import draft_targets, sides
 from sam_rollout.bench.draft_tables import pivot
@@ -133,24 +134,17 @@ def render() -> str:
 
 def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
     """Figures of the READMEs' table of drafters, row by row; None where there is none."""
-    lengths = {
+    figures = {
         (row["data"], row["side"]): f"{row['mean_acceptance_length']:.2f}"
-        for row in record["acceptance"]
+        for row in record.get("acceptance", ())
         if row["k"] == README_K
-    }
-    calls = {
+    } | {
         (row["rows"], row["side"]): f"{row['median_us'] / 1000:.2f}"
-        for row in record["calls"]
+        for row in record.get("calls", ())
         if row["context"] == README_CONTEXT
     }
-    real = [one["name"] for one in record["sets"] if not one["generated"]]
-    return [
-        [
-            *(lengths.get((name, side)) for name in real),
-            *(calls.get((batch, side)) for batch in README_BATCHES),
-        ]
-        for side in README_SIDES
-    ]
+    columns = (*SOURCES, *README_BATCHES)
+    return [[figures.get((column, side)) for column in columns] for side in README_SIDES]
 
 
 def refilled(readme: str, figures: list[list[str | None]], otherwise: str) -> str:

@@ -162,7 +162,8 @@ def _plot_sets(axes: Axes, rows: list[dict[str, Any]], names: list[str]) -> None
         bars = [(j + i * width, lengths[side, name]) for j, name in enumerate(names)
                 if (side, name) in lengths]  # fmt: skip
         if bars:
-            axes.bar(*zip(*bars, strict=True), width, color=colour, label=side, align="edge")
+            places, heights = zip(*bars, strict=True)
+            axes.bar(places, heights, width, color=colour, label=side, align="edge")
     axes.set_xticks([j + 0.4 for j in range(len(names))], names)
     axes.grid(visible=False, axis="x")
 

@@ -163,9 +163,9 @@ class Bench:
         ]
         singles = [[Episode([trace])] for trace in generator.singles(*sizes.cot, seed)]
         return [
-            *(Data(name, every_side, [_run_of(one)], generated=False)
+            *(Data(name, every_side, [run_of(one)], generated=False)
               for name, one in self.sets.items()),
-            Data(GROUPS, every_side, [_run_of(one) for one in groups]),
+            Data(GROUPS, every_side, [run_of(one) for one in groups]),
             Data(COT, SINGLE_SIDES, singles),
         ]  # fmt: skip
 
@@ -188,7 +188,7 @@ def accept(side: Side, data: Data, k: int) -> Replay:
     return result
 
 
-def _run_of(traces: list[Trace]) -> list[Episode]:
+def run_of(traces: list[Trace]) -> list[Episode]:
     """Groups in order of their steps.
 
     Where the same prompt comes back, its earlier responses are read without drafting: an earlier

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.real_traces import SOURCES
 from benchmarks.results_page import README_BATCHES, README_CONTEXT, README_K, drafter_figures
 from sam_rollout.bench.sides import ARCTIC_4, NGRAM_24
 from sam_rollout.report.lossless import TOKEN_IDS
@@ -88,11 +89,8 @@ def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
 
 def table_of_drafters(record: dict[str, Any], identical: list[str]) -> list[list[list[str]]]:
     """Numbers of each cell, head included: two of words, acceptance, calls, identical, gate."""
-    sets = [
-        [*NUMBER.findall(one["source"]["model"]), str(one["siblings"])]
-        for one in record["sets"]
-        if not one["generated"]
-    ]
+    siblings = {one["name"]: str(one["siblings"]) for one in record["sets"]}
+    sets = [[*NUMBER.findall(one.model), siblings[name]] for name, one in SOURCES.items()]
     head = [[], [], *sets, *([str(batch)] for batch in README_BATCHES), [], []]
     body = [
         [[], [], *([] if cell is None else [cell] for cell in row), [], []]
