@@ -145,9 +145,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
         _plot_sets(left, result["acceptance"], names or [row["name"] for row in result["sets"]])
         _plot_context(right, result["context"])
         for axes in (left, right):
-            axes.set_ylim(bottom=1)
+            axes.set_ylim(bottom=1, top=1 + 1.3 * (axes.get_ylim()[1] - 1))  # room for the legend
             axes.set_ylabel(f"mean acceptance length, k = {CONTEXT_K}")
-            axes.legend(fontsize=7)
+            axes.legend(fontsize=7, ncols=2)
         figure.savefig(path, dpi=120)
 
 

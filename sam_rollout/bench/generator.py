@@ -8,8 +8,9 @@ does in responses of real models.
 
 `benchmarks/calibrate_traces.py` fits the parameters to such responses, sampled at T = 0.6 to 1: a
 greedy text repeats itself more, beyond 9k tokens mostly in loops. The texts stand in where no real
-ones are at hand or none is long enough; drafters are judged on real ones
-(`benchmarks/real_traces.py`).
+ones are at hand or none is long enough. Drafters are judged on real ones
+(`benchmarks/real_traces.py`): here a text goes on after a passage in no way that depends on where
+it is, so that which occurrence a drafter copies hardly matters.
 
 The same seed makes the same tokens on every machine: PCG64's raw output is guaranteed to be
 stable, and all arithmetic below is +, -, *, / and sqrt, which IEEE 754 rounds in one way.
