@@ -1,9 +1,8 @@
-"""Records `sam-rollout bench drafter` and its targets, with the rollouts of the tiny model.
+"""Records `sam-rollout bench drafter` and its targets, on sets of real responses.
 
-    python -m benchmarks.bench_drafter [--quick] [--output benchmarks/results/drafter.json]
-    python -m benchmarks.bench_drafter --held-out-seed 23
+    python -m benchmarks.bench_drafter --traces FOLDER [--quick] [--output FILE]
 
-The second command adds acceptance on texts of another seed to the record, without any timing.
+FOLDER holds the sets that `benchmarks/real_traces.py` rebuilds; the record names their sources.
 
 Arctic Inference is measured if it can be imported. It registers itself with vLLM wherever it is
 installed, so put it beside the environment, not into it: `uv pip install --no-deps --target DIR
@@ -12,21 +11,18 @@ arctic-inference==0.1.1`, then run with `PYTHONPATH=DIR`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measuring import RESULTS, parser, read_record, write_record
-from sam_rollout.bench import draft_tables, draft_targets, drafts, sides
-from sam_rollout.bench.machine import machine
-from sam_rollout.bench.traces import read_traces
+from benchmarks.measuring import parser, write_record
+from benchmarks.real_traces import SOURCES
+from sam_rollout.bench import draft_tables, draft_targets, drafts
+from sam_rollout.bench.traces import read_sets
 from sam_rollout.bench.verdicts import show_check
 
-TRACES = RESULTS / "traces"
-GENERATED = (drafts.COT, drafts.GROUPS, drafts.REWRITES, drafts.SECOND_EPOCH)  # from a seed
-HELD_OUT_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_HISTORY, sides.FIRST,
-                  sides.ARCTIC)  # fmt: skip
 DIGITS = 4  # significant ones of a recorded figure
 
 
@@ -39,35 +35,23 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def held_out(sizes: drafts.Sizes, seed: int) -> dict[str, Any]:
-    """Acceptance alone, of the texts that the seed makes and by the sides of interest."""
-    bench = drafts.Bench(sizes, seed=seed, progress=print)
-    datasets = [
-        replace(data, sides=tuple(name for name in data.sides if name in HELD_OUT_SIDES))
-        for data in bench.datasets()
-        if data.name in GENERATED
-    ]
-    acceptance, _ = bench.acceptance(datasets)
-    return {
-        "machine": {**machine("numpy", "numba"), **sides.versions()},
-        "seed": seed,
-        "missing": {name: why for name, why in bench.missing.items() if name in HELD_OUT_SIDES},
-        "acceptance": acceptance,
-    }
-
-
 def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, "drafter")
-    options.add_argument("--quick", action="store_true", help="fewer and shorter texts")
-    options.add_argument("--held-out-seed", type=int, help="only acceptance on texts of this seed")
+    options.add_argument(
+        "--traces", type=Path, required=True, help="sets of benchmarks.real_traces"
+    )
+    options.add_argument("--quick", action="store_true", help="fewer and shorter generated texts")
     arguments = options.parse_args()
+    sets = read_sets([arguments.traces])
+    if sets.keys() != SOURCES.keys():
+        options.error(f"--traces: expected {', '.join(SOURCES)} of benchmarks.real_traces")
+    sets = {name: sets[name] for name in SOURCES}
     sizes = drafts.QUICK if arguments.quick else drafts.Sizes()
-    if arguments.held_out_seed is not None:
-        found = rounded(held_out(sizes, arguments.held_out_seed))
-        write_record({**read_record(arguments.output), "held_out_seed": found}, arguments.output)
-        return
-    result = drafts.Bench(sizes, read_traces(TRACES), progress=print).run()
+    result = drafts.Bench(sizes, sets, progress=print).run()
+    for one in result["sets"]:
+        if source := SOURCES.get(one["name"]):
+            one["source"] = source.described()
     verdicts = draft_targets.judge(result)
     console = Console(width=140)
     draft_tables.show(result, console)

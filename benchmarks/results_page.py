@@ -2,25 +2,35 @@
 
     python -m benchmarks.results_page [--check]
 
-``results_sections`` holds a template for each record below ``results``: its words and tables.
-``--check`` exits with 1 if the page on disk is not what the records say.
+``results_sections`` holds a template for each record below ``results``: its words and tables. The
+table of drafters in each README gets its figures, too; its words stay.
+``--check`` exits with 1 if a page on disk is not what the records say.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
+from benchmarks.real_traces import SOURCES
 from recipes.dapo_qwen3 import published_setups
+from sam_rollout.bench import draft_targets, sides
 from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
 
 PAGE = REPOSITORY / "docs" / "results.md"
+# Each README, and what it says where nothing was measured.
+READMES = {REPOSITORY / "README.md": "not measured", REPOSITORY / "README_zh.md": "未测"}
+# The READMEs' table of drafters: its rows, and what its figures are measured at.
+README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, draft_targets.DEFAULT, sides.NGRAM_24,
+                sides.ARCTIC_4, sides.FIRST)  # fmt: skip
+README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 TEMPLATES = REPOSITORY / "benchmarks" / "results_sections"
 
 INTRODUCTION = """# Results
@@ -130,18 +140,55 @@ def render() -> str:
     return "\n\n".join([INTRODUCTION.rstrip(), *sections]) + "\n"
 
 
+def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
+    """Figures of the READMEs' table of drafters, row by row; None where there is none."""
+    figures = {
+        (row["data"], row["side"]): f"{row['mean_acceptance_length']:.2f}"
+        for row in record.get("acceptance", ())
+        if row["k"] == README_K
+    } | {
+        (row["rows"], row["side"]): f"{row['median_us'] / 1000:.2f}"
+        for row in record.get("calls", ())
+        if row["context"] == README_CONTEXT
+    }
+    columns = (*SOURCES, *README_BATCHES)
+    return [[figures.get((column, side)) for column in columns] for side in README_SIDES]
+
+
+def refilled(readme: str, figures: list[list[str | None]], otherwise: str) -> str:
+    """A README with these figures in its table of drafters."""
+    lines = readme.split("\n")
+    first = next(i for i, line in enumerate(lines) if line.startswith("| drafter |")) + 2
+    for at, row in enumerate(figures, start=first):
+        cells = lines[at].split(" | ")
+        cells[2 : 2 + len(row)] = [figure or otherwise for figure in row]
+        lines[at] = " | ".join(cells)
+    return "\n".join(lines)
+
+
+def pages() -> dict[Path, str]:
+    """Every page with figures, as the records would have it."""
+    figures = drafter_figures(read_record(RESULTS / "drafter.json"))
+    readmes = {
+        path: refilled(path.read_text(encoding="utf-8"), figures, otherwise)
+        for path, otherwise in READMES.items()
+    }
+    return {PAGE: render(), **readmes}
+
+
 def main() -> None:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.check:
-        PAGE.write_text(render(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != render():
-        sys.exit(
-            "docs/results.md does not follow from benchmarks/results: run "
-            "python -m benchmarks.results_page"
-        )
+    for path, text in pages().items():
+        if not arguments.check:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(
+                f"{path.relative_to(REPOSITORY)} does not follow from benchmarks/results: run "
+                "python -m benchmarks.results_page"
+            )
 
 
 if __name__ == "__main__":

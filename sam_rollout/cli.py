@@ -311,8 +311,11 @@ def sampler(
 def drafter(
     json_path: FiguresOption = None,
     traces: Annotated[
-        Path | None,
-        typer.Option(help="Your texts: .npy, .jsonl or .parquet of token ids, or a run folder."),
+        list[Path] | None,
+        typer.Option(
+            help="Sets of your texts: .npy, .jsonl or .parquet of token ids, folders of such "
+            "files, run folders. May be repeated."
+        ),
     ] = None,
     picture: PictureOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter texts.")] = False,
@@ -327,13 +330,13 @@ def drafter(
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
     from sam_rollout.bench import drafts as program
-    from sam_rollout.bench.traces import TraceError, read_traces
+    from sam_rollout.bench.traces import TraceError, read_sets
 
     with _one_line_errors(TraceError):
         for path in (json_path, picture):  # now, not when all has been measured
             if path is not None and not path.parent.is_dir():
                 raise NotADirectoryError(f"{path}: {path.parent} is no folder")
-        texts = [] if traces is None else read_traces(traces)
+        texts = read_sets(traces or ())
         sizes = program.QUICK if quick else program.Sizes()
         with _console().status("starting") as status:
             given = program.SEED if seed is None else seed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.bench import generator
-from sam_rollout.bench.sides import ARCTIC, FIRST, Session, Side
+from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
 from sam_rollout.bench.traces import Trace
 
 K = 3
@@ -49,7 +49,7 @@ class CostSizes:
 # Beyond these, memory or patience ends: about 1 kB a token in plain Python, 0.7 kB and 9 us a
 # token in Arctic's trees.
 PLAIN_PYTHON_TOKENS = 131_072
-SLOW = (ARCTIC, FIRST)
+SLOW = (ARCTIC_4, FIRST)
 
 
 class Batch:

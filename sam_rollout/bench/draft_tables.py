@@ -7,22 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.drafts import CONTEXT_K, COT, TRACES
-from sam_rollout.bench.generator import PUBLISHED
+from sam_rollout.bench.draft_targets import DEFAULT
+from sam_rollout.bench.drafts import CONTEXT_K
 from sam_rollout.bench.replay import CONTEXT_BIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-# Okabe and Ito's colours are told apart by readers with any colour vision.
+# Sides in the picture, in Okabe and Ito's colours: any colour vision tells them apart.
 _COLOURS = {
     sides.OWN: "#D55E00",
-    sides.ADAPTIVE: "#CC79A7",
     sides.OWN_SIBLINGS: "#009E73",
+    DEFAULT: "#CC79A7",
+    sides.OWN_RUN: "#F0E442",
     sides.FIRST: "#0072B2",
     sides.NGRAM_24: "#E69F00",
-    sides.ARCTIC: "#56B4E9",
+    sides.ARCTIC_4: "#56B4E9",
 }
 _MIN_STEPS = 200  # of a point in the picture
 
@@ -32,8 +33,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     for side, why in result["missing"].items():
         console.print(f"not there: {side} ({why})", highlight=False)
+    _show_sets(result["sets"], console)
     _show_acceptance(result["acceptance"], console)
-    _show_sweep(result["sweep"], console)
     _show_calls(result["calls"], console)
     _show_costs(result["costs"], console)
 
@@ -63,6 +64,14 @@ def pivot(
     return lines, list(columns)
 
 
+def _show_sets(rows: list[dict[str, Any]], console: Console) -> None:
+    heads = ("groups", "siblings", "responses", "tokens", "read before")
+    table = _table("sets of texts", "", *heads)
+    for row in rows:
+        table.add_row(row["name"], *(f"{row[head.replace(' ', '_')]:,}" for head in heads))
+    console.print(table)
+
+
 def _show_acceptance(rows: list[dict[str, Any]], console: Console) -> None:
     ks = sorted({row["k"] for row in rows})
     heads = [f"{what}, k = {k}" for k in ks for what in ("MAL", "a step", "an accepted")]
@@ -81,14 +90,6 @@ def _acceptance(row: dict[str, Any]) -> tuple[str, str, str]:
         f"{row['drafted_per_step']:.2f}",
         "-" if wasted is None else f"{wasted:.2f}",
     )
-
-
-def _show_sweep(rows: list[dict[str, Any]], console: Console) -> None:
-    lines, ks = pivot(rows, ["side"], ["k"])
-    table = _table(f"{COT}: mean acceptance length against k", "", *(str(k) for (k,) in ks))
-    for (side,), cells in lines.items():
-        table.add_row(side, *(f"{row['mean_acceptance_length']:.2f}" for row in cells.values()))
-    console.print(table)
 
 
 def _show_calls(rows: list[dict[str, Any]], console: Console) -> None:
@@ -127,55 +128,54 @@ def _show_costs(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw acceptance against context length and against k as a PNG.
+    """Draw acceptance by side and set, and against context length, as a PNG.
 
-    The left panel has the form of the figure in the article "SAM投机推理", section 1.3, and shows
-    its values.
+    Where sets of the user were measured, they alone are shown on the left.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {"axes.grid": True, "grid.color": "#E4E4E4", "font.size": 9, "legend.frameon": False,
-             "axes.spines.right": False, "axes.spines.top": False}  # fmt: skip
+    style = {"axes.grid": True, "grid.color": "#E4E4E4", "axes.axisbelow": True, "font.size": 9,
+             "axes.spines.right": False, "axes.spines.top": False,
+             "legend.frameon": False}  # fmt: skip
+    names = [row["name"] for row in result["sets"] if not row["generated"]]
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(10, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _plot_context(left, result["context"])
-        _plot_sweep(right, result["sweep"])
+        _plot_sets(left, result["acceptance"], names or [row["name"] for row in result["sets"]])
+        _plot_context(right, result["context"])
         for axes in (left, right):
-            axes.set_ylim(bottom=1)
-            axes.legend(fontsize=8)
+            axes.set_ylim(bottom=1, top=1 + 1.3 * (axes.get_ylim()[1] - 1))  # room for the legend
+            axes.set_ylabel(f"mean acceptance length, k = {CONTEXT_K}")
+            axes.legend(fontsize=7, ncols=2)
         figure.savefig(path, dpi=120)
 
 
+def _plot_sets(axes: Axes, rows: list[dict[str, Any]], names: list[str]) -> None:
+    lengths = {
+        (row["side"], row["data"]): row["mean_acceptance_length"]
+        for row in rows
+        if row["k"] == CONTEXT_K
+    }
+    width = 0.8 / len(_COLOURS)
+    for i, (side, colour) in enumerate(_COLOURS.items()):
+        bars = [(j + i * width, lengths[side, name]) for j, name in enumerate(names)
+                if (side, name) in lengths]  # fmt: skip
+        if bars:
+            places, heights = zip(*bars, strict=True)
+            axes.bar(places, heights, width, color=colour, label=side, align="edge")
+    axes.set_xticks([j + 0.4 for j in range(len(names))], names)
+    axes.grid(visible=False, axis="x")
+
+
 def _plot_context(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    shown = {(COT, sides.OWN): "-", (COT, sides.FIRST): "-", (COT, sides.ARCTIC): "-",
-             (TRACES, sides.OWN): "o--", (TRACES, sides.OWN_SIBLINGS): "o--"}  # fmt: skip
-    for (data, side), line in shown.items():
+    """Own text on every set."""
+    for (data,), cells in pivot(rows, ["data"], ["side", "from"])[0].items():
         points = [
             (row["from"] + CONTEXT_BIN / 2, row["mean_acceptance_length"])
-            for row in rows
-            if (row["data"], row["side"]) == (data, side) and row["steps"] >= _MIN_STEPS
+            for (side, _), row in cells.items()
+            if side == sides.OWN and row["steps"] >= _MIN_STEPS
         ]
-        _plot_side(axes, points, line, side, data)
-    for start, stop, published in PUBLISHED:
-        label = "published (Qwen3-8B, MATH-500)" if start == 0 else None
-        axes.plot([start, stop], [published] * 2, color="#444444", linewidth=3, label=label)
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=f"{sides.OWN}, {data}")
     axes.set_xlabel("context, tokens")
-    axes.set_ylabel(f"mean acceptance length, k = {CONTEXT_K}")
-
-
-def _plot_sweep(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    for (side,), cells in pivot(rows, ["side"], ["k"])[0].items():
-        points = [(k, row["mean_acceptance_length"]) for (k,), row in cells.items()]
-        _plot_side(axes, points, "o-", side, COT)
-    axes.set_xlabel("draft tokens a step, k")
-    axes.set_ylabel("mean acceptance length")
-
-
-def _plot_side(
-    axes: Axes, points: list[tuple[float, float]], line: str, side: str, data: str
-) -> None:
-    if points:
-        label, colour = f"{side}, {data}", _COLOURS[side]
-        axes.plot(*zip(*points, strict=True), line, markersize=3, color=colour, label=label)

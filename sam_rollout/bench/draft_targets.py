@@ -7,25 +7,18 @@ from functools import partial
 from typing import Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.drafts import CODE, COT, GROUPS, PROSE, SECOND_EPOCH, Sizes
 from sam_rollout.bench.verdicts import Verdict
 
-# What drafts are worth, mean acceptance length against another side.
+DEFAULT = sides.ALL_SOURCES  # the sources of `sam=on`
+# What drafts are worth on every real set: mean acceptance length against another side.
 LONGER = (
-    # data, k, side, other side, least gain
-    (COT, 3, sides.OWN, sides.FIRST, 0.03),
-    (CODE, 3, sides.OWN, sides.FIRST, 0.05),
-    (PROSE, 3, sides.OWN, sides.FIRST, 0.05),
-    (COT, 3, sides.OWN, sides.ARCTIC, 0.04),
-    (COT, 8, sides.OWN, sides.ARCTIC, 0.12),
-    (GROUPS, 3, sides.OWN_SIBLINGS, sides.OWN, 0.20),
-    (SECOND_EPOCH, 3, sides.ALL_SOURCES, sides.OWN_SIBLINGS, 0.10),
+    # k, side, other side, least gain
+    (3, DEFAULT, sides.ARCTIC_4, 0.04),
+    (8, DEFAULT, sides.ARCTIC_4, 0.04),
+    (3, sides.OWN, sides.FIRST, 0.01),
+    (3, sides.OWN_SIBLINGS, sides.OWN, 0.05),
 )
-MIN_FEWER_DRAFTED, MAX_SHORTER = 0.35, 0.04  # adaptive against fixed k, k = 8
-# One is paid for with the other, and where on that line a policy comes to stand depends on the
-# context: short ones give drafts less of a chance, so that it leaves out more of them, however long
-# it has learned. Texts that end earlier than those of a full run are not held to these bounds.
-POLICY_TOKENS = Sizes().cot[1]
+WITH_EPOCHS = (3, sides.ALL_SOURCES, sides.OWN_SIBLINGS, 0.05)  # of sets with an earlier epoch
 # What they cost.
 CALL_ROWS, CALL_CONTEXT = 128, 32_768
 MAX_CALL_US, MIN_CALL_SPEEDUP = 350.0, 15.0
@@ -41,6 +34,7 @@ OURS = "own"  # names of our own sides begin with it
 # What a target looks at: a table of the result, what else names the row, the side.
 Key = tuple[Any, ...]
 Measured = tuple[str, bool | None]
+Target = tuple[str, list[Key], Callable[..., Measured]]
 
 
 def judge(result: dict[str, Any]) -> list[Verdict]:
@@ -52,7 +46,7 @@ def judge(result: dict[str, Any]) -> list[Verdict]:
         for row in result[table]
     }
     verdicts = []
-    for target, keys, measure in _targets(result["setting"]["cot"][1]):
+    for target, keys, measure in [*_longer_drafts(result["sets"]), *_COSTS]:
         absent = [key[-1] for key in keys if key not in rows]
         if absent:
             why = f"{absent[0]} is not there: {result['missing'].get(absent[0], 'not measured')}"
@@ -64,63 +58,24 @@ def judge(result: dict[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def _targets(cot_tokens: int) -> list[tuple[str, list[Key], Callable[..., Measured]]]:
-    """Each target in words, the rows it looks at, and how they are measured.
-
-    Args:
-        cot_tokens: of the longest chain of thought.
-    """
-    own, call = ("costs", sides.OWN), ("calls", CALL_ROWS, CALL_CONTEXT)
+def _longer_drafts(sets: list[dict[str, Any]]) -> list[Target]:
+    """Each target in words, the rows it looks at, and how they are measured."""
     return [
-        *(
-            (
-                f"{data}, k = {k}: {side} at least {least:.0%} longer than {other}",
-                [("acceptance", data, k, side), ("acceptance", data, k, other)],
-                partial(_longer, least),
-            )
-            for data, k, side, other, least in LONGER
-        ),
         (
-            f"{COT}, k = 8: {sides.ADAPTIVE} at least {MIN_FEWER_DRAFTED:.0%} fewer drafted per "
-            f"accepted token, at most {MAX_SHORTER:.0%} shorter (texts of {POLICY_TOKENS} tokens)",
-            [("acceptance", COT, 8, sides.ADAPTIVE), ("acceptance", COT, 8, sides.OWN)],
-            partial(_policy, cot_tokens),
-        ),
-        (f"call of {CALL_ROWS} rows at {CALL_CONTEXT} tokens: at most {MAX_CALL_US:.0f} us",
-         [(*call, sides.OWN)], partial(_at_most, "median_us", MAX_CALL_US, "us")),
-        (f"the same: at least {MIN_CALL_SPEEDUP:.0f}x as fast as {sides.NGRAM_24}",
-         [(*call, sides.OWN), (*call, sides.NGRAM_24)], _speedup),
-        (f"catching up: at most {MAX_CATCH_UP_NS:.0f} ns a token",
-         [own], partial(_at_most, "median_ns", MAX_CATCH_UP_NS, "ns")),
-        (f"256k against 1k tokens: at most {MAX_GROWTH:.0f}x the time per token",
-         [own], partial(_at_most, "growth", MAX_GROWTH, "x")),
-        (f"slowest call: under {MAX_SLOWEST_MS:.0f} ms of CPU time", [own], _slowest),
-        *(
-            target
-            for side, most in MAX_BYTES_PER_TOKEN.items()
-            for target in (
-                (f"{side}: at most {most:.0f} bytes a token",
-                 [("costs", side)], partial(_at_most, "bytes_per_token", most, "bytes")),
-                (f"{side}: memory back to where it began when all requests have ended",
-                 [("costs", side)], _left),
-            )
-        ),
-    ]  # fmt: skip
+            f"{one['name']}, k = {k}: {side} at least {least:.0%} longer than {other}",
+            [("acceptance", one["name"], k, side), ("acceptance", one["name"], k, other)],
+            partial(_longer, least),
+        )
+        for one in sets
+        if not one["generated"]
+        for k, side, other, least in (*LONGER, *[WITH_EPOCHS] * (one["read_before"] > 0))
+    ]
 
 
 def _longer(least: float, row: dict[str, Any], other: dict[str, Any]) -> Measured:
     mine, theirs = row["mean_acceptance_length"], other["mean_acceptance_length"]
     gain = mine / theirs - 1
     return f"{gain:+.1%} ({mine:.3f}, {theirs:.3f})", gain >= least
-
-
-def _policy(tokens: int, row: dict[str, Any], fixed: dict[str, Any]) -> Measured:
-    fewer = 1 - row["drafted_per_accepted"] / fixed["drafted_per_accepted"]
-    shorter = 1 - row["mean_acceptance_length"] / fixed["mean_acceptance_length"]
-    measured = f"{fewer:.1%} fewer, {shorter:.1%} shorter"
-    if tokens < POLICY_TOKENS:
-        return f"{measured}, of texts of {tokens} tokens", None
-    return measured, fewer >= MIN_FEWER_DRAFTED and shorter <= MAX_SHORTER
 
 
 def _at_most(figure: str, most: float, unit: str, row: dict[str, Any]) -> Measured:
@@ -144,3 +99,27 @@ def _left(cost: dict[str, Any]) -> Measured:
     left = cost["left_bytes"] - cost["start_bytes"]
     share = cost["traced_left_bytes"] / cost["traced_bytes"]
     return f"{left} bytes, {share:.2%} of traced memory", left <= 0 and share <= MAX_LEFT_SHARE
+
+
+_OWN, _CALL = ("costs", sides.OWN), ("calls", CALL_ROWS, CALL_CONTEXT)
+_COSTS: list[Target] = [
+    (f"call of {CALL_ROWS} rows at {CALL_CONTEXT} tokens: at most {MAX_CALL_US:.0f} us",
+     [(*_CALL, sides.OWN)], partial(_at_most, "median_us", MAX_CALL_US, "us")),
+    (f"the same: at least {MIN_CALL_SPEEDUP:.0f}x as fast as {sides.NGRAM_24}",
+     [(*_CALL, sides.OWN), (*_CALL, sides.NGRAM_24)], _speedup),
+    (f"catching up: at most {MAX_CATCH_UP_NS:.0f} ns a token",
+     [_OWN], partial(_at_most, "median_ns", MAX_CATCH_UP_NS, "ns")),
+    (f"256k against 1k tokens: at most {MAX_GROWTH:.0f}x the time per token",
+     [_OWN], partial(_at_most, "growth", MAX_GROWTH, "x")),
+    (f"slowest call: under {MAX_SLOWEST_MS:.0f} ms of CPU time", [_OWN], _slowest),
+    *(
+        target
+        for side, most in MAX_BYTES_PER_TOKEN.items()
+        for target in (
+            (f"{side}: at most {most:.0f} bytes a token",
+             [("costs", side)], partial(_at_most, "bytes_per_token", most, "bytes")),
+            (f"{side}: memory back to where it began when all requests have ended",
+             [("costs", side)], _left),
+        )
+    ),
+]  # fmt: skip

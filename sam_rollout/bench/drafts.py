@@ -1,7 +1,8 @@
 """`sam-rollout bench drafter`: how good drafts are and what they cost, ours beside every other.
 
-All sides see the same texts in one process and take turns wherever time is measured. Acceptance is
-greedy replay (`replay.py`) and does not depend on the machine; times do.
+All sides see the same texts in the same order, in one process, and take turns wherever time is
+measured. Acceptance is greedy replay (`replay.py`) and does not depend on the machine; times do.
+What the user's own sets say goes before what generated texts say.
 """
 
 from __future__ import annotations
@@ -10,30 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sam_rollout.bench import corpora, generator, sides
+from sam_rollout.bench import generator, sides
 from sam_rollout.bench.draft_costs import CostSizes, measure_calls, measure_costs
 from sam_rollout.bench.machine import machine
 from sam_rollout.bench.replay import CONTEXT_BIN, Replay, read_through, replay
 from sam_rollout.bench.sides import Side
 from sam_rollout.bench.traces import Trace, groups_of
 
-COT, GROUPS, REWRITES, CODE, PROSE = "CoT", "CoT groups", "rewrites", "code", "prose"
-SECOND_EPOCH, TRACES = "second epoch", "traces"
+COT, GROUPS = "generated CoT", "generated groups"  # the latter with a second epoch
 KS = (3, 8)
-CONTEXT_K = 3  # of the curve against context length, as published
-# Of the generated texts. The generator was fitted on others; the constants of the rule that drafts
-# from own text were chosen on these: another seed makes texts that nothing was chosen on.
-SEED = 11
-SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM, sides.NGRAM_24, sides.ARCTIC,
-                sides.ARCTIC_4)  # fmt: skip
-GROUP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.FIRST,
-               sides.NGRAM_24, sides.ARCTIC, sides.ARCTIC_4)  # fmt: skip
-# Of second epochs and of a run's own traces, where every source has something to draft from.
-EPOCH_SIDES = (sides.OWN, *sides.JOINED, sides.OWN_RUN, sides.ALL_SOURCES, sides.ARCTIC)
-TRACE_SIDES = tuple(dict.fromkeys((*GROUP_SIDES, *EPOCH_SIDES)))
-SWEEP_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST)
+CONTEXT_K = 3  # of the curve against context length
+SEED = 11  # of the generated texts; they were fitted with another
+# Of single responses, where others have nothing more to draft from.
+SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM_24, sides.ARCTIC_4)
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.FIRST, sides.NGRAM,
-               sides.NGRAM_24, sides.ARCTIC)  # fmt: skip
+               sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
 COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
 
 
@@ -42,14 +34,8 @@ class Sizes:
     """How much is measured. Pairs are (number of texts or groups, tokens of the longest)."""
 
     cot: tuple[int, int] = (8, 38_000)
-    groups: tuple[int, int] = (6, 8_000)
-    rewrites: tuple[int, int] = (4, 2_000)
-    texts: tuple[int, int] = (8, 16_000)  # code and prose
-    epochs: tuple[int, int] = (4, 4_000)
-    ks_of_others: tuple[int, ...] = KS  # of all texts but chains of thought
+    groups: tuple[int, int] = (4, 8_000)
     siblings: int = 16
-    sweep: tuple[int, ...] = tuple(range(1, 17))
-    sweep_texts: int = 2
     costs: CostSizes = field(default_factory=CostSizes)
 
 
@@ -57,13 +43,7 @@ class Sizes:
 # speak of them; it is texts that are fewer and shorter, and less is read for the slowest call.
 QUICK = Sizes(
     cot=(2, 10_000),
-    groups=(2, 3_000),
-    rewrites=(1, 1_500),
-    texts=(4, 6_000),
-    ks_of_others=(3,),
-    epochs=(1, 2_000),
-    sweep=(1, 2, 4, 8, 16),
-    sweep_texts=1,
+    groups=(1, 3_000),
     costs=CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, longest_text=65_536, rounds=2),
 )
 
@@ -84,31 +64,45 @@ class Data:
     name: str
     sides: tuple[str, ...]
     runs: list[list[Episode]]
-    ks: tuple[int, ...] = KS
+    generated: bool = True
 
     @property
     def longest(self) -> int:
         """Tokens of the longest text."""
-        return max(len(trace.tokens) for trace in self._traces())
+        return max(len(trace.tokens) for episode in self._episodes() for trace in episode.traces)
 
     @property
     def rows(self) -> int:
         """Most requests at once."""
-        return max(len(episode.traces) for run in self.runs for episode in run)
+        return max(len(episode.traces) for episode in self._episodes())
 
-    def _traces(self) -> Iterator[Trace]:
-        return (trace for run in self.runs for episode in run for trace in episode.traces)
+    def size(self) -> dict[str, Any]:
+        """How much there is. JSON values."""
+        drafted = [t for episode in self._episodes() if episode.drafting for t in episode.traces]
+        read = [t for episode in self._episodes() if not episode.drafting for t in episode.traces]
+        return {
+            "name": self.name,
+            "generated": self.generated,
+            "groups": len({trace.group for trace in drafted}),
+            "siblings": self.rows,
+            "responses": len(drafted),
+            "tokens": sum(len(trace.response) for trace in drafted),
+            "read_before": len(read),
+        }
+
+    def _episodes(self) -> Iterator[Episode]:
+        return (episode for run in self.runs for episode in run)
 
 
 @dataclass
 class Bench:
-    """One measurement: sizes, texts of the user, seed of the generated ones, sides that are there.
+    """One measurement: sizes, sets of the user, seed of the generated ones, sides that are there.
 
     `progress` is called with the name of each part before it is measured.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
-    traces: list[Trace] = field(default_factory=list)
+    sets: dict[str, list[Trace]] = field(default_factory=dict)
     seed: int = SEED
     there: dict[str, Side] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -122,8 +116,6 @@ class Bench:
         """Measure everything. JSON values."""
         datasets = self.datasets()
         acceptance, context = self.acceptance(datasets)
-        self.progress("acceptance against k")
-        sweep = self._sweep(datasets[0])
         self.progress("calls")
         problem = generator.Problem(0, seed=self.seed)
         texts = [
@@ -137,9 +129,9 @@ class Bench:
             "machine": {**machine("numpy", "numba"), **sides.versions()},
             "setting": {"seed": self.seed, **asdict(self.sizes)},
             "missing": self.missing,
+            "sets": [data.size() for data in datasets],
             "acceptance": acceptance,
             "context": context,
-            "sweep": sweep,
             "calls": calls,
             "costs": costs,
         }
@@ -149,54 +141,36 @@ class Bench:
         acceptance, context = [], []
         for data in datasets:
             self.progress(data.name)
-            for k in data.ks:
+            for k in KS:
                 for side in self._of(data.sides):
                     result = accept(side, data, k)
                     acceptance.append(_row(data, side, k, result))
-                    if k == CONTEXT_K and data.name in (COT, TRACES):
+                    if k == CONTEXT_K:
                         context += _context_rows(data, side, result)
         return acceptance, context
 
     def datasets(self) -> list[Data]:
-        """The texts, those of the user last."""
-        sizes, seed, ks = self.sizes, self.seed, self.sizes.ks_of_others
-        count, length = sizes.texts
-        found = [
-            Data(COT, SINGLE_SIDES, _each(generator.singles(*sizes.cot, seed))),
-            Data(CODE, SINGLE_SIDES, _each(corpora.source_code(length)[:count]), ks),
-            Data(PROSE, SINGLE_SIDES, _each(corpora.prose(length)[:count]), ks),
-            Data(GROUPS, GROUP_SIDES, self._groups(generator.group, *sizes.groups)),
-            Data(REWRITES, GROUP_SIDES, self._groups(generator.rewrites, *sizes.rewrites), ks),
-            Data(SECOND_EPOCH, EPOCH_SIDES, self._epochs(*sizes.epochs), ks),
+        """The texts, those of the user first."""
+        sizes, seed, every_side = self.sizes, self.seed, tuple(self.there)
+        count, length = sizes.groups
+        groups = [
+            [
+                trace
+                for epoch in (0, 1)
+                for trace in generator.group(index, sizes.siblings, length, seed, epoch)
+            ]
+            for index in range(count)
         ]
-        if self.traces:
-            run = [Episode(group, group[0].step) for group in groups_of(self.traces)]
-            found.append(Data(TRACES, TRACE_SIDES, [run]))
-        return found
-
-    def _groups(self, make: Any, count: int, length: int) -> list[list[Episode]]:
-        siblings, seed = self.sizes.siblings, self.seed
-        return [[Episode(make(index, siblings, length, seed))] for index in range(count)]
-
-    def _epochs(self, count: int, length: int) -> list[list[Episode]]:
-        runs = []
-        for index in range(count):
-            first = generator.group(index, self.sizes.siblings, length, self.seed)
-            second = generator.second_epoch(first, self.seed)
-            runs.append([Episode(first, 0, drafting=False), Episode(second, 1)])
-        return runs
+        singles = [[Episode([trace])] for trace in generator.singles(*sizes.cot, seed)]
+        return [
+            *(Data(name, every_side, [run_of(one)], generated=False)
+              for name, one in self.sets.items()),
+            Data(GROUPS, every_side, [run_of(one) for one in groups]),
+            Data(COT, SINGLE_SIDES, singles),
+        ]  # fmt: skip
 
     def _of(self, names: tuple[str, ...]) -> list[Side]:
         return [self.there[name] for name in names if name in self.there]
-
-    def _sweep(self, cot: Data) -> list[dict[str, Any]]:
-        """Acceptance of some chains of thought against k."""
-        data = Data(cot.name, SWEEP_SIDES, cot.runs[: self.sizes.sweep_texts])
-        return [
-            _row(data, side, k, accept(side, data, k))
-            for k in self.sizes.sweep
-            for side in self._of(data.sides)
-        ]
 
 
 def accept(side: Side, data: Data, k: int) -> Replay:
@@ -214,9 +188,20 @@ def accept(side: Side, data: Data, k: int) -> Replay:
     return result
 
 
-def _each(traces: list[Trace]) -> list[list[Episode]]:
-    """A run for each response: nothing is there to learn from but itself."""
-    return [[Episode([trace])] for trace in traces]
+def run_of(traces: list[Trace]) -> list[Episode]:
+    """Groups in order of their steps.
+
+    Where the same prompt comes back, its earlier responses are read without drafting: an earlier
+    epoch, which serves every side that remembers it, and is measured of none. Turns of one
+    conversation have prompts of their own, and all are measured.
+    """
+    groups = groups_of(traces)
+    prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]
+    last = {prompt: place for place, prompt in enumerate(prompts)}
+    return [
+        Episode(group, group[0].step, last[prompt] == place)
+        for place, (group, prompt) in enumerate(zip(groups, prompts, strict=True))
+    ]
 
 
 def _row(data: Data, side: Side, k: int, result: Replay) -> dict[str, Any]:

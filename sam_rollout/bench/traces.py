@@ -72,6 +72,24 @@ def read_traces(path: Path) -> list[Trace]:
     return traces
 
 
+def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
+    """Sets of traces by their names: each file, each file of a folder, each run folder is one.
+
+    Raises:
+        TraceError: as `read_traces`, or two sets of one name.
+        OSError: no such path, or no permission.
+    """
+    sets: dict[str, list[Trace]] = {}
+    for path in paths:
+        is_one = path.is_file() or (path / "sam").is_dir()
+        for file in [path] if is_one else _files(path) or [path]:
+            name = file.stem if file.is_file() else file.name
+            if name in sets:
+                raise TraceError(f"{file}: a second set called {name}")
+            sets[name] = read_traces(file)
+    return sets
+
+
 def _read(file: Path) -> list[Trace]:
     try:
         return list(_READERS[file.suffix](file))

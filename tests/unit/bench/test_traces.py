@@ -1,4 +1,4 @@
-"""Readers of anyone's token ids, and the texts every Python has."""
+"""Readers of anyone's token ids."""
 
 import json
 
@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.bench import corpora
-from sam_rollout.bench.traces import Trace, TraceError, groups_of, read_traces
+from sam_rollout.bench.traces import Trace, TraceError, groups_of, read_sets, read_traces
 
 
 def test_a_folder_of_all_formats(tmp_path):
@@ -111,26 +110,19 @@ def test_groups_are_of_one_step_and_in_order():
     assert named == [[(1, "b", 0)], [(1, "a", 0)], [(2, "a", 0), (2, "a", 1)]]
 
 
-def test_tokens_put_together_are_the_text():
-    text = 'def f(x):\n    return x2 + "äöü…" \t\n\n\nresponsibilities'
-    pieces = corpora._TOKEN.findall(text)
-    assert "".join(pieces) == text
-    (ids, again) = corpora.tokenize([text, text])
-    assert np.array_equal(ids, again) and ids.max() == len(set(pieces)) - 1
-
-
-@pytest.mark.parametrize("read", [corpora.source_code, corpora.prose])
-def test_python_brings_texts(read):
-    traces = read(1_500)
-    assert len(traces) >= 8 and len({trace.group for trace in traces}) == len(traces)
-    assert all(len(trace.prompt) == corpora.PROMPT_TOKENS for trace in traces)
-    assert all(500 < len(trace.tokens) <= 1_500 for trace in traces)
-
-
-def test_the_recorded_rollouts_are_groups_with_second_epochs():
-    from benchmarks.bench_drafter import TRACES
-
-    groups = groups_of(read_traces(TRACES))
-    assert {len(group) for group in groups} == {8}
-    prompts = [group[0].group for group in groups]
-    assert len(set(prompts)) < len(prompts)
+def test_each_file_of_a_folder_is_a_set_and_a_run_folder_is_one(tmp_path):
+    folder, run = tmp_path / "sets", tmp_path / "run"
+    (run / "sam" / "traces").mkdir(parents=True)
+    table = pa.table({"prompt_ids": [[1]], "response_ids": [[2, 3]]})
+    for part in ("0-000", "0-001"):
+        pq.write_table(table, run / "sam" / "traces" / f"{part}.parquet")
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.jsonl").write_text('{"tokens": [1, 2]}\n')
+    sets = read_sets([folder, run])
+    assert {name: len(traces) for name, traces in sets.items()} == {"a": 1, "b": 1, "run": 2}
+    with pytest.raises(TraceError, match="a second set called a"):
+        read_sets([folder, folder / "a.jsonl"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="empty: no traces"):
+        read_sets([tmp_path / "empty"])

@@ -28,7 +28,7 @@ def texts(tmp_path):
     lines = [
         {"group": t.group, "sibling": t.sibling, "step": 1, "prompt": t.prompt.tolist(),
          "response": t.response.tolist()}
-        for index in range(2) for t in group(index, 3, 300)
+        for index in range(2) for t in group(index, 3, 600)
     ]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, lines)))
     return path

@@ -44,10 +44,8 @@ def acceptance_length(session, traces, number=1):
 
 
 @pytest.mark.timeout(120)
-def test_a_second_epoch_that_is_half_new_is_drafted_better_with_history(tmp_path):
-    """Half of each response is new, as the generator edits it."""
-    first = generator.group(0, siblings=6, length=1500)
-    second = generator.second_epoch(first)
+def test_a_second_epoch_is_drafted_better_with_history(tmp_path):
+    first, second = (generator.group(0, siblings=6, length=1500, epoch=epoch) for epoch in (0, 1))
     siblings = {"siblings": {"enabled": True}}
     history = {"history": {"enabled": True, "path": str(tmp_path)}}
     own = acceptance_length(Session(), second)

@@ -1,0 +1,212 @@
+"""Rebuilds the sets of real responses that drafters are measured on, from public repositories.
+
+    git clone https://github.com/OWNER/NAME CLONES/NAME    # for each repository of `SOURCES`
+    python -m benchmarks.real_traces CLONES --output FOLDER
+    sam-rollout bench drafter --traces FOLDER
+
+The sets themselves are not part of this project: licences differ, and what is cited can be made
+again, id by id. Texts are read at the commit that `SOURCES` names, whatever is checked out, and
+tokenized with tekken (131k tokens, a file of mistral-common), which is not the models' own
+tokenizer. Responses of `ta_r1distill` begin with the question, as in the repository's files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+TOKENIZER = "tekken_240911.json"
+TOKENIZER_NAME = "tekken, 131k tokens"
+
+# A response: group, sibling, step, prompt in pieces that are tokenized one by one, text.
+Response = tuple[str, int, int, tuple[str, ...], str]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A repository at one commit, whatever is checked out."""
+
+    folder: Path
+    commit: str
+
+    def load(self, path: str) -> Any:
+        """The content of a JSON file."""
+        return json.loads(self._git("show", f"{self.commit}:{path}"))
+
+    def paths(self) -> list[str]:
+        """All files."""
+        return self._git("ls-tree", "-r", "--name-only", self.commit).splitlines()
+
+    def _git(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(self.folder), *arguments], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"{self.folder}: {done.stderr.strip()}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a set comes from, and how its responses are read."""
+
+    repository: str  # of GitHub
+    commit: str
+    files: str
+    model: str
+    sampling: str
+    licence: str
+    read: Callable[[Clone], Iterator[Response]]
+
+    def described(self) -> dict[str, str]:
+        """What a record says of it. JSON values."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, str)}
+        return {**named, "tokenizer": TOKENIZER_NAME}
+
+
+def _question(text: str) -> tuple[str, str]:
+    """A prompt of one question."""
+    return f"<|user|>\n{text}", "\n<|assistant|>\n"
+
+
+def _thought_anchors(clone: Clone) -> Iterator[Response]:
+    """Every twelfth problem."""
+    numbers = [re.fullmatch(r"cots/problem_(\d+)/solutions\.json", path) for path in clone.paths()]
+    for number in sorted(int(found[1]) for found in numbers if found)[::12]:
+        folder = f"cots/problem_{number}"
+        prompt = _question(clone.load(f"{folder}/problem.json")["question"])
+        for sibling, solution in enumerate(clone.load(f"{folder}/solutions.json")):
+            yield f"problem_{number}", sibling, 0, prompt, solution["solution"]
+
+
+def _reasoning_gym(clone: Clone) -> Iterator[Response]:
+    """Every second problem, 16 completions of 50."""
+    folder = "reasoninggym-paper-experiments/math-evals/llama-3b-instruct"
+    for step, run in ((400, "vllm_20250502_081607"), (800, "vllm_20250502_090637")):
+        found = clone.load(f"{folder}/step_{step}/aime2024/{run}/results.json")
+        problems = found["categories"][0]["datasets"][0]["results"]
+        for number, problem in list(enumerate(problems))[::2]:
+            prompt = _question(problem["question"])
+            for sibling, one in enumerate(problem["completions"][:16]):
+                yield f"aime24-{number}", sibling, step, prompt, one["full_model_response"]
+
+
+def _misguided_attention(clone: Clone) -> Iterator[Response]:
+    """Every third prompt."""
+    found = clone.load("eval/results_long_eval/output_queries_q3_30ba3-think.json")
+    for query in found["results"][::3]:
+        prompt = _question(query["prompt"])
+        for sibling, (thought, said) in enumerate(
+            zip(query["thinking"], query["output"], strict=True)
+        ):
+            yield query["prompt_id"], sibling, 0, prompt, f"<think>\n{thought}\n</think>\n\n{said}"
+
+
+def _tau_bench(clone: Clone) -> Iterator[Response]:
+    """Every fifth task; each turn of the agent is a response to all that was said before it."""
+    for conversation in clone.load("historical_trajectories/gpt-4o-airline.json"):
+        task, trial = conversation["task_id"], conversation["trial"]
+        if task % 5:
+            continue
+        said, turn = "", 0
+        for message in conversation["traj"]:
+            text, is_agent = _turn(message), message["role"] == "assistant"
+            said += f"<|{message['role']}|>\n"
+            if is_agent:
+                yield f"tau-{task}", trial, turn, (said,), text
+            turn += is_agent
+            said += text
+
+
+def _turn(message: dict[str, Any]) -> str:
+    """What was said, or the tool call."""
+    calls = [
+        f'<tool_call>\n{{"name": "{call["function"]["name"]}", '
+        f'"arguments": {call["function"]["arguments"]}}}\n</tool_call>'
+        for call in message.get("tool_calls") or ()
+    ]
+    return "".join([message["content"] or "", *calls, "<|end|>\n"])
+
+
+SOURCES = {
+    "ta_r1distill": Source(
+        "interp-reasoning/thought-anchors", "e5c4c1d5990d8bf7a91f828e443a1c3cf853036c",
+        "cots/*/solutions.json", "R1-Distill", "T = 0.6, general reasoning", "MIT",
+        _thought_anchors,
+    ),
+    "rg_llama3b": Source(
+        "open-thought/reasoning-gym-eval", "5f09fecc342a25d693895b7304a9dec43b47f436",
+        "reasoninggym-paper-experiments/math-evals/llama-3b-instruct/step_*/aime2024",
+        "Llama-3B in RL", "T = 0.6, AIME 2024; after 800 steps, before them after 400",
+        "Apache-2.0", _reasoning_gym,
+    ),
+    "ma_qwen3_30b": Source(
+        "cpldcpu/MisguidedAttention", "bbae011e1fb5ce239373cb2f381787baec0dd236",
+        "eval/results_long_eval/output_queries_q3_30ba3-think.json", "Qwen3-30B-A3B, thinking",
+        "default T of the API, riddles", "CC0-1.0", _misguided_attention,
+    ),
+    "tau_gpt4o": Source(
+        "sierra-research/tau-bench", "59a200c6d575d595120f1cb70fea53cef0632f6b",
+        "historical_trajectories/gpt-4o-airline.json", "gpt-4o agent", "T not stated, airline",
+        "MIT", _tau_bench,
+    ),
+}  # fmt: skip
+
+
+def load_tokenizer() -> Callable[[str], list[int]]:
+    """Text -> token ids, without a token that begins or ends it."""
+    try:
+        import mistral_common
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    except ImportError:
+        sys.exit("the tokenizer is not there: pip install --target DIR mistral-common, then run "
+                 "with PYTHONPATH=DIR")  # fmt: skip
+    file = Path(mistral_common.__file__).parent / "data" / TOKENIZER
+    return partial(Tekkenizer.from_file(file).encode, bos=False, eos=False)
+
+
+def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
+    """Lines of a set, as `sam_rollout.bench.traces` reads them.
+
+    Args:
+        folder: a clone of the source's repository.
+        encode: text -> token ids.
+    """
+    for group, sibling, step, prompt, response in source.read(Clone(folder, source.commit)):
+        entry = {
+            "group": group,
+            "sibling": sibling,
+            "step": step,
+            "prompt": [token for piece in prompt for token in encode(piece)],
+            "response": encode(response),
+        }
+        yield json.dumps(entry)
+
+
+def main() -> None:
+    """Write one file per set."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("clones", type=Path, help="holds a clone of each repository")
+    options.add_argument("--output", type=Path, required=True, help="folder for the sets")
+    options.add_argument("--only", choices=SOURCES, action="append", help="these sets only")
+    arguments = options.parse_args()
+    encode = load_tokenizer()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only or SOURCES:
+        source = SOURCES[name]
+        clone = arguments.clones / source.repository.split("/")[1]
+        lines = list(rebuild(source, clone, encode))
+        (arguments.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        print(f"{name}: {len(lines)} responses", flush=True)
+
+
+if __name__ == "__main__":
+    main()
