@@ -27,8 +27,8 @@ class GateConfig(Section):
     8 of 128 for Qwen3-32B). 0 never drafts. `closed`: never, whatever the threshold; what is left
     is the cost of the path itself (the matched baseline). `schedule`: most running requests ->
     draft tokens; above the largest number nothing. Its keys are kept as text, as in JSON. `auto`:
-    what the engine's own step times and acceptance make fastest; trying budgets out may lose the
-    share `exploration` of step time.
+    what the engine's own step times and acceptance make fastest, request by request; trials may
+    lose the share `exploration` of step time.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -109,7 +109,7 @@ class SamConfig(Section):
     """Speculation as a whole; the Hydra group `sam`.
 
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted (the
-    article's default, section 3.2, is 3). `draft_policy` `fixed`: always that many. `confidence`:
+    article's default, section 3.2, is 3). `draft_policy` `fixed`: that many. `confidence`:
     fewer, a draft ends where the next token's chance to be accepted falls below `min_confidence`;
     chances are learned from what the engine accepts. `pad_drafts`: whether drafts are filled up to
     k, so that steps keep the shape of a captured graph; `auto`: where the engine's graphs need it.
