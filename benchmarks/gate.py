@@ -5,14 +5,15 @@
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
 turns, round after round, and keep what they and the drafter have learned. With the coupled sampler
 all of them make the same texts. ``easy`` is sampled at a low temperature, so that texts repeat
-themselves, ``mixed`` at T = 1. ``hopeless`` is ``mixed`` with sources that have the longest draft
-allowed for every request, all of it wrong. ``siblings`` drafts from own text and from responses to
-the same prompt. Gates begin anew with every text; its first round warms up, and is all that
-``auto`` gets to learn before it counts. A call adds its rounds to the record.
+themselves, ``mixed`` at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong.
+``siblings`` drafts from own text and from responses to the same prompt. Gates begin anew with every
+text; its first round warms up, and is all that ``auto`` gets to learn before it counts. A call adds
+its rounds to the record.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import statistics
@@ -20,10 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 from benchmarks.measuring import (
     MODEL,
@@ -36,7 +34,6 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
-from sam_rollout.automaton.interface import MATCH_LENGTH
 from sam_rollout.bench.machine import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
@@ -69,13 +66,15 @@ class GateWorkerExtension(SamWorkerExtension):
     """A worker whose gate can be exchanged and whose drafts can be spoilt."""
 
     def forget_gates(self) -> None:
-        """Begin anew."""
+        """Begin anew, and so do the chances that the drafter has learned."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
+        if not hasattr(self, "_unlearned"):
+            policy = self.model_runner.drafter.session.drafter._policy
+            self._unlearned = copy.deepcopy(policy)
 
     def use_gate(self, name: str) -> None:
         """Put a side in charge, as it was left when it last was, its texts forgotten."""
-        from sam_rollout.config import GateConfig, SamConfig
-        from sam_rollout.drafting.policy import DraftPolicy
+        from sam_rollout.config import GateConfig
         from sam_rollout.gating import make_gate
 
         session = self.model_runner.drafter.session
@@ -86,9 +85,7 @@ class GateWorkerExtension(SamWorkerExtension):
                 max_rows=MAX_NUM_SEQS,
                 max_draft_tokens=K,
             )
-            config = SamConfig(max_draft_tokens=K, gate=GateConfig(kind="auto"))
-            policy = DraftPolicy(config, session.drafter.sources, MAX_NUM_SEQS)
-            self._sides[name] = TimedGate(gate), policy
+            self._sides[name] = TimedGate(gate), copy.deepcopy(self._unlearned)
         session.gate, session.drafter._policy = self._sides[name]
 
     def gate_report(self) -> dict[str, Any]:
@@ -96,25 +93,18 @@ class GateWorkerExtension(SamWorkerExtension):
         return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
-        """Let sources find a draft for everybody, all of it wrong; or leave them as they are."""
-        for source in self.model_runner.drafter.session.drafter.sources:
-            source.__dict__.pop("match", None)
-            source.__dict__.pop("draft", None)
-            if spoil:
-                source.match, source.draft = partial(_always, source.match), _wrong
+        """Make all drafts wrong, or leave them as they are."""
+        drafter = self.model_runner.drafter.session.drafter
+        draft = type(drafter).draft
 
+        def wrong(*arguments, **options):
+            batch = draft(drafter, *arguments, **options)
+            batch.tokens.fill(0)  # the padding token, which is never sampled
+            return batch
 
-def _always(match: Any, token_ids: Any, num_tokens: Any, eligible: Any, out_matches: Any) -> None:
-    """In the place of a source's `match`."""
-    match(token_ids, num_tokens, eligible, out_matches)
-    lengths = out_matches[:, MATCH_LENGTH]
-    np.maximum(lengths, eligible, out=lengths, casting="unsafe")
-
-
-def _wrong(_matches: Any, k: Any, out_tokens: Any, out_counts: Any) -> None:
-    """In the place of a source's `draft`: with the padding token, which is never sampled."""
-    out_tokens[k > 0] = 0
-    np.copyto(out_counts, k, where=k > 0)
+        drafter.__dict__.pop("draft", None)
+        if spoil:
+            drafter.draft = wrong
 
 
 class TimedGate:
@@ -232,7 +222,7 @@ def main() -> None:
         "siblings": SIBLINGS,
         "max_tokens": MAX_TOKENS,
         "k": K,
-        "fixed": [f"threshold {bound}, k = {k}" for bound, k in FIXED],
+        "fixed_k": ", ".join(str(k) for k in sorted({k for _, k in FIXED})),
         "temperatures": TEMPERATURES,
     }
     texts = record["texts"]

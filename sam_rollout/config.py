@@ -23,8 +23,8 @@ MAX_DRAFT_TOKENS = 32
 class GateConfig(Section):
     """When to draft, and how many tokens at most.
 
-    `auto`: what the engine's own step times and acceptance make fastest; trying budgets out may
-    lose the share `exploration` of step time. `threshold`: at most so many running requests (the
+    `auto`: what the engine's own step times and acceptance make fastest, request by request;
+    trials may lose the share `exploration` of step time. `threshold`: at most so many running requests (the
     article's long-tail condition, section 3.2: 8 of 128 for Qwen3-32B). 0 never drafts. `closed`:
     never, whatever the threshold; what is left is the cost of the path itself (the matched
     baseline). `schedule`: most running requests -> draft tokens; above the largest number nothing.
@@ -115,7 +115,7 @@ class SamConfig(Section):
 
     The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
-    `draft_policy` `fixed`: always that many. `confidence`: fewer, a draft ends where the next
+    `draft_policy` `fixed`: that many. `confidence`: fewer, a draft ends where the next
     token's chance to be accepted falls below `min_confidence`; chances are learned from what the
     engine accepts. `pad_drafts`: whether drafts are filled up to k, so that steps keep the shape of
     a captured graph; `auto`: where the engine's graphs need it.

@@ -21,6 +21,8 @@ Nothing here is random and nothing depends on a seed: decisions follow from time
 not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
 """
 
+import math
+
 import numpy as np
 
 from sam_rollout.gating.step import EngineStep, LoadMeter
@@ -69,7 +71,7 @@ class AutoGate:
         self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
         self._expected = [0.0] * LEVELS  # seconds, likewise
         self._filling = 0.0  # tokens per request that fill up a step without drafts
-        self._seen = [[-_STALE] * (max_draft_tokens + 1) for _ in range(self._times.bins)]
+        self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
         self._steps = 0
         self._asked_at = 0  # when a closed gate last looked
         self._ask_again = _ASK_AGAIN
@@ -176,13 +178,8 @@ class AutoGate:
             self._best = 0
             return 0
         self._decided_for = rows
-        share, (offered, accepted) = self._drafting_share, self._supply.by_level()
-        tokens = [share * rows * n for n in offered]
-        if whole:
-            tokens = [float(rows * self._k)] * LEVELS
-        tokens[0] = rows * self._filling
-        expected = self._times.expect(rows, self._context, tokens)
-        self._draft_tokens, self._expected = tokens, expected
+        share, accepted = self._drafting_share, self._supply.by_level().accepted
+        expected = self._work_out(rows, share, whole)
         choices = _ENDS if whole else _ALL
         best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
         for level in choices if share else (0,):
@@ -201,6 +198,27 @@ class AutoGate:
         self._fair_s_per_token = expected[best] / (rows * (1 + share * accepted[best]))
         return self._trial(rows, drafting, choices) if share else best
 
+    def _work_out(self, rows: int, share: float, whole: bool) -> list[float]:
+        """Draft tokens and time that are expected of a step with `rows` requests, by level."""
+        offered, _, spread = self._supply.by_level()
+        tokens, off = np.array(offered) * share * rows, np.array(spread) * math.sqrt(share * rows)
+        if whole:
+            tokens[:], off[:] = rows * self._k, 0.0
+        tokens[0] = rows * self._filling
+        # Time need not grow in proportion: it is that of larger and of smaller steps, which have
+        # the same mean and spread. None is smaller than without draft tokens.
+        below = np.minimum(tokens, off)
+        above = np.divide(off * off, below, out=np.zeros(LEVELS), where=below > 0)
+        larger = self._times.expect(rows, self._context, (tokens + above).tolist())
+        smaller = self._times.expect(rows, self._context, (tokens - below).tolist())
+        share_larger = np.divide(below, below + above, out=np.zeros(LEVELS), where=below > 0)
+        self._draft_tokens = tokens.tolist()
+        self._expected = [
+            b + weight * (a - b)
+            for a, b, weight in zip(larger, smaller, share_larger.tolist(), strict=True)
+        ]
+        return self._expected
+
     def _enter(self, octave: int) -> None:
         """Change to what is offered with about so many requests."""
         known = self._octaves[octave]
@@ -217,7 +235,7 @@ class AutoGate:
         if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
             self._trials += 1
             return LEVELS
-        share, (_, accepted) = self._drafting_share, self._supply.by_level()
+        share, (_, accepted, _) = self._drafting_share, self._supply.by_level()
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
         for level in (0 if best else drafting, best + 1, best - 1):
@@ -240,7 +258,7 @@ class AutoGate:
 
     def _can_pay(self, level: int) -> bool:
         """Whether it could replace the best if what it costs more were half of what is expected."""
-        share, (_, accepted), best = self._drafting_share, self._supply.by_level(), self._best
+        share, accepted, best = self._drafting_share, self._supply.by_level().accepted, self._best
         tokens = (1 + share * accepted[level]) / (1 + share * accepted[best])
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
@@ -297,7 +315,7 @@ class AutoGate:
             if not steps:
                 continue
             mean = round(rows / steps)
-            offered, accepted = (self._octaves[mean.bit_length()] or self._supply).by_level()
+            offered, accepted, _ = (self._octaves[mean.bit_length()] or self._supply).by_level()
             expected = self._times.expect(mean, context / steps, [mean * n for n in offered])
             s_per_token = np.array(expected) / (mean * (1 + np.array(accepted)))
             would_s.append(sum(tokens) * s_per_token)

@@ -35,6 +35,7 @@ _SPEED_RATE = 1 / 32
 # A cell borrows so many steps from its number of requests, and that from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # that a cell may lie from the line
+_COLUMNS = 2  # of cells, for each draft token per request
 _ROWS_APART = 9 / 8  # of large batches that share cells
 
 
@@ -49,7 +50,7 @@ class StepTimes:
     def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
         self.bin_of = _bins(max_rows)
         self.bins = self.bin_of[-1] + 1
-        self._loads = max_draft_tokens + 1
+        self.loads = 1 + _COLUMNS * max_draft_tokens
         self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
         self._forget()
 
@@ -57,7 +58,7 @@ class StepTimes:
         """Begin anew."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [
-            [[0.0] * (1 + _FEATURES) for _ in range(self._loads)] for _ in range(self.bins)
+            [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
         self._of_bin = [[0.0] * (1 + _FEATURES) for _ in range(self.bins)]
         self._line = [0.0] * _FEATURES
@@ -74,8 +75,10 @@ class StepTimes:
         return self._steps >= _WARM_UP
 
     def load_of(self, rows: int, draft_tokens: float, *, drafting: bool) -> int:
-        """Column of a cell: 0 with the gate closed, else draft tokens per request, rounded up."""
-        return min(max(math.ceil(draft_tokens / rows), 1), self._loads - 1) if drafting else 0
+        """Column of a cell: 0 with the gate closed, else by draft tokens per request."""
+        if not drafting:
+            return 0
+        return min(max(math.ceil(_COLUMNS * draft_tokens / rows), 1), self.loads - 1)
 
     def weight(self, rows: int, load: int) -> float:
         """Steps measured in a cell, the latest ones."""

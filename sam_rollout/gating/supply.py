@@ -14,6 +14,8 @@ has offers of its own. How well the drafter's chances hold is learned of all tog
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sam_rollout.verified import CHANCES, Offered
@@ -52,6 +54,14 @@ class Calibration:
         return (right + _BELIEVED * chance) / (judged + _BELIEVED)
 
 
+class Levels(NamedTuple):
+    """What each level takes of a request, per step."""
+
+    offered: list[float]  # draft tokens
+    accepted: list[float]  # that are expected to be
+    spread: list[float]  # standard deviation of offered; for n requests it is that / sqrt(n)
+
+
 class Supply:
     """What is offered to a request in a step, with about so many running.
 
@@ -59,11 +69,12 @@ class Supply:
         rows: requests that it is known from, the latest ones.
     """
 
-    def __init__(self, calibration: Calibration, tokens: np.ndarray | None = None) -> None:
+    def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._tokens = np.zeros(len(CHANCES)) if tokens is None else tokens
+        self._tokens = np.zeros(len(CHANCES))  # by class
+        self._spread = np.zeros(len(CHANCES))  # by level: variance of a step's tokens / requests
         self.rows = 0.0
-        self._levels: tuple[list[float], list[float]] = [], []
+        self._levels = Levels([], [], [])
         self._worked_out_at = -1  # steps of the calibration
 
     def observe(self, offered: Offered) -> None:
@@ -72,21 +83,27 @@ class Supply:
             return
         rows = offered.rows
         self.rows = min(self.rows + rows, max(_ROWS, _STEPS * rows))
-        self._tokens += (offered.tokens[0] - rows * self._tokens) / self.rows
+        weight = rows / self.rows
+        off = offered.tokens[0] / rows - self._tokens
+        self._tokens += weight * off
+        off = np.add.accumulate(off)
+        self._spread += weight * ((1 - weight) * rows * off * off - self._spread)
 
     def heir(self) -> Supply:
         """Another one that begins with what is known here, and soon changes its mind."""
-        heir = Supply(self._calibration, self._tokens.copy())
+        heir = Supply(self._calibration)
+        heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)
         return heir
 
-    def by_level(self) -> tuple[list[float], list[float]]:
-        """Draft tokens and accepted tokens of a request that may draft, each by level."""
+    def by_level(self) -> Levels:
+        """What a request that may draft would verify and gain."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
             accepted = self._tokens * self._calibration.shares()
-            self._levels = (
+            self._levels = Levels(
                 [0.0, *np.add.accumulate(self._tokens).tolist()],
                 [0.0, *np.add.accumulate(accepted).tolist()],
+                [0.0, *np.sqrt(self._spread).tolist()],
             )
         return self._levels

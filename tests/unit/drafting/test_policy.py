@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton.interface import MATCH_CONFIRMED, MATCH_LENGTH, MATCH_WIDTH
-from sam_rollout.config import SamConfig
+from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.drafting.in_flight import NO_SOURCE
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.sources import Source
-from sam_rollout.verified import Verified
+from sam_rollout.verified import CHANCES, Verified
 from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS = 8, 4
@@ -22,8 +22,13 @@ class _Source(Source):
 class Policy(DraftPolicy):
     """A policy of one row and the drafts it has in flight."""
 
-    def __init__(self, policy="fixed", biases=(0,), least=0.1, live=1):
-        config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=least)
+    def __init__(self, policy="fixed", biases=(0,), least=0.1, live=1, gate="threshold"):
+        config = SamConfig(
+            max_draft_tokens=K,
+            draft_policy=policy,
+            min_confidence=least,
+            gate=GateConfig(kind=gate),
+        )
         sources = [_Source(bias, number < live) for number, bias in enumerate(biases)]
         super().__init__(config, sources, MAX_ROWS)
         self.source = np.full(MAX_ROWS, NO_SOURCE, np.int32)
@@ -120,6 +125,43 @@ def trained(policy, lengths, accepted, times=400, **match):
 )
 def test_drafts_become_as_long_as_what_is_accepted(policy, times, accepted, k):
     assert trained(Policy(policy), [4], accepted, times).k([4]) == [k]
+
+
+def test_a_price_ends_drafts_as_a_least_confidence_does():
+    """Two of three drafts have one right token, the third has all."""
+    both = Policy(gate="auto"), Policy("confidence", least=0.5)
+    for policy in both:
+        for number in range(300):
+            policy.k([4])
+            policy.see(K if number % 3 == 0 else 1)
+    assert both[0].k([4], price=0.5) == both[1].k([4]) == [1]
+    assert both[0].k([4], price=0.1) == [K]
+    assert both[1].k([4], price=0.1) == [1], "the higher of the two"
+    assert both[0].k([4], price=2.0) == [0] and both[0].drawn == 1
+
+
+def test_what_is_held_back_is_learned_from():
+    """Nothing is handed over, and chances follow what the text does."""
+    policy = trained(Policy(gate="auto"), [4], 0, price=2.0)
+    assert policy.k([4], price=0.2) == [0]
+    trained(policy, [4], 1, times=6000, price=2.0)
+    assert policy.k([4], price=0.9)[0] >= 1
+
+
+def test_offers_are_told_by_chance():
+    policy = trained(Policy(gate="auto"), [4], 2)
+    policy.k([4], price=0.5)
+    assert policy.handed_over == 2
+    policy.see(2)
+    rows, tokens = policy.offered(policy.verified)
+    assert rows == 1 and tokens[0].sum() == K
+    assert tokens[0, : CHANCES.index(0.8) + 1].sum() == 2, "two that are sure"
+    assert tokens[1].sum() == 3 and tokens[2].sum() == 2, "the one held back was judged"
+    assert 1.5 < tokens[3].sum() < 2.2
+    policy.k([4], budget=0)
+    policy.see(0)
+    assert policy.offered(policy.verified)[0] == 0, "it was not allowed any"
+    assert Policy().offered(policy.verified) is None, "nobody asks"
 
 
 def test_lengths_and_sources_are_learned_apart():

@@ -5,6 +5,7 @@ import pytest
 
 from sam_rollout.gating import ClosedGate, ThresholdGate
 from sam_rollout.gating.auto import AutoGate
+from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import (
     K,
@@ -100,6 +101,53 @@ def test_graphs_leave_it_all_or_nothing():
     gate = Whole()
     REGIMES["drafts pay always"].run(gate, rounds=1)
     assert set(gate.given) == {0, K}
+
+
+def test_it_looks_before_it_drafts():
+    """Where every draft is wrong the drafter knows so after some looks, which hand nothing over."""
+
+    class Drafter(Recorder):
+        def budget(self, rows, *, whole=False):
+            budget = super().budget(rows, whole=whole)
+            if budget:
+                prices.append(self.least_chance)
+            return budget
+
+    prices: list[float] = []
+    REGIMES["drafts are always wrong"].run(Drafter(), rounds=1)
+    assert prices[0] > 1, "no token has such a chance"
+    assert min(prices) <= 1
+
+
+def test_the_price_of_a_token_follows_its_time():
+    """With twice as dear tokens fewer are drafted, and hardly any where they cost nothing."""
+
+    def drafting(seconds) -> float:
+        gate = auto()
+        SyntheticEngines(seconds, lambda rows, now: 0.8, [tail(8, 400)]).run(gate, rounds=1)
+        counters = gate.drain()
+        return counters["gate/prices"] / counters["gate/open_steps"]
+
+    free, cheap, dear = (
+        drafting(lambda rows, tokens, context, c=c: 1e-3 + c * tokens) for c in (0, 2e-5, 2e-4)
+    )
+    assert free < 0.15 < cheap < dear
+
+
+def test_what_fills_steps_up_belongs_to_their_time():
+    """Steps of one shape cost the same with drafts and without: whole drafts pay at any chance."""
+    gate = auto()
+    rows, ones = 4, np.ones(4, np.int32)
+    verdicts = []
+    for number in range(200):
+        step = engine_step(number * 1_000_000, ones, 0 * ones, (10 + number) * ones)
+        filled = step.verified._replace(filling=K * ones)
+        told = np.zeros((4, len(CHANCES)))
+        told[:3, 4], told[3, 4] = rows, 0.55 * rows  # one token of 0.5 for each request
+        offered = Offered(rows, told) if gate._budget else None
+        gate.observe(step._replace(verified=filled, offered=offered))
+        verdicts.append(gate.budget(rows, whole=True))
+    assert set(verdicts[-50:]) == {K}
 
 
 def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -> None:

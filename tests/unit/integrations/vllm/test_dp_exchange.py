@@ -21,7 +21,7 @@ from sam_rollout.integrations.vllm.dp_exchange import join_group, ride_along
 from tests.unit.gating.steps import decode
 
 RANKS, FIELDS, K = 3, 4, 8
-REPORT = Report(5, 7, 2, 900, 1, proposal=3, trial=0)
+REPORT = Report(5, 7, 2, 900, 1, proposal=3, price=1200, trial=0)
 
 
 class Alone:
