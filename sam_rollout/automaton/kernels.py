@@ -867,7 +867,7 @@ def _end_of(entry):
     return np.int64(entry[LATEST]) & PREFIX_MASK
 
 
-@njit(nogil=True)
+@_inlined
 def _branches(header, state, limit):
     """How many tokens have followed a state's strings, counted up to a limit."""
     entry = _at(header[STATES], state)
@@ -882,7 +882,7 @@ def _branches(header, state, limit):
     return min(count, limit)
 
 
-@njit(nogil=True)
+@_inlined
 def _match(automata, text, max_branches, out):
     """Find the longest suffix of a text that something followed, in other texts or earlier in it.
 
@@ -913,8 +913,8 @@ def _match(automata, text, max_branches, out):
             out[MATCH_BRANCHES] = _branches(header, state, max_branches)
 
 
-@njit(nogil=True)
-def _fetch_match(automata, text, level):
+@_inlined
+def _fetch_match(automata, text, level, max_branches):
     """Prefetch what `_match` and a draft read: level 0 match and copy, 1 their continuations."""
     header = _pointer_of_row(automata, text[AUTOMATON])
     if header[PREFIX_BLOCKS] == 0:
@@ -926,10 +926,13 @@ def _fetch_match(automata, text, level):
         if text[AGREED] > 0:
             _fetch_state(states, text[COPIED])
     else:
-        _fetch_state(states, _end_of(_at(states, link)))
+        entry = _at(states, link)
+        _fetch_state(states, _end_of(entry))
+        if max_branches > 0 and entry[FIRST_EDGE] != NONE:
+            _fetch_slot(header, link, np.int64(entry[FIRST_EDGE]))
 
 
-@njit(nogil=True)
+@_inlined
 def _draft(header, last, end, k, out):
     """Copy what followed the prefix `end` into `out`; return how many tokens that is.
 
@@ -1173,7 +1176,7 @@ def match_rows(automata, texts, slots, max_branches, out_matches):
     for level in range(2):
         for i in range(slots.size):
             if slots[i] >= 0:
-                _fetch_match(automata, _pointer_of_row(texts, slots[i]), level)
+                _fetch_match(automata, _pointer_of_row(texts, slots[i]), level, max_branches)
     for i in range(slots.size):
         if slots[i] >= 0:
             text = _pointer_of_row(texts, slots[i])

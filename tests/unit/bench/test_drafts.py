@@ -182,7 +182,9 @@ def good_result() -> dict:
         ],
         "calls": [
             {"side": side, "rows": 128, "context": 32_768, "median_us": us}
-            for side, us in ((sides.OWN, 350.0), (sides.NGRAM_24, 5_250.0))
+            for side, us in (
+                (sides.OWN, 200.0), (sides.OWN_SIBLINGS, 350.0), (sides.NGRAM_24, 3_000.0)
+            )
         ],
         "costs": [{"side": sides.OWN, **cost},
                   {"side": sides.OWN_SIBLINGS, **cost, "bytes_per_token": 140.0}],
@@ -201,7 +203,7 @@ def test_targets_that_are_reached():
 @pytest.mark.parametrize(
     ("table", "side", "field", "value", "word"),
     [
-        ("costs", sides.OWN, "median_ns", 151.0, "catching up"),
+        ("costs", sides.OWN_SIBLINGS, "median_ns", 151.0, "catching up"),
         ("costs", sides.OWN, "growth", 3.1, "256k"),
         ("costs", sides.OWN, "slowest_ms", 2.1, "slowest"),
         ("costs", sides.OWN, "slowest_long_ms", 2.1, "slowest"),
@@ -209,7 +211,8 @@ def test_targets_that_are_reached():
         ("costs", sides.OWN, "left_bytes", 8, "memory back"),
         ("costs", sides.OWN, "traced_left_bytes", 11, "memory back"),
         ("costs", sides.OWN_SIBLINGS, "bytes_per_token", 140.1, "bytes a token"),
-        ("calls", sides.NGRAM_24, "median_us", 5_000.0, "15x"),
+        ("calls", sides.OWN_SIBLINGS, "median_us", 351.0, "350 us"),
+        ("calls", sides.NGRAM_24, "median_us", 2_900.0, "15x"),
     ],
 )
 def test_a_cost_above_its_target_is_missed(table, side, field, value, word):
@@ -250,14 +253,14 @@ def test_a_policy_that_drafts_as_much_is_missed_and_short_texts_do_not_judge_it(
 def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
     result = copy.deepcopy(good_result())
     gone = (sides.ARCTIC, sides.OWN_SIBLINGS)
-    for table in ("acceptance", "costs"):
+    for table in ("acceptance", "calls", "costs"):
         result[table] = [row for row in result[table] if row["side"] not in gone]
     result["missing"] = {sides.ARCTIC: "no module", sides.OWN_SIBLINGS: "unknown key"}
     verdicts = {v.target: v for v in draft_targets.judge(result)}
     peers = [v for target, v in verdicts.items() if sides.ARCTIC in target]
     ours = [v for target, v in verdicts.items() if sides.OWN_SIBLINGS in target]
     assert [v.reached for v in peers] == [None, None] and "no module" in peers[0].measured
-    assert [v.reached for v in ours] == [False] * 4 and "not there" in ours[0].measured
+    assert [v.reached for v in ours] == [False] * 6 and "not there" in ours[0].measured
     console = Console(width=200, record=True, file=io.StringIO())
     show_check(list(verdicts.values()), console)
     text = console.export_text()
