@@ -807,7 +807,7 @@ def _end_of(entry):
     return np.int64(entry[LATEST]) & PREFIX_MASK
 
 
-@njit(nogil=True)
+@_inlined
 def _branches(header, state, limit):
     """How many tokens have followed a state's strings, counted up to a limit."""
     entry = _at(header[STATES], state)

@@ -24,20 +24,34 @@ def text_like_reasoning(tokens, seed=0):
     return np.array(text[:tokens], np.int32)
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (300, 60)])
-def test_rows_that_are_read_in_turns_are_read_as_if_alone(pool, rows, tokens):
+@pytest.mark.parametrize("automata", [0, 1, 3])
+@pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (100, 60)])
+def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
+    """Some of them in automata that they share: a call reads row after row."""
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
+    if automata:  # texts have much in common, and part again and again
+        same = rng.random(texts.shape) < 0.9
+        texts = np.where(same, texts[0], texts).astype(np.int32)
     alone = AutomatonPool()
-    slots, own_slots = ([one.open() for _ in texts] for one in (pool, alone))
+    shared, shared_alone = ([one.create() for _ in range(automata)] for one in (pool, alone))
+    slots, slots_alone = [], []
+    for row in range(rows):
+        number = row % (automata + 1)  # the last one has an automaton to itself
+        slots.append(pool.open(shared[number] if number < automata else None))
+        slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
     while lengths.min() < tokens:
         lengths = np.minimum(lengths + rng.integers(0, 9, rows), tokens).astype(np.int32)
         drafts = draft_rows(pool, slots, texts, lengths)
-        expected = [draft(alone, *one, 3) for one in zip(own_slots, texts, lengths, strict=True)]
+        for one in zip(slots_alone, texts, lengths, strict=True):
+            read(alone, *one)
+        expected = [draft(alone, *one, 3) for one in zip(slots_alone, texts, lengths, strict=True)]
         assert drafts == expected
-        assert (matches_of(pool, *slots) == matches_of(alone, *own_slots)).all()
+        matches = matches_of(pool, *slots, max_branches=9)
+        assert (matches == matches_of(alone, *slots_alone, max_branches=9)).all()
     assert pool.appended_tokens == rows * tokens
+    assert pool.nbytes == alone.nbytes
     assert len(pool) == rows
 
 

@@ -183,7 +183,9 @@ def good_result() -> dict:
         ],
         "calls": [
             {"side": side, "rows": 128, "context": 32_768, "median_us": us}
-            for side, us in ((sides.OWN, 350.0), (sides.NGRAM_24, 5_250.0))
+            for side, us in (
+                (sides.OWN, 200.0), (sides.OWN_SIBLINGS, 350.0), (sides.NGRAM_24, 3_000.0)
+            )
         ],
         "costs": [{"side": sides.OWN, **cost},
                   {"side": sides.OWN_SIBLINGS, **cost, "bytes_per_token": 140.0}],
@@ -208,7 +210,7 @@ def test_an_earlier_epoch_is_asked_for_only_where_there_is_one():
 @pytest.mark.parametrize(
     ("table", "side", "field", "value", "word"),
     [
-        ("costs", sides.OWN, "median_ns", 151.0, "catching up"),
+        ("costs", sides.OWN_SIBLINGS, "median_ns", 151.0, "catching up"),
         ("costs", sides.OWN, "growth", 3.1, "256k"),
         ("costs", sides.OWN, "slowest_ms", 2.1, "slowest"),
         ("costs", sides.OWN, "slowest_long_ms", 2.1, "slowest"),
@@ -216,7 +218,8 @@ def test_an_earlier_epoch_is_asked_for_only_where_there_is_one():
         ("costs", sides.OWN, "left_bytes", 8, "memory back"),
         ("costs", sides.OWN, "traced_left_bytes", 11, "memory back"),
         ("costs", sides.OWN_SIBLINGS, "bytes_per_token", 140.1, "bytes a token"),
-        ("calls", sides.NGRAM_24, "median_us", 5_000.0, "15x"),
+        ("calls", sides.OWN_SIBLINGS, "median_us", 351.0, "350 us"),
+        ("calls", sides.NGRAM_24, "median_us", 2_900.0, "15x"),
     ],
 )
 def test_a_cost_above_its_target_is_missed(table, side, field, value, word):
@@ -239,7 +242,7 @@ def test_no_length_can_fall_unnoticed(row):
 def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
     result = copy.deepcopy(good_result())
     gone = (sides.ARCTIC_4, sides.OWN_SIBLINGS)
-    for table in ("acceptance", "costs"):
+    for table in ("acceptance", "calls", "costs"):
         result[table] = [row for row in result[table] if row["side"] not in gone]
     result["missing"] = {sides.ARCTIC_4: "no module", sides.OWN_SIBLINGS: "unknown key"}
     verdicts = {v.target: v for v in draft_targets.judge(result)}
@@ -247,7 +250,7 @@ def test_a_missing_peer_is_not_judged_and_a_missing_feature_is_missed():
     others = {target: v for target, v in verdicts.items() if v not in peers}
     ours = [v for target, v in others.items() if sides.OWN_SIBLINGS in target]
     assert [v.reached for v in peers] == [None, None] and "no module" in peers[0].measured
-    assert [v.reached for v in ours] == [False] * 4 and "not there" in ours[0].measured
+    assert [v.reached for v in ours] == [False] * 6 and "not there" in ours[0].measured
     console = Console(width=200, record=True, file=io.StringIO())
     show_check(list(verdicts.values()), console)
     text = console.export_text()
