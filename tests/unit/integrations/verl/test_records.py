@@ -147,7 +147,7 @@ def collecting(ours, asked, tmp_path, monkeypatch) -> trainer.SamTrainerSync:
     trainer_._control, trainer_._responses = CONTROL, ResponseBook(dumped=False)
     trainer_._run_folder, trainer_._control_steps = RunFolder(tmp_path), {}
     remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
-    replica = SimpleNamespace(servers=[SimpleNamespace(drain_records=remote)])
+    replica = SimpleNamespace(replica_rank=0, servers=[SimpleNamespace(drain_records=remote)])
     trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
     monkeypatch.setattr(trainer.ray, "get", lambda answers: answers)
     return trainer_

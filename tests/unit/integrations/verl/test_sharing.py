@@ -109,7 +109,7 @@ def test_engines_of_one_server_share_without_any_other(run):
 
 def test_one_engine_alone_starts_nothing(run):
     async def test(server):
-        assert not server.sharing.is_on
+        assert server.sharing._task is None
         assert server.asked == 0
         assert len(asyncio.all_tasks()) == 1
 
@@ -199,8 +199,8 @@ def test_engines_that_fail_end_the_sharing_not_the_rollout(run, monkeypatch, cap
                 a.sharing.hear(1, [("train", 1, "g")], [])
                 a.sharing._task = asyncio.create_task(a.sharing._run())
                 await asyncio.sleep(0.05)
-            assert not a.sharing.is_on
             a.sharing.hear(1, None, [piece()])
+            assert a.sharing._arrived == [[]]
         assert "shares its texts no more" in caplog.text
 
     run(test, Server(0), Server(1))
