@@ -90,7 +90,7 @@ class Replica:
         self.number = number
         self._side = engine
         self._engine = engine.engine.llm_engine
-        self.clock_s = 0.0
+        self.clock_s = self._next_share_s = 0.0
         self.hear_texts = self  # a method of a server's handle
         self._requests: dict[str, tuple[Any, contextlib.ExitStack]] = {}
 
@@ -104,7 +104,7 @@ class Replica:
 
     def submit(self, share: list[tuple]) -> None:
         """Begin a rollout of (prompt, identity)."""
-        self.clock_s = 0.0
+        self.clock_s = self._next_share_s = 0.0
         given = vllm_requests(share, max_tokens=MAX_TOKENS, temperature=1.0, logprobs=0)
         for (_, identity), prompt, sampling in zip(share, *given, strict=True):
             request_id = f"{identity.group}/{identity.sibling}"
@@ -136,6 +136,17 @@ class Replica:
         """The engine steps of the rollout."""
         return self._side.drain(self.number)
 
+    def share(self) -> None:
+        """Tell the others what was sampled, if it is time."""
+        if self.clock_s >= self._next_share_s:
+            asyncio.run(self._share())
+            self._next_share_s = self.clock_s + self.sharing.interval_s
+
+    async def _share(self) -> None:
+        await self.sharing.share()
+        while len(asyncio.all_tasks()) > 1:  # messages under way
+            await asyncio.sleep(0)
+
     async def _exchange(self, pieces: list[list[tuple]]) -> list[list[tuple]]:
         return [self._ask(pieces[0])]
 
@@ -152,19 +163,10 @@ class Replica:
         self.sharing.hear(*message)
 
 
-async def _share(replicas: list[Replica]) -> None:
-    """All replicas tell each other what they have sampled."""
-    for replica in replicas:
-        await replica.sharing.share()
-    while len(asyncio.all_tasks()) > 1:  # messages under way
-        await asyncio.sleep(0)
-
-
 def rollout(
     replicas: list[Replica], router: LeastLoaded, requests: list[tuple], *, shared: bool
 ) -> tuple[dict, dict]:
     """Route and sample; returns the figures, and the texts by (group, sibling)."""
-    from sam_rollout.integrations.verl.sharing import INTERVAL_S
     from sam_rollout.telemetry.aggregate import aggregate
 
     shares: dict[Any, list[tuple]] = {replica.number: [] for replica in replicas}
@@ -173,12 +175,11 @@ def rollout(
     for replica in replicas:
         replica.meet(replicas)
         replica.submit(shares[replica.number])
-    texts, next_share_s = {}, 0.0
+    texts = {}
     while busy := [replica for replica in replicas if replica.is_busy]:
         behind = min(busy, key=lambda replica: replica.clock_s)
-        if shared and behind.clock_s >= next_share_s:
-            asyncio.run(_share(replicas))
-            next_share_s += INTERVAL_S
+        if shared:
+            behind.share()
         texts |= behind.step()
     spent_s = [replica.clock_s for replica in replicas]
     tables = [replica.drain() for replica in replicas]

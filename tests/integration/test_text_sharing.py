@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging.handlers
 import time
+from collections.abc import Callable
 
 import pytest
 import ray
@@ -58,6 +59,9 @@ class Server:
             "refused": counter(self._drafter, "shared_refused"),
         }
 
+    def has_met_all(self) -> bool:
+        return all(peer.runs for peer in self._sharing._peers.values())
+
     def said(self) -> list[str]:
         return [record.getMessage() for record in self._said.buffer]
 
@@ -71,19 +75,25 @@ def servers():
     ray.shutdown()
 
 
-def drafted(server, tokens: list[int], expected: list[int]) -> bool:
-    """Whether a response's drafts become what is expected before long."""
+def eventually(answer: Callable[[], ray.ObjectRef], expected) -> bool:
+    """Whether an actor's answer becomes what is expected before long."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if ray.get(server.sample.remote(*tokens), timeout=30) == expected:
+        if ray.get(answer(), timeout=30) == expected:
             return True
         time.sleep(0.02)
     return False
 
 
+def drafted(server, tokens: list[int], expected: list[int]) -> bool:
+    """Whether a response's drafts become what is expected before long."""
+    return eventually(lambda: server.sample.remote(*tokens), expected)
+
+
 def test_siblings_on_three_replicas_draft_from_each_other_until_one_dies(servers):
     a, b, c = servers.values()
-    ray.get([a.sample.remote(), b.sample.remote(), c.sample.remote()])
+    ray.get([server.sample.remote() for server in servers.values()])
+    assert all(eventually(server.has_met_all.remote, True) for server in servers.values())
     ray.get(a.sample.remote(*ANSWER[:4]))
     for other in (b, c):
         assert drafted(other, [7, 7, 1, 2], [3, 4])

@@ -27,12 +27,13 @@ from sam_rollout.identity import RequestIdentity
 
 logger = logging.getLogger(__name__)
 
-# In replays of real responses over four engines, siblings that are told of while they run are worth
-# five times what they are once they have ended, and the more the sooner. A turn costs an engine
-# some tenths of a millisecond.
-INTERVAL_S = 0.1
-# With more servers, which all talk to each other, turns come less often.
+# Least time between two turns. In replays of real responses over four engines, siblings that are
+# told of while they run are worth five times what they are once they have ended, and the more the
+# sooner. A turn costs an engine some tenths of a millisecond, and each piece 10 us.
+INTERVAL_S = 0.05
+# With many servers, which all talk to each other, or many responses, turns come less often.
 MESSAGES_PER_S = 64
+PIECES_PER_S = 1000
 # Pieces on their way to one server, or to one engine; beyond, the oldest are dropped.
 MOST_WAITING = 4096
 
@@ -60,6 +61,9 @@ class TextSharing:
         servers: replica -> actor handle with a method ``hear_texts``, this one's passed over.
         engines: number of engines of this server.
         exchange: hands every engine the pieces for it, and returns each one's new pieces.
+
+    Attributes:
+        interval_s: until the next turn.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class TextSharing:
         self._lost = 0
         self._has_failed = False
         self._task: asyncio.Task | None = None  # a task that nobody keeps may vanish
-        self._interval_s = max(INTERVAL_S, len(self._peers) / MESSAGES_PER_S)
+        self.interval_s = INTERVAL_S
 
     async def start(self) -> None:
         """Begin; does nothing where there is nobody to share with."""
@@ -117,7 +121,7 @@ class TextSharing:
         """Share until the server ends."""
         try:
             while True:
-                await asyncio.sleep(self._interval_s)
+                await asyncio.sleep(self.interval_s)
                 await self.share()
         except Exception:
             self._has_failed = True
@@ -129,23 +133,27 @@ class TextSharing:
 
     async def share(self) -> None:
         """One turn: engines first, then the other servers."""
+        moved = 0
         if self._running:
-            await self._ask_engines()
+            moved = await self._ask_engines()
         else:
             for waiting in self._arrived:
                 waiting.clear()
+        by_messages, by_pieces = len(self._peers) / MESSAGES_PER_S, moved / PIECES_PER_S
+        self.interval_s = max(INTERVAL_S, by_messages, by_pieces)
         runs = frozenset(self._running)
         for peer in self._peers.values():
             if peer.sending is None and (peer.waiting or peer.told != runs):
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
-    async def _ask_engines(self) -> None:
-        """Hand in what has arrived, and pass on what is new."""
+    async def _ask_engines(self) -> int:
+        """Hand in what has arrived, and pass on what is new; returns how many pieces that were."""
         is_wanted = len(self._arrived) > 1 or any(
             not peer.runs.isdisjoint(self._running) for peer in self._peers.values()
         )
         if not is_wanted and not any(self._arrived):
-            return
+            return 0
+        moved = sum(map(len, self._arrived))
         arrived, self._arrived = self._arrived, [[] for _ in self._arrived]
         sampled = await self._exchange(arrived)
         for runs, pieces in zip(self._runs, sampled, strict=True):
@@ -156,6 +164,8 @@ class TextSharing:
             for peer in self._peers.values():
                 wanted = [piece for piece in pieces if _group_of(piece) in peer.runs]
                 self._lost += _append(peer.waiting, wanted)
+                moved += len(wanted)
+        return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
         """Keep pieces for the engines that run their groups, but for the one that sampled them."""

@@ -267,7 +267,10 @@ class OthersTexts:
             group: whose automaton it belongs to.
             automaton: of the group, None as long as it has none.
         """
-        _, row = self._place.get(piece.response, (None, -1))
+        place, row = self._place.get(piece.response, (group, -1))
+        if place != group:  # a name that was given twice
+            self._forget(piece.response)
+            row = -1
         if row < 0:
             if not self._free:
                 self.tokens_missed += len(tokens)

@@ -202,3 +202,16 @@ def test_more_texts_than_there_are_places_are_missed():
     b.exchange("y", [piece([], start=2, response="x/0", is_last=True)])
     b.exchange("y", [piece([1, 2], response="x/10")])
     assert counter(b, "shared_missed_tokens") == 4, "the place of one that ended"
+
+
+def test_a_name_that_was_given_twice_does_not_mix_groups():
+    b = make_engine("b")
+    b.admit("h", identity("h"))
+    texts = {"b": [9, 2, 3], "h": [9, 2, 3]}
+    step(b, texts)
+    b.exchange("y", [piece([1, 2, 3, 4])])
+    b.exchange("y", [piece([1, 2, 3, 5], group="h"), piece([6, 7], group="h", start=9)])
+    assert step(b, texts) == {"b": [], "h": []}
+    b.finish(["b", "h"])
+    b.end_step()
+    assert b.usage().bytes == b.usage().live_requests == 0

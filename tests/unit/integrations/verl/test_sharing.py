@@ -193,7 +193,7 @@ def test_engines_that_fail_end_the_sharing_not_the_rollout(run, monkeypatch, cap
             raise RuntimeError("the engine is gone")
 
         with running(a), running(b):
-            a.sharing._exchange, a.sharing._interval_s = fail, 0.001
+            a.sharing._exchange, a.sharing.interval_s = fail, 0.001
             a.sharing._task.cancel()
             with caplog.at_level(logging.WARNING):
                 a.sharing.hear(1, [("train", 1, "g")], [])
@@ -202,5 +202,20 @@ def test_engines_that_fail_end_the_sharing_not_the_rollout(run, monkeypatch, cap
             a.sharing.hear(1, None, [piece()])
             assert a.sharing._arrived == [[]]
         assert "shares its texts no more" in caplog.text
+
+    run(test, Server(0), Server(1))
+
+
+def test_turns_come_less_often_with_many_responses_or_servers(run):
+    async def test(a, b):
+        with running(a), running(b):
+            a.sampled = [[piece(response=f"x/{number}") for number in range(50)]]
+            await turn(a, b)
+            assert a.sharing.interval_s == 3600, "INTERVAL_S here"
+            sharing.INTERVAL_S = 0.01
+            await turn(a, b)
+            assert a.sharing.interval_s == 50 / sharing.PIECES_PER_S
+            await turn(a, b)
+            assert a.sharing.interval_s == 1 / sharing.MESSAGES_PER_S
 
     run(test, Server(0), Server(1))
