@@ -6,6 +6,8 @@ once for all of them. With the scope `run` all responses that the engine samples
 after step, until it grows too large and another one takes over: prompts of one task are solved with
 the same phrases.
 
+Siblings that other engines sample are read beside these (`support/shared_texts.py`).
+
 No request changes its automaton: reading a long text anew would hold up an engine step, and all of
 them at once for seconds. One that loses its automaton does without until it ends.
 """
@@ -66,8 +68,8 @@ class SiblingsSourceConfig(Section):
     share: bool = setting(
         True,
         meaning="Where a rollout has several engines: tell each what the others sample of the "
-        "prompts it samples itself, a few times per second while they do. Then it does not matter "
-        "on which engines siblings run. An engine reads at most 512 tokens of others per step, "
+        "prompts it samples itself, many times per second while they do. Then it hardly matters on "
+        "which engines siblings run. An engine reads at most 512 tokens of others per step, "
         "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
         "nothing else. See [many nodes](multinode.md#texts-of-other-replicas).",
     )

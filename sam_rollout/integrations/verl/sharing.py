@@ -1,6 +1,6 @@
 """Texts of siblings from replica to replica, between the servers of a rollout.
 
-The responses to a prompt lie on several replicas, and draft best from all of each other. A few
+The responses to a prompt lie on several replicas, and draft best from all of each other. Many
 times per second each server asks its engines what they sampled since, and sends that to the servers
 on which siblings of it run. Every server tells the others which prompts it runs, so nothing goes
 where nobody needs it. Servers talk to each other directly, as the Ray actors they are: no process,
