@@ -4,7 +4,8 @@
 
 Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
 aborted and have their ids used again, with the gate open or closed. Settings are random as well:
-k, the policy, which sources, short texts or such that cross many blocks of memory.
+k, the policy, which sources, short texts or such that cross many blocks of memory. Other engines
+say what they sample of the same groups: with gaps, late, or damaged.
 
 Every draft from own text has to be one that the drafter's rule (`automaton/kernels.py`) allows:
 what follows an earlier end of the longest repeated suffix, found by comparing the text with itself
@@ -57,7 +58,12 @@ TOTALS = (
     "draft_tokens",
     "drafts_by_rule",  # compared with brute force; no match drafts nothing, which counts
     "drafts_as_copies",  # other sources were on, and they go on as some known text does
+    "tokens_shared",  # of other engines' responses, read; part of tokens_read
+    "tokens_missed",  # of these, not read: late, or no room
+    "pieces_refused",  # damaged ones
 )
+# Share of the steps before which other engines are heard.
+HEARD = 0.3
 
 
 class OwnText:
@@ -156,11 +162,16 @@ class Fuzz:
                 else sources_of("own").to_mapping(),
             }
         )
+        siblings = config.sources.siblings
+        self._share = siblings.enabled and siblings.share
         self._of_run = config.sources.siblings.scope == "run"
         self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
+        self._told: Counter[str] = Counter()  # tokens of this engine's responses
+        self._heard: Counter[str] = Counter()  # of other engines'
+        self._damaged = 0
         self.totals = Counter(drafters=1)
 
     def _sources(self, folder: Path) -> dict[str, Any]:
@@ -173,6 +184,7 @@ class Fuzz:
                 "enabled": bool(rng.random() < 0.7),
                 "scope": str(rng.choice(["prompt", "run"])),
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
+                "share": bool(rng.random() < 0.7),
             },
             "history": {"enabled": bool(rng.random() < 0.5), "path": str(folder / "history")},
             "corpus": {
@@ -192,6 +204,8 @@ class Fuzz:
         """Some steps, then the end of everything."""
         for _ in range(STEPS):
             self._arrive()
+            if self._others and self._rng.random() < HEARD:
+                self._exchange()
             self._step()
             self._leave()
             if self._rng.random() < 0.05:
@@ -204,6 +218,11 @@ class Fuzz:
         assert usage.live_requests == 0, levels
         assert usage.bytes == 0 or texts, levels
         assert counters.get("draft/history_failures", 0) == 0, counters
+        refused = counters.get("draft/shared_refused", 0)
+        assert refused == self._damaged, counters
+        self.totals["pieces_refused"] = refused
+        self.totals["tokens_shared"] = counters.get("draft/shared_tokens", 0)
+        self.totals["tokens_missed"] = counters.get("draft/shared_missed_tokens", 0)
         self.totals["steps"] = counters["draft/drafter_steps"]
         self.totals["tokens_read"] = counters["draft/catch_up_tokens"]
         self.totals["draft_tokens"] = counters["draft/proposed_tokens"]
@@ -212,6 +231,34 @@ class Fuzz:
         self._drafter.end_step()
         self._train_step += 1
         self._drafter.wait()
+
+    def _exchange(self) -> None:
+        """Hear of other engines' responses, and tell them of this one's."""
+        pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
+        for piece in self._drafter.exchange("this", pieces):
+            assert piece.start == self._told[piece.response], f"{piece} after a gap"
+            self._told[piece.response] += len(piece.tokens) // 4
+
+    def _piece(self) -> tuple:
+        """The next tokens of some response elsewhere; or damaged, or others."""
+        rng = self._rng
+        name = f"other/{self._train_step}/{rng.integers(6)}"
+        start = self._heard[name] + int(rng.random() < 0.05)  # a token is lost
+        if start >= self._longest:
+            start = 0
+        tokens = make_text(rng, self._ids, self._longest)[: rng.integers(0, self._longest - start)]
+        self._heard[name] = start + len(tokens)
+        self._learn(tokens)
+        group, is_last = str(rng.integers(GROUPS)), bool(rng.random() < 0.1)
+        if is_last:
+            self._heard[name] = 0
+        step = self._train_step - int(rng.random() < 0.05)
+        piece = (TRAIN_SPLIT, step, group, name, start, is_last, tokens.astype("<i4").tobytes())
+        if rng.random() > 0.05 or not self._share:
+            return piece
+        self._damaged += 1
+        damaged = [None, piece[1:], (*piece[:4], -1, *piece[5:]), (*piece[:-1], b"12345")]
+        return damaged[rng.integers(len(damaged))]
 
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:

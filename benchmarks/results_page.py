@@ -65,6 +65,8 @@ def _machine(record: dict[str, Any]) -> str:
 def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "median") -> str:
     if cell is None:
         return ""
+    if cell[low] is None:  # of a single round
+        return _figure(cell[median])
     middle, first, last = (_figure(cell[name]) for name in (median, low, high))
     return f"{middle} [{first}, {last}]"
 

@@ -157,16 +157,23 @@ class Side:
     ) -> tuple[Any, list[list[int]]]:
         """Generate the responses of (prompt, identity); returns engine steps and responses."""
         given = vllm_requests(requests, max_tokens=max_tokens, temperature=1.0, logprobs=0)
-        self._recorder.work_arrived()
+        self.work_arrived()
         outputs = self.engine.generate(*given, use_tqdm=False)
+        return self.drain(replica), [list(output.outputs[0].token_ids) for output in outputs]
+
+    def work_arrived(self) -> None:
+        """Start the clock of the next engine step."""
+        self._recorder.work_arrived()
+
+    def drain(self, replica: int = 0) -> Any:
+        """The engine steps since the last call."""
         drained = self.engine.collective_rpc("sam_drain")[0]
-        steps = self._recorder.drain(
+        return self._recorder.drain(
             step=0,
             split="train",
             replica=replica,
             session_steps=drained["steps"] if drained else None,
         )
-        return steps, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:

@@ -340,3 +340,9 @@ class RunConfig:
         """Whether requests go to the engine that runs their siblings."""
         siblings = self.sam.sources.siblings
         return self.sam.enabled and siblings.enabled and siblings.routing == "grouped"
+
+    @property
+    def shares_texts(self) -> bool:
+        """Whether engines tell each other what they sample."""
+        siblings = self.sam.sources.siblings
+        return self.sam.enabled and siblings.enabled and siblings.share

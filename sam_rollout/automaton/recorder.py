@@ -14,6 +14,8 @@ from sam_rollout.automaton.interface import Int32Array
 # Tokens of the prompt that are kept as context of the first generated tokens.
 CONTEXT = 8
 
+_NOTHING = np.zeros(0, np.int32)
+
 
 class TextRecorder:
     """The generated text of up to `slots` requests, `max_length` tokens each, prompt included."""
@@ -33,11 +35,16 @@ class TextRecorder:
         self._spans[slot] = -1
         return slot
 
+    def peek(self, slot: int, start: int) -> Int32Array:
+        """What was recorded from token `start` on; recording goes on."""
+        first, end = self._spans[slot]
+        return self._texts[slot, first + start : end].copy() if first >= 0 else _NOTHING
+
     def take(self, slot: int) -> Int32Array:
         """What was recorded, and the slot back: a few tokens of the prompt, then the response."""
         start, end = self._spans[slot]
         self._free.append(slot)
-        return self._texts[slot, start:end].copy() if start >= 0 else np.zeros(0, np.int32)
+        return self._texts[slot, start:end].copy() if start >= 0 else _NOTHING
 
     def record(
         self,

@@ -5,6 +5,7 @@ sets lengths (`policy.py`); the drafter brings them together.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
-from sam_rollout.sources import Limits, Usage, make_sources
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Piece, Usage, make_sources
 from sam_rollout.verified import Offered, Verified
 
 
@@ -26,6 +27,7 @@ class SamDrafter:
         config: validated; speculation is enabled in it.
         max_rows: most requests in one batch (the engine's max_num_seqs).
         max_model_len: longest text the engine holds, in tokens.
+        vocab_size: tokens of the model, where that is known.
 
     Attributes:
         batch: the drafts in flight.
@@ -36,7 +38,13 @@ class SamDrafter:
         ConfigError: a source cannot work with its settings.
     """
 
-    def __init__(self, config: SamConfig, max_rows: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SamConfig,
+        max_rows: int,
+        max_model_len: int,
+        vocab_size: int = UNKNOWN_VOCABULARY,
+    ) -> None:
         if not config.enabled:
             raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
         if max_rows < 1 or max_model_len < 1:
@@ -50,7 +58,7 @@ class SamDrafter:
         self._max_rows = max_rows
         self._max_model_len = max_model_len
         self._max_draft_tokens = config.max_draft_tokens
-        self.sources = make_sources(config.sources, Limits(max_rows, max_model_len))
+        self.sources = make_sources(config.sources, Limits(max_rows, max_model_len, vocab_size))
         self._policy = DraftPolicy(config, len(self.sources), max_rows)
         self.batch = DraftBatch(max_rows, config.max_draft_tokens)
         self._identities: dict[str, RequestIdentity] = {}
@@ -220,6 +228,10 @@ class SamDrafter:
         """A training step is over: what its requests shared is freed with the last of them."""
         for source in self.sources:
             source.end_step()
+
+    def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
+        """As `Source.exchange`, for all sources."""
+        return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
         """Wait for what sources do beside the engine; for replays."""

@@ -22,7 +22,7 @@ import functools
 import logging
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from sam_rollout.identity import RequestIdentity
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
 from sam_rollout.session.step_log import StepLog
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class DraftSession:
         max_rows: most requests in one batch (the engine's max_num_seqs).
         max_model_len: longest text the engine holds, in tokens.
         max_batched_tokens: most tokens of an engine step, for padding.
+        vocab_size: tokens of the model, where that is known.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
         record: keep per-step and per-request records; someone must then call `drain`.
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
@@ -92,6 +94,7 @@ class DraftSession:
         max_rows: int,
         max_model_len: int,
         max_batched_tokens: int | None = None,
+        vocab_size: int = UNKNOWN_VOCABULARY,
         exchange: Exchange | None = None,
         record: bool = True,
         graph_of: GraphOf = no_graphs,
@@ -104,7 +107,7 @@ class DraftSession:
         self.gate: GuardedGate = make_gate(
             config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
         )
-        self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len)
+        self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len, vocab_size)
         self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
         names = [source.name for source in self.drafter.sources]
         self.ledger = RequestLedger(max_rows, k, len(names))
@@ -261,6 +264,18 @@ class DraftSession:
             if before.isdisjoint(request_ids):
                 drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         self._request_ids = list(request_ids)
+
+    def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
+        """Between two steps: take in what other engines sample, hand out what this one does.
+
+        Arguments and result as of `Source.exchange`; nothing is exchanged without a drafter.
+        """
+        if self.drafter is not None:
+            try:
+                return self.drafter.exchange(origin, pieces)
+            except Exception:
+                self._switch_off()
+        return []
 
     def end_step(self) -> None:
         """A training step has ended; requests that are live go on."""

@@ -6,12 +6,21 @@ import importlib
 import pkgutil
 from typing import Any
 
-from sam_rollout.sources.contract import Limits, Source, SourceEntry, Usage
+from sam_rollout.sources.contract import (
+    UNKNOWN_VOCABULARY,
+    Limits,
+    Piece,
+    Source,
+    SourceEntry,
+    Usage,
+)
 
 __all__ = [
     "NAMES",
     "SOURCES",
+    "UNKNOWN_VOCABULARY",
     "Limits",
+    "Piece",
     "Source",
     "SourceEntry",
     "Usage",

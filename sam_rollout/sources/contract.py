@@ -20,12 +20,30 @@ from sam_rollout.identity import RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 
+UNKNOWN_VOCABULARY = 1 << 31  # every token id is allowed
+
 
 class Limits(NamedTuple):
     """What a source is made for."""
 
     max_rows: int  # most requests in one batch (the engine's max_num_seqs)
     max_model_len: int  # longest text of the engine, tokens
+    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model
+
+
+class Piece(NamedTuple):
+    """Some tokens of a response, on their way to engines that sample siblings of it.
+
+    Plain values, which every channel carries as they are.
+    """
+
+    split: str  # of the response's identity, as the next two
+    step: int
+    group: str
+    response: str  # a name that no other response has
+    start: int  # tokens told before these
+    is_last: bool  # the response has ended
+    tokens: bytes  # four each, little-endian
 
 
 class Usage(NamedTuple):
@@ -99,6 +117,20 @@ class Source:
 
     def end_step(self) -> None:
         """A training step is over."""
+
+    def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
+        """Take in what other engines sample, and hand out what this one does.
+
+        Between engine steps, a few times per second, and only where there are other engines.
+
+        Args:
+            origin: of this engine, a name that no other has.
+            pieces: of responses sampled elsewhere, each to be checked (`read_piece`).
+
+        Returns:
+            What is new since the last call.
+        """
+        return []
 
     def wait(self) -> None:
         """Wait for work beside the engine, so that a replay finds what an engine would find."""

@@ -6,6 +6,8 @@ once for all of them. With the scope `run` all responses that the engine samples
 after step, until it grows too large and another one takes over: prompts of one task are solved with
 the same phrases.
 
+Siblings that other engines sample are read beside these (`support/shared_texts.py`).
+
 No request changes its automaton: reading a long text anew would hold up an engine step, and all of
 them at once for seconds. One that loses its automaton does without until it ends.
 """
@@ -16,7 +18,7 @@ import dataclasses
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,8 +26,9 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullErro
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section, setting
-from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
 from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, NO_SLOT, LiveTexts
+from sam_rollout.sources.support.shared_texts import Place, SharedTexts
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
@@ -63,6 +66,14 @@ class SiblingsSourceConfig(Section):
         "step's responses, beside that of own text. Beyond it whole groups are given up, those "
         "that are not running first; their requests go on without siblings until they end. With "
         "scope `run`, requests that come later share anew.",
+    )
+    share: bool = setting(
+        True,
+        meaning="Where a rollout has several engines: tell each what the others sample of the "
+        "prompts it samples itself, many times per second while they do. Then it hardly matters on "
+        "which engines siblings run. An engine reads at most 512 tokens of others per step, "
+        "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
+        "nothing else. See [many nodes](multinode.md#texts-of-other-replicas).",
     )
     routing: str = setting(
         "spread",
@@ -126,6 +137,8 @@ class SiblingTexts(LiveTexts):
         self._without: set[str] = set()  # live requests that do without
         self._replaced: Counter[str] = Counter()  # by split: automata of the run before this one
         self._bound: list[str] = []
+        self._share = config.share
+        self._shared = SharedTexts(self.pool, limits, config.max_bytes, self._place_of)
         self.restarts = 0
 
     def bind(
@@ -135,19 +148,21 @@ class SiblingTexts(LiveTexts):
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             self._slots[row] = self._slot_of(request_id, identity)
         self._bound = list(request_ids)
+        self._shared.bind(request_ids, identities)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """As `LiveTexts`; a group is given up that one step carries to the largest automaton."""
         while True:
             try:
-                return super().catch_up(token_ids, num_tokens, eligible)
+                super().catch_up(token_ids, num_tokens, eligible)
+                return self._shared.step(token_ids, num_tokens, eligible)
             except AutomatonFullError as full:
                 automata = {group.automaton: key for key, group in self._groups.items()}
                 self._give_up(automata[full.automaton])
 
     def settle(self) -> None:
         """Give groups up until the rest fits into memory."""
-        while self.pool.nbytes > self._max_bytes and self._groups:
+        while self._nbytes > self._max_bytes and self._groups:
             self._give_up(next(iter(self._groups)))
         if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
             for key, group in list(self._groups.items()):
@@ -156,6 +171,7 @@ class SiblingTexts(LiveTexts):
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended: their texts stay for their siblings. Unknown ids are passed over."""
+        self._shared.finish(request_ids)
         for request_id in request_ids:
             self._without.discard(request_id)
             key = self._key_of.pop(request_id, None)
@@ -169,6 +185,7 @@ class SiblingTexts(LiveTexts):
     def end_step(self) -> None:
         """The training step is over: free groups, those with live requests when these end."""
         self._given_up.clear()
+        self._shared.end_step()
         for key, group in list(self._groups.items()):
             if self._of_run and not group.is_over:
                 if not self._is_half_full(group):
@@ -179,13 +196,37 @@ class SiblingTexts(LiveTexts):
             if not group.slots:
                 self._free(key)
 
+    def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
+        """As `Source.exchange`; nothing unless texts are shared."""
+        return self._shared.exchange(origin, pieces) if self._share else []
+
+    def usage(self) -> Usage:
+        """As `LiveTexts`; texts of other engines are no requests."""
+        usage = super().usage()
+        requests = usage.live_requests - self._shared.slots
+        return usage._replace(live_requests=requests, bytes=self._nbytes)
+
     def counters(self) -> Mapping[str, int]:
-        """Automata given up, and replaced."""
-        return {"siblings_evictions": self.evictions, "siblings_restarts": self.restarts}
+        """Automata given up, and replaced; what became of other engines' texts."""
+        own = {"siblings_evictions": self.evictions, "siblings_restarts": self.restarts}
+        return own | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
         """Automata and their memory."""
-        return {"siblings_groups": len(self._groups), "siblings_bytes": self.pool.nbytes}
+        return {"siblings_groups": len(self._groups), "siblings_bytes": self._nbytes}
+
+    @property
+    def _nbytes(self) -> int:
+        return self.pool.nbytes + self._shared.nbytes
+
+    def _place_of(self, piece: Piece) -> Place | None:
+        """Where a piece belongs; None if its group is given up."""
+        identity = RequestIdentity(piece.group, 0, piece.step, piece.split, key=0)
+        key = self._group_of(identity)
+        if key is None or key in self._given_up:
+            return None
+        group = self._groups.get(key)
+        return key, None if group is None else group.automaton
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
         """The slot of a request that is in the batch."""
@@ -197,6 +238,7 @@ class SiblingTexts(LiveTexts):
                 return NO_SLOT
             if key not in self._groups:
                 self._groups[key] = _Group(self.pool.create())
+                self._shared.attach(key, self._groups[key].automaton)
             self._key_of[request_id] = key
             group = self._groups[key]
             group.slots[request_id] = self.pool.open(group.automaton, _number_of(identity))
@@ -238,6 +280,7 @@ class SiblingTexts(LiveTexts):
 
     def _free(self, key: _GroupKey) -> None:
         group = self._groups.pop(key)
+        self._shared.forget(key)
         for slot in group.slots.values():
             self.pool.close(slot)
         self.pool.destroy(group.automaton)
@@ -275,6 +318,30 @@ SOURCE = SourceEntry(
             "automata",
             "With scope run: automata replaced after a step because they were half as large as "
             "they may be. No request loses its drafts by that.",
+        ),
+        Metric(
+            "shared_tokens",
+            "tokens",
+            "Tokens that other engines sampled and that were read into these automata, once by "
+            "each engine that did; part of catch_up_tokens. 0 with one engine.",
+        ),
+        Metric(
+            "shared_missed_tokens",
+            "tokens",
+            "Tokens of other engines that arrived and were not read: no request of their prompt "
+            "came to this engine, theirs ended first, or memory or places were short.",
+        ),
+        Metric(
+            "shared_refused",
+            "pieces",
+            "Pieces of other engines' responses that were malformed, had token ids beyond the "
+            "model's, or reached beyond its longest text.",
+        ),
+        Metric(
+            "shared_lost",
+            "pieces",
+            "Pieces that did not reach another engine, or could not be handed to one: it was gone, "
+            "or slower than they came.",
         ),
     ),
     benchmark=lambda folder: {},

@@ -253,6 +253,9 @@ VLLM_CONFIGURATION: Table = {
             "extra_args can be given where sampling parameters are made",
             "extra_args=extra_args"),
     },
+    "config.model": {
+        "ModelConfig.get_vocab_size": "tokens of a corpus and of other engines are checked",
+    },
     "config.parallel": {
         "ParallelConfig.worker_extension_cls": "worker methods of ours",
     },

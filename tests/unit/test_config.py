@@ -35,6 +35,7 @@ FULL = {
             "enabled": True,
             "scope": "run",
             "max_bytes": 1 << 29,
+            "share": False,
             "routing": "grouped",
             "max_siblings_per_replica": 8,
             "max_imbalance": 32,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,12 @@ from vllm.sampling_params import RequestOutputKind
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, group_of
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
+from sam_rollout.integrations.verl.sharing import TextSharing
+from sam_rollout.integrations.vllm.engine_group import (
+    EngineRecorders,
+    ask_engines,
+    engine_count,
+)
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
@@ -98,6 +105,8 @@ def worker_extension(device: str) -> str:
 class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
+    _sharing: TextSharing | None = None
+
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
 
@@ -167,7 +176,8 @@ class SamHttpServer(vLLMHttpServer):
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "extra_args": {**extra_args, CONTROL_KEY: control},
         }
-        output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
+            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         self._finished.append(
             _FinishedRequest(
                 request_id=request_id,
@@ -192,6 +202,28 @@ class SamHttpServer(vLLMHttpServer):
             step=identity.step, group=identity.group, replica=self.replica_rank
         )
 
+    async def share_texts(self, servers: Mapping[int, Any]) -> None:
+        """Tell the servers of all replicas from now on what this one samples, and hear of theirs.
+
+        Args:
+            servers: Replica -> its server, this one among them.
+        """
+        engines = engine_count(self.engine)
+        self._sharing = TextSharing(self.replica_rank, servers, engines, self._exchange_texts)
+        await self._sharing.start()
+
+    async def hear_texts(self, replica: int, runs: list[tuple] | None, pieces: list[tuple]) -> None:
+        """Another server says what runs there and what it sampled; see `TextSharing.hear`."""
+        if self._sharing is not None:
+            self._sharing.hear(replica, runs, pieces)
+
+    async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
+        """Hand every engine its pieces; return what each has sampled since."""
+        arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
+        answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
+        # One rank's drafts are used; the others have no texts.
+        return [[piece for worker in workers for piece in worker] for workers in answers]
+
     async def progress(self) -> EngineProgress:
         """Where this replica's rollout stands; changes nothing and waits for nobody."""
         recorders = getattr(self, "_recorders", None)
@@ -212,7 +244,7 @@ class SamHttpServer(vLLMHttpServer):
         finished, self._finished = self._finished, []
         shares = self._recorders.share_out(finished)
         first = self.replica_rank * len(answers)
-        return [
+        records = [
             self._records(
                 {"step": step, "split": split, "replica": first + index},
                 recorder,
@@ -224,6 +256,9 @@ class SamHttpServer(vLLMHttpServer):
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
         ]
+        if self._sharing is not None:
+            records[0].drafter_counters |= self._sharing.take_counters()
+        return records
 
     def _records(
         self,

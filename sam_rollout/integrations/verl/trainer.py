@@ -88,9 +88,17 @@ class SamTrainerSync(PPOTrainerSync):
             return {}  # its first start
 
     def on_init_end(self) -> None:
-        """Sync weights, then drop what engine start-up recorded."""
+        """Sync weights, then drop what engine start-up recorded; let servers share texts."""
         super().on_init_end()
         self._drain(TRAIN_SPLIT)
+        if self._run.shares_texts:
+            servers = self._servers()
+            ray.get([server.share_texts.remote(servers) for server in servers.values()])
+
+    def _servers(self) -> dict[int, Any]:
+        """Of each replica the server that requests go to."""
+        replicas = self.llm_server_manager.get_replicas()
+        return {replica.replica_rank: replica.servers[0] for replica in replicas}
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, with a wandb run that can be found again."""
@@ -197,9 +205,8 @@ class SamTrainerSync(PPOTrainerSync):
 
     def _collect(self, split: str) -> dict[str, float]:
         step = max(self.global_steps, 0)
-        servers = [s for r in self.llm_server_manager.get_replicas() for s in r.servers[:1]]
         drained: list[list[ReplicaRecords]] = ray.get(
-            [server.drain_records.remote(step, split) for server in servers]
+            [server.drain_records.remote(step, split) for server in self._servers().values()]
         )
         replicas = [records for engines in drained for records in engines]
         tables = [records.engine_steps for records in replicas]

@@ -7,7 +7,7 @@ are shared. Gate and long tail are about a scheduler's requests, so each rank is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -27,22 +27,31 @@ def engine_count(engine: Any) -> int:
     return len(engine.engine_core.core_engines)
 
 
-async def ask_engines(engine: Any, method: str) -> list[list[Any]]:
+async def ask_engines(
+    engine: Any, method: str, arguments: Sequence[tuple] | None = None
+) -> list[list[Any]]:
     """Call a method of every worker of every engine.
 
     ``AsyncLLM.collective_rpc`` reaches all engines too, but under data parallelism it returns the
     answers of the first alone (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
 
+    Args:
+        engine: An ``AsyncLLM``.
+        method: Of the worker or its extension.
+        arguments: Of the call, engine by engine; by default there are none.
+
     Returns:
         Per engine the answers of its workers.
     """
-    if engine_count(engine) == 1:
-        return [await engine.collective_rpc(method)]
+    engines = engine_count(engine)
+    arguments = [()] * engines if arguments is None else arguments
+    if engines == 1:
+        return [await engine.collective_rpc(method, args=arguments[0])]
     client = engine.engine_core
     return await asyncio.gather(
         *(
-            client._call_utility_async("collective_rpc", method, None, (), None, engine=identity)
-            for identity in client.core_engines
+            client._call_utility_async("collective_rpc", method, None, one, None, engine=identity)
+            for identity, one in zip(client.core_engines, arguments, strict=True)
         )
     )
 

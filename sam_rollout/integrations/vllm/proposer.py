@@ -20,7 +20,7 @@ from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources import check_sources
+from sam_rollout.sources import Piece, check_sources
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 
@@ -94,6 +94,7 @@ class SamProposer:
             "max_rows": vllm_config.scheduler_config.max_num_seqs,
             "max_model_len": vllm_config.model_config.max_model_len,
             "max_batched_tokens": vllm_config.scheduler_config.max_num_batched_tokens,
+            "vocab_size": vllm_config.model_config.get_vocab_size(),
         }
         # On every rank, whether its drafts are used or not: all of a group send the same tensors.
         self.exchange: DpExchange | None = None
@@ -181,6 +182,10 @@ class SamProposer:
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
         }
+
+    def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
+        """What ``DraftSession.exchange_texts`` returns; nothing on ranks without a session."""
+        return self.session.exchange_texts(origin, pieces) if self.session else []
 
     def drain(self) -> dict[str, Any] | None:
         """What ``DraftSession.drain`` returns; None on ranks without a session."""

@@ -52,6 +52,16 @@ class SamWorkerExtension:
 
         install_sampler(self.model_runner, config)
 
+    def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
+        """Hand in pieces of responses that other engines sample; return what is new of own ones.
+
+        Called between two engine steps, as every method here.
+        """
+        drafter: Any = getattr(self.model_runner, "drafter", None)
+        if not hasattr(drafter, "exchange_texts"):
+            return []
+        return [tuple(piece) for piece in drafter.exchange_texts(origin, pieces)]
+
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""
         drafter: Any = getattr(self.model_runner, "drafter", None)

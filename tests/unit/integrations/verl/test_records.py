@@ -147,7 +147,7 @@ def collecting(ours, asked, tmp_path, monkeypatch) -> trainer.SamTrainerSync:
     trainer_._control, trainer_._responses = CONTROL, ResponseBook(dumped=False)
     trainer_._run_folder, trainer_._control_steps = RunFolder(tmp_path), {}
     remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
-    replica = SimpleNamespace(servers=[SimpleNamespace(drain_records=remote)])
+    replica = SimpleNamespace(replica_rank=0, servers=[SimpleNamespace(drain_records=remote)])
     trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
     monkeypatch.setattr(trainer.ray, "get", lambda answers: answers)
     return trainer_
@@ -182,3 +182,39 @@ def test_a_control_that_cannot_be_compared_costs_no_other_metric(collecting, mon
     assert "control metrics are left out" in caplog.text and "are lost" not in caplog.text
     request_id = f"request-{DRAFTING[0]}"
     assert collecting._responses._find({REQUEST_ID_FIELD: request_id})[:3] == (6, 1, 2)
+
+
+def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
+    ours, collecting, asked, monkeypatch
+):
+    """From another server to the engine, which is asked by the call that drains it, too."""
+    prompt, heard = PROMPTS[0], []
+    sam = extra_args(prompt, "train")["sam"]
+    piece = ("train", STEP, sam["group"], "1.0/1", 0, False, b"1234")
+
+    async def answer(engine, method, arguments):
+        heard.append((method, arguments))
+        return [[[], [("train", STEP, "of no peer", "0.0/1", 0, False, b"1234")]]]  # two ranks
+
+    async def generate(self, *arguments, **keywords):
+        await ours.hear_texts(1, None, [piece])
+        await ours._sharing.share()
+        return TokenOutput(token_ids=RESPONSE, stop_reason="completed")
+
+    async def run():
+        await ours.hear_texts(1, None, [piece])  # nobody shares yet
+        await ours.share_texts({0: None, 1: None})
+        await ours.generate(prompt, {"extra_args": {"sam": sam}}, "request")
+        await ours.hear_texts(1, None, [piece])
+        ours._sharing._task.cancel()
+
+    ours.engine = SimpleNamespace(engine_core=SimpleNamespace(core_engines=[b"0"]))
+    drain = server.ask_engines
+    monkeypatch.setattr(server, "ask_engines", answer)
+    monkeypatch.setattr(server.vLLMHttpServer, "generate", generate)
+    asyncio.run(run())
+    name = "sam_exchange_texts"
+    assert heard == [(name, [("0.0", [])]), (name, [("0.0", [piece])])]
+    ours._sharing._lost = 3
+    monkeypatch.setattr(server, "ask_engines", drain)
+    assert collecting._collect("train")["sam/draft/shared_lost"] == 3

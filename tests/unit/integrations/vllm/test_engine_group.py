@@ -16,15 +16,15 @@ class Client:
         self.core_engines = [bytes([index]) for index in range(engines)]
 
     async def _call_utility_async(self, call, method, timeout, args, kwargs, *, engine):
-        return [f"{call} {method} of {engine[0]}"]
+        return [" ".join([call, method, *args, f"of {engine[0]}"])]
 
 
 class Engine:
     def __init__(self, engines: int) -> None:
         self.engine_core = Client(engines)
 
-    async def collective_rpc(self, method):
-        return [f"{method} of the first"]
+    async def collective_rpc(self, method, args):
+        return [" ".join([method, *args, "of the first"])]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,18 @@ class Engine:
 )
 def test_every_engine_is_asked(engines, answers):
     assert asyncio.run(ask_engines(Engine(engines), "sam_drain")) == answers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers"),
+    [
+        ([("a",)], [["ask a of the first"]]),
+        ([("a",), ("b",)], [["collective_rpc ask a of 0"], ["collective_rpc ask b of 1"]]),
+    ],
+)
+def test_every_engine_gets_arguments_of_its_own(arguments, answers):
+    engine = Engine(len(arguments))
+    assert asyncio.run(ask_engines(engine, "ask", arguments)) == answers
 
 
 def test_steps_and_requests_stay_with_their_engine():

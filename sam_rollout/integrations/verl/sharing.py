@@ -1,0 +1,220 @@
+"""Texts of siblings from replica to replica, between the servers of a rollout.
+
+The responses to a prompt lie on several replicas, and draft best from all of each other. Many
+times per second each server asks its engines what they sampled since, and sends that to the servers
+on which siblings of it run. Every server tells the others which prompts it runs, so nothing goes
+where nobody needs it. Servers talk to each other directly, as the Ray actors they are: no process,
+port or file is added, and with one engine nothing is started.
+
+Nothing waits for any of this. A message is sent by a task of its own; while one is under way to a
+server, what follows for it is collected, up to a limit. What gets lost costs acceptance only: a
+piece after a gap begins a text of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from sam_rollout.identity import RequestIdentity
+
+logger = logging.getLogger(__name__)
+
+# Least time between two turns. In replays of real responses over four engines, siblings that are
+# told of while they run are worth five times what they are once they have ended, and the more the
+# sooner. A turn costs an engine some tenths of a millisecond, and each piece 10 us.
+INTERVAL_S = 0.05
+# With many servers, which all talk to each other, or many responses, turns come less often.
+MESSAGES_PER_S = 64
+PIECES_PER_S = 1000
+# Pieces on their way to one server, or to one engine; beyond, the oldest are dropped.
+MOST_WAITING = 4096
+
+Group = tuple[str, int, str]  # split, step, group of an identity
+Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
+
+
+@dataclasses.dataclass
+class _Peer:
+    """Another replica's server."""
+
+    server: Any
+    runs: frozenset[Group] = frozenset()  # as it said last
+    told: frozenset[Group] = frozenset()  # what it was told runs here
+    waiting: list[tuple] = dataclasses.field(default_factory=list)
+    sending: asyncio.Task | None = None
+    has_failed: bool = False
+
+
+class TextSharing:
+    """One server's part.
+
+    Args:
+        replica: this server's.
+        servers: replica -> actor handle with a method ``hear_texts``, this one's passed over.
+        engines: number of engines of this server.
+        exchange: hands every engine the pieces for it, and returns each one's new pieces.
+
+    Attributes:
+        interval_s: until the next turn.
+    """
+
+    def __init__(
+        self, replica: int, servers: Mapping[int, Any], engines: int, exchange: Exchange
+    ) -> None:
+        self._replica = replica
+        self._peers = {
+            other: _Peer(server) for other, server in servers.items() if other != replica
+        }
+        self._exchange = exchange
+        self._running: Counter[Group] = Counter()
+        # By engine. Of several, one is known to run a group once it has told of it.
+        self._runs: list[set[Group]] = [set() for _ in range(engines)]
+        self._arrived: list[list[tuple]] = [[] for _ in range(engines)]
+        self._lost = 0
+        self._has_failed = False
+        self._task: asyncio.Task | None = None  # a task that nobody keeps may vanish
+        self.interval_s = INTERVAL_S
+
+    async def start(self) -> None:
+        """Begin; does nothing where there is nobody to share with."""
+        if self._peers or len(self._arrived) > 1:
+            await self._exchange(self._arrived)  # engines keep what they sample from now on
+            self._task = asyncio.create_task(self._run())
+
+    @contextlib.contextmanager
+    def running(self, identity: RequestIdentity | None) -> Iterator[None]:
+        """Around a request."""
+        if identity is None:
+            yield
+            return
+        group = (identity.split, identity.step, identity.group)
+        self._running[group] += 1
+        try:
+            yield
+        finally:
+            self._running[group] -= 1
+            if not self._running[group]:
+                del self._running[group]
+
+    def hear(self, replica: int, runs: Iterable[Iterable] | None, pieces: list[tuple]) -> None:
+        """A server says which groups run there, unless that is as before, and what it sampled."""
+        peer = self._peers.get(replica)
+        if peer is not None and runs is not None:
+            peer.runs = frozenset(tuple(group) for group in runs)
+        if not self._has_failed:
+            self._hand_in(pieces)
+
+    def take_counters(self) -> dict[str, int]:
+        """What got lost since the last call."""
+        lost, self._lost = self._lost, 0
+        return {"draft/shared_lost": lost}
+
+    async def _run(self) -> None:
+        """Share until the server ends."""
+        try:
+            while True:
+                await asyncio.sleep(self.interval_s)
+                await self.share()
+        except Exception:
+            self._has_failed = True
+            logger.warning(
+                "Replica %s shares its texts no more; the rollout goes on.",
+                self._replica,
+                exc_info=True,
+            )
+
+    async def share(self) -> None:
+        """One turn: engines first, then the other servers."""
+        moved = 0
+        if self._running:
+            moved = await self._ask_engines()
+        else:
+            for waiting in self._arrived:
+                waiting.clear()
+        by_messages, by_pieces = len(self._peers) / MESSAGES_PER_S, moved / PIECES_PER_S
+        self.interval_s = max(INTERVAL_S, by_messages, by_pieces)
+        runs = frozenset(self._running)
+        for peer in self._peers.values():
+            if peer.sending is None and (peer.waiting or peer.told != runs):
+                peer.sending = asyncio.create_task(self._send(peer, runs))
+
+    async def _ask_engines(self) -> int:
+        """Hand in what has arrived, and pass on what is new; returns how many pieces that were."""
+        is_wanted = len(self._arrived) > 1 or any(
+            not peer.runs.isdisjoint(self._running) for peer in self._peers.values()
+        )
+        if not is_wanted and not any(self._arrived):
+            return 0
+        moved = sum(map(len, self._arrived))
+        arrived, self._arrived = self._arrived, [[] for _ in self._arrived]
+        sampled = await self._exchange(arrived)
+        for runs, pieces in zip(self._runs, sampled, strict=True):
+            runs.update(map(_group_of, pieces))
+            runs.intersection_update(self._running)
+        for engine, pieces in enumerate(sampled):
+            self._hand_in(pieces, sampled_by=engine)
+            for peer in self._peers.values():
+                wanted = [piece for piece in pieces if _group_of(piece) in peer.runs]
+                self._lost += _append(peer.waiting, wanted)
+                moved += len(wanted)
+        return moved
+
+    def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
+        """Keep pieces for the engines that run their groups, but for the one that sampled them."""
+        for engine, waiting in enumerate(self._arrived):
+            if engine == sampled_by:
+                continue
+            runs = self._running if len(self._arrived) == 1 else self._runs[engine]
+            self._lost += _append(waiting, [one for one in pieces if _group_of(one) in runs])
+
+    async def _send(self, peer: _Peer, runs: frozenset[Group]) -> None:
+        """Send what waits for a server; one that is gone is forgotten."""
+        pieces, peer.waiting = peer.waiting, []
+        news = None if runs == peer.told else list(runs)
+        try:
+            await peer.server.hear_texts.remote(self._replica, news, pieces)
+            peer.told = runs
+        except Exception as error:
+            self._lost += len(pieces)
+            self._complain(peer, error)
+        finally:
+            peer.sending = None
+
+    def _complain(self, peer: _Peer, error: Exception) -> None:
+        """Name a server that cannot be told anything; one that has died gets nothing any more."""
+        replica = next(number for number, other in self._peers.items() if other is peer)
+        is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+        if is_dead or not peer.has_failed:
+            logger.warning(
+                "Replica %s %s replica %s of its texts; siblings there draft without them, the "
+                "rollout goes on: %s: %s",
+                self._replica,
+                "tells no more" if is_dead else "could not tell",
+                replica,
+                type(error).__name__,
+                error,
+            )
+        peer.has_failed = True
+        if is_dead:
+            del self._peers[replica]
+
+
+def _group_of(piece: Sequence) -> Group:
+    """Of the fields of a `Piece`, a list after some channels."""
+    return tuple(piece[:3])
+
+
+def _append(waiting: list[tuple], pieces: list[tuple]) -> int:
+    """Append, drop the oldest beyond the limit, and return how many those were."""
+    waiting += pieces
+    dropped = max(0, len(waiting) - MOST_WAITING)
+    del waiting[:dropped]
+    return dropped

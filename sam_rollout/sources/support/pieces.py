@@ -1,0 +1,63 @@
+"""Pieces of responses, as they travel between engines that sample siblings of each other.
+
+A response is told in pieces while it is sampled, so that siblings elsewhere draft from it at once.
+Nobody waits for a piece and none is sent twice: one that is lost costs acceptance, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.sources.contract import Limits, Piece
+
+_ON_THE_WAY = np.dtype("<i4")
+
+
+class BadPieceError(ValueError):
+    """What came in is no piece, or none that this engine can read."""
+
+
+def to_bytes(tokens: Int32Array) -> bytes:
+    """Tokens as a piece carries them."""
+    return tokens.astype(_ON_THE_WAY, copy=False).tobytes()
+
+
+def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
+    """Check what another engine sent.
+
+    Args:
+        raw: the fields of a `Piece`, in order.
+        limits: of the engine that reads.
+
+    Returns:
+        The piece, and its tokens, int32[n]; none where only the end of a response is told.
+
+    Raises:
+        BadPieceError: it is malformed, reaches beyond the engine's longest text, or has a token
+            that the model does not know.
+    """
+    try:
+        piece = Piece(*raw)
+    except TypeError as error:
+        raise BadPieceError(f"not a piece: {error}") from error
+    kinds = (str, int, str, str, int, bool, bytes)
+    for name, value, kind in zip(Piece._fields, piece, kinds, strict=True):
+        if type(value) is not kind:
+            raise BadPieceError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+    if len(piece.tokens) % _ON_THE_WAY.itemsize:
+        raise BadPieceError(f"tokens take {len(piece.tokens)} bytes, not 4 each")
+    tokens = np.frombuffer(piece.tokens, _ON_THE_WAY).astype(np.int32, copy=False)
+    end = piece.start + len(tokens)
+    if not 0 <= piece.start <= end <= limits.max_model_len:
+        raise BadPieceError(
+            f"tokens {piece.start} to {end} of a response; the engine's longest text has "
+            f"{limits.max_model_len}"
+        )
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < limits.vocab_size:
+        raise BadPieceError(
+            f"token ids from {tokens.min()} to {tokens.max()}; the model has {limits.vocab_size}"
+        )
+    return piece, tokens

@@ -1,0 +1,357 @@
+"""The texts of siblings that other engines sample: own ones handed out, theirs taken in.
+
+What is taken in is read beside the engine's own texts, a few tokens per engine step, into the
+automata that those share. It waits in an array of fixed size. Where that is full, or memory short,
+texts of others are what is dropped: nothing of the engine's own gives way to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.identity import RequestIdentity
+from sam_rollout.sources.contract import Limits, Piece
+from sam_rollout.sources.support.live import NO_SLOT
+from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
+
+# Read per engine step of others' texts, some 0.1 ms. Fifteen siblings elsewhere write fewer for
+# each request that runs here, once so few run that drafting pays.
+TOKENS_PER_STEP = 512
+# Others' texts that wait to be read, or to be continued.
+MOST_TEXTS = 1024
+# Of the memory for siblings, what those may take while they wait, and what all may take together
+# before others' are read no more.
+_WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
+
+
+@dataclasses.dataclass
+class _Told:
+    """A response that this engine samples."""
+
+    identity: RequestIdentity
+    name: str
+    slot: int  # of the recorder
+    tokens: int = 0  # told so far
+
+    def piece(self, tokens: Int32Array, *, is_last: bool = False) -> Piece:
+        """The next tokens."""
+        who, start = self.identity, self.tokens
+        self.tokens += len(tokens)
+        return Piece(who.split, who.step, who.group, self.name, start, is_last, to_bytes(tokens))
+
+
+class SharedTexts:
+    """Both directions. Does nothing before the first exchange.
+
+    Args:
+        pool: of the automata that other engines' texts are read into.
+        limits: of the engine.
+        max_bytes: of all texts of siblings, own and others'.
+        place_of: tells the group of a piece and its automaton.
+    """
+
+    def __init__(
+        self,
+        pool: AutomatonPool,
+        limits: Limits,
+        max_bytes: int,
+        place_of: Callable[[Piece], Place | None],
+    ) -> None:
+        self._limits = limits
+        self._place_of = place_of
+        self._own = OwnTexts(limits)
+        self._others = OthersTexts(pool, limits, max_bytes)
+        self._active = False
+        self._refused = 0
+
+    @property
+    def slots(self) -> int:
+        """Open slots of the pool."""
+        return self._others.slots if self._active else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of other engines' texts that wait."""
+        return self._others.nbytes if self._active else 0
+
+    def counters(self) -> dict[str, int]:
+        """What became of other engines' texts."""
+        return {
+            "shared_tokens": self._others.tokens_read,
+            "shared_missed_tokens": self._others.tokens_missed,
+            "shared_refused": self._refused,
+        }
+
+    def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
+        """As `Source.exchange`; refused pieces are counted, the first one is named."""
+        self._active = True
+        for raw in pieces:
+            try:
+                piece, tokens = read_piece(raw, self._limits)
+            except BadPieceError as error:
+                if not self._refused:
+                    logger.warning(
+                        "What another engine says it sampled is refused; drafting goes on. Others "
+                        "like it are counted (sam/draft/shared_refused): %s",
+                        error,
+                    )
+                self._refused += 1
+                continue
+            place = self._place_of(piece)
+            if place is None:
+                self._others.tokens_missed += len(tokens)
+            else:
+                self._others.take(*place, piece, tokens)
+        return self._own.pieces(origin)
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """As `Source.bind`."""
+        if self._active:
+            self._own.bind(request_ids, identities)
+
+    def step(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Keep what the engine sampled; read of what others did. Errors as `OthersTexts.read`."""
+        if self._active:
+            self._own.record(token_ids, num_tokens, eligible)
+            self._others.read()
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """As `Source.finish`."""
+        if self._active:
+            self._own.finish(request_ids)
+
+    def attach(self, group: Hashable, automaton: int) -> None:
+        """A group has its automaton from now on."""
+        self._others.attach(group, automaton)
+
+    def forget(self, group: Hashable) -> None:
+        """A group is over; before its automaton is destroyed."""
+        self._others.forget(group)
+
+    def end_step(self) -> None:
+        """The training step is over for all engines."""
+        self._own.forget_ended()
+        self._others.forget_all()
+
+
+class OwnTexts:
+    """What the engine samples, kept until it has been told.
+
+    Args:
+        limits: of the engine.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        from sam_rollout.automaton.recorder import TextRecorder  # compiles
+
+        # Of requests that are preempted, too; beyond that, responses are not told.
+        self._recorder = TextRecorder(2 * limits.max_rows + 16, limits.max_model_len)
+        self._slots = np.full(limits.max_rows, NO_SLOT, np.int32)  # of the bound requests
+        self._live: dict[str, _Told] = {}
+        self._ended: list[Piece] = []
+        self._made = 0
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """As `Source.bind`."""
+        for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
+            told = self._live.get(request_id)
+            if told is None and identity is not None:
+                self._made += 1
+                told = _Told(identity, str(self._made), self._recorder.open())
+                self._live[request_id] = told
+            self._slots[row] = NO_SLOT if told is None else told.slot
+        self._slots[len(request_ids) :] = NO_SLOT
+
+    def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Keep what is new in each row."""
+        self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Requests ended; unknown ids are passed over."""
+        for request_id in request_ids:
+            told = self._live.pop(request_id, None)
+            if told is None or told.slot == NO_SLOT:
+                continue
+            self._slots[self._slots == told.slot] = NO_SLOT
+            text = self._recorder.take(told.slot)
+            self._ended.append(told.piece(text[told.tokens :], is_last=True))
+
+    def forget_ended(self) -> None:
+        """What ended will not be told."""
+        self._ended.clear()
+
+    def pieces(self, origin: str) -> list[Piece]:
+        """What is new since the last call.
+
+        Args:
+            origin: of this engine; responses are named after it.
+        """
+        pieces, self._ended = self._ended, []
+        for told in self._live.values():
+            if told.slot != NO_SLOT:
+                tokens = self._recorder.peek(told.slot, told.tokens)
+                if len(tokens):
+                    pieces.append(told.piece(tokens))
+        return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
+
+
+class OthersTexts:
+    """What other engines sample, waiting to be read.
+
+    Args:
+        pool: of the automata it is read into.
+        limits: of the engine.
+        max_bytes: of all texts of siblings, read or waiting.
+
+    Attributes:
+        tokens_read: so far.
+        tokens_missed: that came in and were never read: their group has gone, or there was no room.
+    """
+
+    def __init__(self, pool: AutomatonPool, limits: Limits, max_bytes: int) -> None:
+        self._pool = pool
+        self._most_bytes = int(max_bytes * _READING_SHARE)
+        room = int(max_bytes * _WAITING_SHARE) // (4 * limits.max_model_len)
+        rows = max(1, min(MOST_TEXTS, room))
+        # Untouched pages of zeroed memory cost nothing.
+        self._texts = np.zeros((rows, limits.max_model_len), np.int32)
+        self._known = np.zeros(rows, np.int32)  # tokens there
+        self._done = np.zeros(rows, np.int32)  # of these, read
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
+        self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
+        self._ended = np.zeros(rows, bool)
+        self._free = list(range(rows - 1, -1, -1))
+        self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
+        self._members: dict[Hashable, set[str]] = {}  # group -> its responses
+        self._held = 0  # tokens
+        self._unread = 0
+        self._next = 0  # the row that is read first
+        self.tokens_read = 0
+        self.tokens_missed = 0
+
+    @property
+    def slots(self) -> int:
+        """Open slots of the pool."""
+        return int((self._slots != NO_SLOT).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what waits."""
+        return 4 * self._held
+
+    def take(
+        self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
+    ) -> None:
+        """Keep a piece until it is read.
+
+        One that does not continue what is there (another was lost) begins a text of its own.
+
+        Args:
+            group: whose automaton it belongs to.
+            automaton: of the group, None as long as it has none.
+        """
+        place, row = self._place.get(piece.response, (group, -1))
+        if place != group:  # a name that was given twice
+            self._forget(piece.response)
+            row = -1
+        if row < 0:
+            if not self._free:
+                self.tokens_missed += len(tokens)
+                return
+            row = self._free.pop()
+            self._place[piece.response] = (group, row)
+            self._members.setdefault(group, set()).add(piece.response)
+            self._begin(row, piece.start, automaton)
+        elif piece.start != self._starts[row] + self._known[row]:
+            self._end(row)
+            self._begin(row, piece.start, automaton)
+        known = self._known[row]
+        self._texts[row, known : known + len(tokens)] = tokens
+        self._known[row] += len(tokens)
+        self._held += len(tokens)
+        self._unread += len(tokens)
+        self._ended[row] = piece.is_last
+        if piece.is_last and self._done[row] == self._known[row]:
+            self._forget(piece.response)
+
+    def attach(self, group: Hashable, automaton: int) -> None:
+        """A group has its automaton from now on."""
+        for response in self._members.get(group, ()):
+            row = self._place[response][1]
+            if self._slots[row] == NO_SLOT:
+                self._slots[row] = self._pool.open(automaton)
+
+    def forget(self, group: Hashable) -> None:
+        """A group is over; before its automaton is destroyed."""
+        for response in list(self._members.get(group, ())):
+            self._forget(response)
+
+    def forget_all(self) -> None:
+        """All groups are over."""
+        for response in list(self._place):
+            self._forget(response)
+
+    def read(self) -> None:
+        """Read what waits, at most `TOKENS_PER_STEP`; errors as `AutomatonPool.extend`."""
+        if not self._unread or self._pool.nbytes + self.nbytes > self._most_bytes:
+            return
+        behind = np.where(self._slots != NO_SLOT, self._known - self._done, 0)
+        rows = np.flatnonzero(behind)
+        rows = np.roll(rows, -int(np.searchsorted(rows, self._next)))  # taking turns
+        lengths = behind[rows]
+        lengths = np.minimum(lengths, TOKENS_PER_STEP - (np.cumsum(lengths) - lengths))
+        rows, lengths = rows[lengths > 0], lengths[lengths > 0]
+        if not len(rows):
+            return
+        self._next = int(rows[-1]) + 1
+        self._done[rows] += lengths
+        read = int(lengths.sum())
+        self._unread -= read
+        self.tokens_read += read
+        self._pool.extend(self._slots[rows], rows.astype(np.int32), self._texts, self._done[rows])
+        if self._ended[rows].any():
+            over = {int(row) for row in rows[self._ended[rows] & (lengths == behind[rows])]}
+            for response in [name for name, (_, row) in self._place.items() if row in over]:
+                self._forget(response)
+
+    def _begin(self, row: int, start: int, automaton: int | None) -> None:
+        self._starts[row] = start
+        self._slots[row] = NO_SLOT if automaton is None else self._pool.open(automaton)
+
+    def _end(self, row: int) -> None:
+        """Close a row's text; what was not read of it never will be."""
+        unread = int(self._known[row] - self._done[row])
+        self._unread -= unread
+        self._held -= int(self._known[row])
+        self.tokens_missed += unread
+        if self._slots[row] != NO_SLOT:
+            self._pool.close(int(self._slots[row]))
+        self._slots[row] = NO_SLOT
+        self._known[row] = self._done[row] = 0
+        self._ended[row] = False
+
+    def _forget(self, response: str) -> None:
+        group, row = self._place.pop(response)
+        self._end(row)
+        self._free.append(row)
+        members = self._members[group]
+        members.discard(response)
+        if not members:
+            del self._members[group]

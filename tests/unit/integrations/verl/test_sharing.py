@@ -1,0 +1,221 @@
+"""Texts from server to server; Ray's handles and the engines are stood in for."""
+
+import asyncio
+import logging
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from sam_rollout.integrations.verl import sharing
+from sam_rollout.integrations.verl.sharing import TextSharing
+from tests.unit.drafting.texts import identity
+
+
+def piece(group="g", response="x/1", start=0, tokens=b"1234"):
+    return ["train", 1, group, response, start, False, tokens]  # a list, as msgpack makes it
+
+
+class Server:
+    """A replica: its part of the sharing, and engines that note what they get."""
+
+    def __init__(self, replica: int, engines: int = 1) -> None:
+        self.replica, self.engines = replica, engines
+        self.sampled = [[] for _ in range(engines)]  # what each engine will tell next
+        self.got = [[] for _ in range(engines)]
+        self.asked = 0
+        self.fails: Exception | None = None
+        self.hear_texts = self  # a method of a handle
+
+    def meet(self, *servers: "Server") -> TextSharing:
+        handles = {server.replica: server for server in (self, *servers)}
+        self.sharing = TextSharing(self.replica, handles, self.engines, self.exchange)
+        return self.sharing
+
+    async def exchange(self, pieces):
+        self.asked += 1
+        for got, one in zip(self.got, pieces, strict=True):
+            got += one
+        told, self.sampled = self.sampled, [[] for _ in range(self.engines)]
+        return told
+
+    async def remote(self, *message):
+        await asyncio.sleep(0)
+        if self.fails:
+            raise self.fails
+        self.sharing.hear(*message)
+
+
+def running(server: Server, group: str = "g"):
+    """Around a request of a group."""
+    return server.sharing.running(identity(group))
+
+
+async def turn(*servers: Server) -> None:
+    """All servers share once, and what they sent arrives."""
+    for server in servers:
+        await server.sharing.share()
+    await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a test's coroutine; turns are taken when it says so."""
+    monkeypatch.setattr(sharing, "INTERVAL_S", 3600)
+
+    def run(test, *servers: Server):
+        async def whole():
+            for server in servers:
+                await server.meet(*servers).start()
+            await test(*servers)
+
+        asyncio.run(whole())
+
+    return run
+
+
+def test_texts_go_where_siblings_run_and_nowhere_else(run):
+    async def test(a, b, c):
+        with running(a), running(b), running(c, "other"):
+            await turn(a, b, c)  # they learn what runs where
+            a.sampled = [[piece(), piece("unknown")]]
+            await turn(a, b, c)
+            await turn(a, b, c)
+        assert (a.got, b.got, c.got) == ([[]], [[piece()]], [[]])
+        asked = a.asked
+        await turn(a, b, c)
+        assert a.asked == asked, "nothing runs here"
+        # b has ended: nothing is sent there.
+        with running(a):
+            a.sampled = [[piece(start=1)]]
+            await turn(a, b, c)
+            await turn(a, b, c)
+        assert b.got == [[piece()]]
+        assert a.sampled == [[piece(start=1)]], "the engine keeps it until it is wanted"
+        assert all(s.sharing.take_counters() == {"draft/shared_lost": 0} for s in (a, b, c))
+
+    run(test, Server(0), Server(1), Server(2))
+
+
+def test_engines_of_one_server_share_without_any_other(run):
+    async def test(server):
+        with running(server), running(server, "h"):
+            server.sampled = [[piece(response="0.0/1")], [piece(response="0.1/1")], [piece("h")]]
+            await turn(server)
+            await turn(server)
+            assert server.got == [[piece(response="0.1/1")], [piece(response="0.0/1")], []]
+
+    run(test, Server(0, engines=3))
+
+
+def test_one_engine_alone_starts_nothing(run):
+    async def test(server):
+        assert server.sharing._task is None
+        assert server.asked == 0
+        assert len(asyncio.all_tasks()) == 1
+
+    run(test, Server(0))
+
+
+def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
+    async def test(a, b, c):
+        with running(a), running(b), running(c):
+            await turn(a, b, c)
+            b.fails = ActorDiedError()
+            with caplog.at_level(logging.WARNING):
+                for start in range(5):
+                    a.sampled = [[piece(start=start)]]
+                    await turn(a, c)
+            await turn(c)
+        assert [one[4] for one in c.got[0]] == [0, 1, 2, 3, 4]
+        assert a.sharing.take_counters() == {"draft/shared_lost": 1}
+        assert a.sharing.take_counters() == {"draft/shared_lost": 0}
+        assert [r.args[0] for r in caplog.records if "replica 1" in r.getMessage()] == [0]
+
+    run(test, Server(0), Server(1), Server(2))
+
+
+@pytest.mark.parametrize("error", [ActorUnavailableError("busy", b"1" * 16), ValueError("bad")])
+def test_a_server_that_fails_for_a_while_is_named_once_and_told_later(run, caplog, error):
+    async def test(a, b):
+        with running(a), running(b):
+            await turn(a, b)
+            b.fails = error
+            with caplog.at_level(logging.WARNING):
+                for start in range(3):
+                    a.sampled = [[piece(start=start)]]
+                    await turn(a)
+            assert len(caplog.records) == 1
+            b.fails = None
+            a.sampled = [[piece(start=3)]]
+            await turn(a)
+            await turn(b)
+        assert b.got == [[piece(start=3)]]
+        assert a.sharing.take_counters() == {"draft/shared_lost": 3}
+
+    run(test, Server(0), Server(1))
+
+
+def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch):
+    monkeypatch.setattr(sharing, "MOST_WAITING", 4)
+
+    async def test(a, b):
+        with running(a), running(b):
+            await turn(a, b)
+            hanging = asyncio.Event()
+            b.remote = lambda *_: hanging.wait()
+            for start in range(10):
+                a.sampled = [[piece(start=start)]]
+                await turn(a)
+        # One under way, four waiting.
+        assert a.sharing.take_counters() == {"draft/shared_lost": 5}
+
+    run(test, Server(0), Server(1))
+
+
+def test_a_malformed_message_changes_nothing(run):
+    async def test(a, b):
+        with running(b):
+            for message in ((0, None, [7]), (0, 7, []), (0, [7], []), (9, [], []), (0, [[[]]], [])):
+                try:
+                    b.sharing.hear(*message)
+                except TypeError:
+                    continue  # its sender is told
+            b.sharing.hear(0, None, [piece()])
+            await turn(b)
+        assert b.got == [[piece()]]
+
+    run(test, Server(0), Server(1))
+
+
+def test_engines_that_fail_end_the_sharing_not_the_rollout(run, monkeypatch, caplog):
+    async def test(a, b):
+        async def fail(pieces):
+            raise RuntimeError("the engine is gone")
+
+        with running(a), running(b):
+            a.sharing._exchange, a.sharing.interval_s = fail, 0.001
+            a.sharing._task.cancel()
+            with caplog.at_level(logging.WARNING):
+                a.sharing.hear(1, [("train", 1, "g")], [])
+                a.sharing._task = asyncio.create_task(a.sharing._run())
+                await asyncio.sleep(0.05)
+            a.sharing.hear(1, None, [piece()])
+            assert a.sharing._arrived == [[]]
+        assert "shares its texts no more" in caplog.text
+
+    run(test, Server(0), Server(1))
+
+
+def test_turns_come_less_often_with_many_responses_or_servers(run):
+    async def test(a, b):
+        with running(a), running(b):
+            a.sampled = [[piece(response=f"x/{number}") for number in range(50)]]
+            await turn(a, b)
+            assert a.sharing.interval_s == 3600, "INTERVAL_S here"
+            sharing.INTERVAL_S = 0.01
+            await turn(a, b)
+            assert a.sharing.interval_s == 50 / sharing.PIECES_PER_S
+            await turn(a, b)
+            assert a.sharing.interval_s == 1 / sharing.MESSAGES_PER_S
+
+    run(test, Server(0), Server(1))

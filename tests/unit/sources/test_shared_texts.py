@@ -1,0 +1,217 @@
+"""Siblings on several engines: each drafts from what the others sample."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.own import OwnSourceConfig
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.support.pieces import to_bytes
+from sam_rollout.sources.support.shared_texts import TOKENS_PER_STEP
+from tests.unit.drafting.texts import WIDTH, identity, step
+
+VOCABULARY = 1000
+
+
+def make_engine(name: str, *, share=True, **options) -> SamDrafter:
+    """An engine's drafter that has met one response and takes part in sharing."""
+    options = {"enabled": True, "share": share, **options}
+    sources = SourcesConfig(
+        own=OwnSourceConfig(enabled=False), siblings=SiblingsSourceConfig(**options)
+    )
+    drafter = SamDrafter(SamConfig(sources=sources), 8, WIDTH, VOCABULARY)
+    drafter.exchange(name, [])
+    drafter.admit(name, identity(sibling=ord(name[0])))
+    return drafter
+
+
+def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
+    """What the sender has to tell reaches the receiver; returns it."""
+    pieces = sender.exchange(origin, [])
+    receiver.exchange("y", pieces)
+    return pieces
+
+
+def counter(drafter, name):
+    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
+
+
+def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):
+    return ("train", 1, group, response, start, is_last, to_bytes(np.array(tokens, np.int32)))
+
+
+@pytest.mark.parametrize("scope", ["prompt", "run"])
+def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing(scope):
+    a, b = make_engine("a", scope=scope), make_engine("b", scope=scope)
+    step(a, {"a": [9]})
+    step(a, {"a": [9, 1, 2, 3, 4]})
+    step(b, {"b": [9, 6, 2, 3]})
+    assert len(pass_on(a, b)) == 1
+    assert step(b, {"b": [9, 6, 2, 3]})["b"] == [4]
+    step(a, {"a": [9, 1, 2, 3, 4, 5, 6]})
+    told = pass_on(a, b)
+    assert told == [piece([5, 6], start=5, response="x/1")], "what is new, no more"
+    assert step(b, {"b": [9, 6, 2, 3]})["b"] == [4, 5, 6]
+    assert counter(b, "shared_tokens") == 7
+    assert counter(b, "live_requests") == 1, "a text of another engine is no request"
+
+
+def test_a_text_is_told_with_the_end_of_its_prompt_only():
+    a = make_engine("a")
+    step(a, {"a": list(range(100, 150))})
+    step(a, {"a": [*range(100, 150), 7, 8]})
+    (told,) = a.exchange("x", [])
+    assert told.tokens == piece([*range(141, 150), 7, 8])[-1]
+
+
+def test_what_a_response_ended_with_is_told_once():
+    a, b = make_engine("a"), make_engine("b")
+    step(a, {"a": [9]})
+    step(a, {"a": [9, 1, 2, 3, 4]})
+    a.finish(["a"])
+    step(b, {"b": [9, 2, 3]})
+    (told,) = pass_on(a, b)
+    assert told.is_last
+    assert step(b, {"b": [9, 2, 3]})["b"] == [4]
+    assert a.exchange("x", []) == []
+    assert counter(b, "siblings_bytes") > 0
+    b.finish(["b"])
+    b.end_step()
+    assert b.usage().bytes == b.usage().live_requests == 0
+
+
+def test_nothing_is_kept_or_told_before_the_first_exchange_or_where_it_is_off():
+    off = make_engine("a", share=False)
+    step(off, {"a": [9, 1, 2, 3, 4]})
+    off.finish(["a"])
+    assert off.exchange("x", [piece([1, 2])]) == []
+    off.admit("b", identity())
+    assert step(off, {"b": [9, 1]})["b"] == [2, 3, 4], "its own siblings are there"
+
+
+def test_a_piece_after_a_gap_begins_a_text_of_its_own():
+    b = make_engine("b")
+    step(b, {"b": [9, 2, 3]})
+    b.exchange("y", [piece([1, 2, 3, 4]), piece([7, 2, 3, 5, 5], start=9)])
+    assert step(b, {"b": [9, 2, 3]})["b"][0] == 5
+    assert counter(b, "shared_missed_tokens") == 4, "not read before the gap"
+    b.exchange("y", [piece([6], start=14)])
+    assert step(b, {"b": [9, 5, 5]})["b"] == [6]
+
+
+def test_few_tokens_are_read_per_step_whether_the_gate_is_open_or_closed():
+    b = make_engine("b")
+    texts = {"b": [999]}
+    step(b, texts)
+    waiting = [piece(np.arange(400), response=f"x/{n}") for n in range(4)]
+    b.exchange("y", waiting)
+    read = []
+    for gate_open in (True, False, False, True, True):
+        step(b, texts, gate_open=gate_open)
+        read.append(counter(b, "shared_tokens"))
+    assert read == [TOKENS_PER_STEP, 2 * TOKENS_PER_STEP, 3 * TOKENS_PER_STEP, 1600, 1600]
+    # All have had a turn after two steps.
+    assert counter(b, "catch_up_tokens") == 1601
+
+
+def test_texts_wait_for_a_request_that_still_waits():
+    b = make_engine("b")
+    b.exchange("y", [piece([1, 2, 3, 4])])
+    b.admit("other", identity("h"))
+    step(b, {"other": [9, 2, 3]})
+    assert counter(b, "shared_tokens") == 0
+    step(b, {"b": [9, 2, 3], "other": [9, 2, 3]})
+    assert step(b, {"b": [9, 2, 3], "other": [9, 2, 3]}) == {"b": [4], "other": []}
+
+
+def test_texts_whose_requests_never_came_end_with_the_step():
+    b = make_engine("b")
+    b.exchange("y", [piece([1, 2, 3, 4], group="h")])
+    assert b.usage().bytes == 16
+    b.end_step()
+    assert b.usage().bytes == 0
+    assert counter(b, "shared_missed_tokens") == 4
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        7,
+        (),
+        piece([1])[:-1],
+        [*piece([1])[:-1], "text"],
+        [*piece([1])[:-1], b"123"],
+        ["train", "1", *piece([1])[2:]],
+        piece([1], start=-1),
+        piece([1, 2, -1]),
+        piece([VOCABULARY]),
+        piece(np.zeros(WIDTH + 1)),
+        piece([1, 2], start=WIDTH - 1),
+    ],
+)
+def test_what_is_no_piece_is_counted_and_named_once(bad, caplog):
+    b = make_engine("b")
+    step(b, {"b": [9, 2, 3]})
+    with caplog.at_level(logging.WARNING):
+        b.exchange("y", [bad, bad, piece([1, 2, 3, 4])])
+    assert step(b, {"b": [9, 2, 3]})["b"] == [4], "drafting goes on"
+    assert counter(b, "shared_refused") == 2
+    assert len(caplog.records) == 1
+
+
+def test_own_texts_do_not_give_way_to_those_of_others():
+    b = make_engine("b", max_bytes=1 << 20)
+    text = np.random.default_rng(0).integers(0, VOCABULARY, WIDTH).tolist()
+    step(b, {"b": text})
+    for number in range(200):
+        b.exchange("y", [piece(np.arange(500), response=f"x/{number}")])
+        step(b, {"b": text})
+    assert counter(b, "siblings_evictions") == 0
+    assert counter(b, "shared_missed_tokens") > 0
+    assert b.usage().bytes < 1 << 20
+
+
+def test_a_group_that_was_given_up_takes_nothing_in():
+    b = make_engine("b", max_bytes=1 << 20)
+    b.admit("c", identity("h"))
+    b.exchange("y", [piece([1, 2, 3, 4])])
+    step(b, {"b": [9, 2, 3]})
+    text = np.random.default_rng(0).integers(0, 1 << 30, (6, WIDTH)).tolist()
+    for number, tokens in enumerate(text):
+        b.admit(f"big {number}", identity(f"h{number}"))
+        step(b, {f"big {number}": tokens})
+    assert counter(b, "siblings_evictions") > 0
+    before = counter(b, "shared_missed_tokens")
+    b.exchange("y", [piece([5, 6], start=4)])
+    assert counter(b, "shared_missed_tokens") == before + 2
+    b.finish(["b", *(f"big {number}" for number in range(6))])
+    b.end_step()
+    assert b.usage().bytes == b.usage().live_requests == 0
+
+
+def test_more_texts_than_there_are_places_are_missed():
+    b = make_engine("b", max_bytes=1 << 20)  # an eighth of it is 8 texts
+    step(b, {"b": [9]})
+    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(10)])
+    assert counter(b, "shared_missed_tokens") == 4
+    step(b, {"b": [9]})
+    b.exchange("y", [piece([], start=2, response="x/0", is_last=True)])
+    b.exchange("y", [piece([1, 2], response="x/10")])
+    assert counter(b, "shared_missed_tokens") == 4, "the place of one that ended"
+
+
+def test_a_name_that_was_given_twice_does_not_mix_groups():
+    b = make_engine("b")
+    b.admit("h", identity("h"))
+    texts = {"b": [9, 2, 3], "h": [9, 2, 3]}
+    step(b, texts)
+    b.exchange("y", [piece([1, 2, 3, 4])])
+    b.exchange("y", [piece([1, 2, 3, 5], group="h"), piece([6, 7], group="h", start=9)])
+    assert step(b, texts) == {"b": [], "h": []}
+    b.finish(["b", "h"])
+    b.end_step()
+    assert b.usage().bytes == b.usage().live_requests == 0
