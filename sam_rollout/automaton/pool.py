@@ -4,6 +4,8 @@ Blocks of states and edges come from one arena per pool, so that no text's growt
 and an automaton that ends gives its blocks to the others at once (see `kernels.py`).
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import NoReturn
 
@@ -112,6 +114,28 @@ class AutomatonPool:
         if ((texts[:, kernels.AUTOMATON] == automaton) & (texts[:, kernels.TEXT_OPEN] == 1)).any():
             raise ValueError(f"automaton {automaton} has open slots")
         self._free(automaton)
+
+    def adopt(self, other: AutomatonPool, automaton: int) -> int:
+        """Take over another pool's automaton, its only one, with all memory; nothing is copied.
+
+        Returns:
+            Its number here.
+
+        Raises:
+            IndexError: `other` has no such automaton.
+            ValueError: `other` has another one, or an open slot.
+        """
+        other._automata.require(automaton)
+        if len(other._automata) > 1 or len(other):
+            raise ValueError("only an automaton that is its pool's last one can be taken over")
+        adopted = self._automata.open()
+        self._automata.table[adopted] = other._automata.table[automaton]
+        other._automata.close(automaton)
+        self._directories[adopted] = directories = other._directories.pop(automaton)
+        self._directory_bytes += directories.nbytes
+        other._directory_bytes -= directories.nbytes
+        self._arena.absorb(other._arena)
+        return adopted
 
     def open(self, automaton: int | None = None) -> int:
         """Start an empty text and return its slot. Memory is taken when it reads a token.

@@ -6,8 +6,11 @@ once for all of them. With the scope `run` all responses that the engine samples
 after step, until it grows too large and another one takes over: prompts of one task are solved with
 the same phrases.
 
-No request changes its automaton: reading a long text anew would hold up an engine step, and all of
-them at once for seconds. One that loses its automaton does without until it ends.
+Old text of a run goes by generations. An automaton that has grown too large gets a successor, made
+of the newest ended responses beside the engine (`kept_texts.py`). Live requests move there a few
+tokens per engine step (`moving.py`), and the old automaton is freed with the last of them. Reading
+a long text anew at once would hold up an engine step, so a request that loses its automaton for
+want of memory does without until it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,11 +26,20 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullErro
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section, setting
-from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.contract import Limits, SourceEntry, Usage
 from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
+from sam_rollout.sources.support.moving import MovingTexts
+
+if TYPE_CHECKING:
+    from sam_rollout.sources.support.kept_texts import KeptTexts, Seeded
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
+_BYTES_PER_TOKEN = 50  # of an automaton, as `max_bytes` says
+# What a run shares is replaced when it is so large, of the limit, by a successor that is so large:
+# both stand side by side until live requests have moved, with room for growth. The seventh that is
+# missing is the text that goes at a change, and so what acceptance may fall by.
+_DUE, _SUCCESSOR = 7 / 16, 6 / 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +61,26 @@ class SiblingsSourceConfig(Section):
         "prompt",
         choices=("prompt", "run"),
         meaning="`run`: draft from all responses this engine has sampled, to any prompt and "
-        "in any step of the run; after a step that leaves what they share half as large as "
-        "it may be, requests that come later share anew. Better where prompts are alike, as "
-        "in the recorded rollouts of [results.md](results.md); no better where they are "
-        "not.",
+        "in any step of the run, as far back as `max_bytes` allows: before what they share "
+        "becomes too large, a successor takes over that begins with the newest of it. Better "
+        "where prompts are alike, as in the recorded rollouts of [results.md](results.md); no "
+        "better where they are not.",
+    )
+    path: str = setting(
+        "",
+        allowed="a folder",
+        meaning="Of scope `run`: where ended responses are kept for a run that is resumed, at "
+        "most as many bytes as `max_bytes` or 64 MiB; empty: `sam/siblings` in the run folder. "
+        "Engines that share it begin with each other's. What was learned of drafts' chances is "
+        "not kept: it is learned anew from the first few hundred drafts.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, about 50 bytes per token of the step's responses, beside "
         "that of own text. Beyond it whole groups are given up, those that are not running "
-        "first; their requests go on without siblings until they end. With scope `run`, "
-        "requests that come later share anew.",
+        "first; their requests go on without siblings until they end. With scope `run` that "
+        "happens only where live texts alone fill it.",
     )
     routing: str = setting(
         "spread",
@@ -83,6 +103,11 @@ class SiblingsSourceConfig(Section):
         "nothing else runs.",
     )
 
+    @property
+    def uses_path(self) -> bool:
+        """Whether anything is kept on disk."""
+        return self.scope == "run"
+
 
 _GroupKey = tuple[str, int, str]  # split, step, group; of a run: split, which automaton, ""
 
@@ -92,6 +117,7 @@ class _Group:
     automaton: int
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of live requests
     is_over: bool = False  # freed with the last live request
+    due_at: int = 0  # of a run: bytes below which it is not asked whether a successor is due
 
 
 class SiblingTexts(LiveTexts):
@@ -102,13 +128,12 @@ class SiblingTexts(LiveTexts):
             Beyond it whole groups are given up, the one that has been absent from the batch
             longest first, and so is a group that comes near the largest automaton there can be.
             Its requests do without until they end, and so do those that join them in the same
-            training step. What all responses of a run share is replaced instead: requests that
-            come later share another one. After a step that leaves it at half of either limit it
-            is replaced as well, and freed when its live requests have ended.
+            training step. Of a run, what was replaced goes first.
         limits: of the engine.
 
     Attributes:
-        restarts: how often what a run shares was replaced at the end of a step.
+        restarts: how often what a run shares was replaced by a successor.
+        seeded_tokens: tokens of old text that successors began with.
     """
 
     name = "siblings"
@@ -124,7 +149,14 @@ class SiblingTexts(LiveTexts):
         self._without: set[str] = set()  # live requests that do without
         self._replaced: Counter[str] = Counter()  # by split: automata of the run before this one
         self._bound: list[str] = []
+        self._kept: KeptTexts | None = None
+        if self._of_run:
+            from sam_rollout.sources.support.kept_texts import KeptTexts
+
+            self._kept = KeptTexts(limits, config.max_bytes, config.path)
+        self._moving = MovingTexts(self.pool)
         self.restarts = 0
+        self.seeded_tokens = 0
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -133,19 +165,25 @@ class SiblingTexts(LiveTexts):
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             self._slots[row] = self._slot_of(request_id, identity)
         self._bound = list(request_ids)
+        if self._kept is not None:
+            self._kept.bind(request_ids, identities)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """As `LiveTexts`; a group is given up that one step carries to the largest automaton."""
+        if self._kept is not None:
+            self._kept.record(token_ids, num_tokens, eligible)
         while True:
             try:
+                self._move(token_ids, num_tokens, eligible)
                 return super().catch_up(token_ids, num_tokens, eligible)
             except AutomatonFullError as full:
                 automata = {group.automaton: key for key, group in self._groups.items()}
                 self._give_up(automata[full.automaton])
 
     def settle(self) -> None:
-        """Give groups up until the rest fits into memory."""
-        while self.pool.nbytes > self._max_bytes and self._groups:
+        """Give groups up until the rest fits into memory, and let old text of a run go."""
+        self._turn_over()
+        while self._nbytes > self._max_bytes and self._groups:
             self._give_up(next(iter(self._groups)))
         if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
             for key, group in list(self._groups.items()):
@@ -154,36 +192,52 @@ class SiblingTexts(LiveTexts):
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended: their texts stay for their siblings. Unknown ids are passed over."""
-        for request_id in request_ids:
+        ended = list(request_ids)
+        texts = {} if self._kept is None else self._kept.finish(ended)
+        for request_id in ended:
+            self._moving.finish(request_id, texts.get(request_id))
             self._without.discard(request_id)
-            key = self._key_of.pop(request_id, None)
-            if key is None:
-                continue
-            group = self._groups[key]
-            self.pool.close(group.slots.pop(request_id))
-            if group.is_over and not group.slots:
-                self._free(key)
+            self._leave(request_id)
 
     def end_step(self) -> None:
         """The training step is over: free groups, those with live requests when these end."""
         self._given_up.clear()
+        if self._of_run:
+            return self._turn_over()
         for key, group in list(self._groups.items()):
-            if self._of_run and not group.is_over:
-                if not self._is_half_full(group):
-                    continue
-                self._replace(key)
-                self.restarts += 1
             group.is_over = True
             if not group.slots:
                 self._free(key)
 
+    def wait(self) -> None:
+        """As `Source.wait`: successors that are being made take over."""
+        if self._kept is None:
+            return
+        for _ in range(3):  # what was read is made something of, what ended meanwhile is added
+            self._kept.wait()
+            self._turn_over()
+
+    def usage(self) -> Usage:
+        """As `LiveTexts`, with the texts that are kept."""
+        return super().usage()._replace(bytes=self._nbytes)
+
     def counters(self) -> Mapping[str, int]:
         """Automata given up, and replaced."""
-        return {"siblings_evictions": self.evictions, "siblings_restarts": self.restarts}
+        return {
+            "siblings_evictions": self.evictions,
+            "siblings_restarts": self.restarts,
+            "siblings_seeded_tokens": self.seeded_tokens,
+            "siblings_failures": 0 if self._kept is None else self._kept.failures,
+        }
 
     def levels(self) -> Mapping[str, int]:
         """Automata and their memory."""
-        return {"siblings_groups": len(self._groups), "siblings_bytes": self.pool.nbytes}
+        return {"siblings_groups": len(self._groups), "siblings_bytes": self._nbytes}
+
+    @property
+    def _nbytes(self) -> int:
+        """All memory: automata, those that are being made, and texts."""
+        return self.pool.nbytes + (0 if self._kept is None else self._kept.nbytes)
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
         """The slot of a request that is in the batch."""
@@ -210,11 +264,81 @@ class SiblingTexts(LiveTexts):
             return (split, self._replaced[split], "")
         return None if identity is None else (identity.split, identity.step, identity.group)
 
-    def _is_half_full(self, group: _Group) -> bool:
-        return (
-            self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 4
-            or self.pool.nbytes_of_automaton(group.automaton) > self._max_bytes // 2
-        )
+    def _turn_over(self) -> None:
+        """Have a successor made of what a run shares, if it is due; let it take over when made."""
+        if self._kept is None:
+            return
+        for key, group in list(self._groups.items()):
+            split = key[0]
+            if group.is_over:
+                continue
+            if self._kept.is_making(split):
+                if (seeded := self._kept.take(split)) is not None:
+                    self._succeed(key, seeded)
+            elif self._kept.arrived(split) or self._is_due(split, group):
+                self._kept.make(split, self._room_for_old_text(group))
+
+    def _is_due(self, split: str, group: _Group) -> bool:
+        """Whether it is so large that it has to be replaced, and another one would be smaller."""
+        nbytes = self.pool.nbytes_of_automaton(group.automaton)
+        if nbytes < group.due_at:
+            return False
+        places = self.pool.places_of_automaton(group.automaton)
+        full = nbytes > self._max_bytes * _DUE or places > LARGEST_AUTOMATON // 2 * _DUE
+        if not full or any(one.is_over and key[0] == split for key, one in self._groups.items()):
+            return False
+        # Not at every engine step, where live texts fill it or nothing can be made.
+        group.due_at = nbytes + self._max_bytes // 32
+        return self._room_for_old_text(group) > 0
+
+    def _room_for_old_text(self, group: _Group) -> int:
+        """Tokens of ended texts with which a successor, live ones added, is as large as allowed."""
+        limit = min(LARGEST_AUTOMATON // 2, self._max_bytes // _BYTES_PER_TOKEN)
+        # Beside it, in memory, by what a token takes here; a little is left for growth meanwhile.
+        nbytes = self.pool.nbytes_of_automaton(group.automaton)
+        places = self.pool.places_of_automaton(group.automaton)
+        free = (self._max_bytes * 7 // 8 - self._nbytes) * places // max(nbytes, 1)
+        live = sum(self.pool.length(slot) for slot in group.slots.values())
+        return min(int(limit * _SUCCESSOR), free) - live
+
+    def _succeed(self, key: _GroupKey, seeded: Seeded) -> None:
+        """Let requests share a successor from now on; live ones move there."""
+        group = self._groups[key]
+        group.is_over = True
+        automaton = self.pool.adopt(seeded.pool, seeded.automaton)
+        self._replace(key)
+        due_at = self.pool.nbytes_of_automaton(automaton) + self._max_bytes // 32
+        successor = _Group(automaton, due_at=due_at)
+        self._groups[(key[0], self._replaced[key[0]], "")] = successor
+        self._moving.begin(group.slots, automaton)
+        if not group.slots:
+            self._free(key)
+        self.restarts += 1
+        self.seeded_tokens += seeded.tokens
+
+    def _move(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Read on what moves; requests that have caught up draft from the successor."""
+        moved = self._moving.read(self._bound, token_ids, num_tokens, eligible)
+        if not moved:
+            return
+        keys = {group.automaton: key for key, group in self._groups.items()}
+        for row, slot, automaton in moved:
+            request_id, key = self._bound[row], keys[automaton]
+            self._leave(request_id)
+            self._without.discard(request_id)
+            self._key_of[request_id] = key
+            self._groups[key].slots[request_id] = slot
+            self._slots[row] = slot
+
+    def _leave(self, request_id: str) -> None:
+        """A request has no part in its group any more, if it has one; its text stays."""
+        key = self._key_of.pop(request_id, None)
+        if key is None:
+            return
+        group = self._groups[key]
+        self.pool.close(group.slots.pop(request_id))
+        if group.is_over and not group.slots:
+            self._free(key)
 
     def _replace(self, key: _GroupKey) -> None:
         """Let requests of a run that come from now on share another automaton."""
@@ -236,6 +360,7 @@ class SiblingTexts(LiveTexts):
 
     def _free(self, key: _GroupKey) -> None:
         group = self._groups.pop(key)
+        self._moving.drop_all_to(group.automaton)
         for slot in group.slots.values():
             self.pool.close(slot)
         self.pool.destroy(group.automaton)
@@ -252,7 +377,7 @@ SOURCE = SourceEntry(
             "groups",
             "Automata that responses share when the step is drained, one for each prompt: what is "
             "left then waits for requests that are still running. With scope run one for each "
-            "split that stays, and those it replaced whose requests are still running.",
+            "split that stays, and those it replaced whose requests have not moved yet.",
         ),
         Metric("siblings_bytes", "bytes", "Memory of these automata; part of bytes."),
         Metric(
@@ -264,8 +389,20 @@ SOURCE = SourceEntry(
         Metric(
             "siblings_restarts",
             "automata",
-            "With scope run: automata replaced after a step because they were half as large as "
-            "they may be. No request loses its drafts by that.",
+            "With scope run: automata that had grown too large and were replaced by a successor, "
+            "made of the newest texts; or by one made of what an interrupted run had kept. No "
+            "request loses its drafts by that.",
+        ),
+        Metric(
+            "siblings_seeded_tokens",
+            "tokens",
+            "With scope run: tokens of old text that successors began with.",
+        ),
+        Metric(
+            "siblings_failures",
+            "failures",
+            "With scope run: errors of reading, keeping or taking over old texts, survived by "
+            "going on without.",
         ),
     ),
     benchmark=lambda folder: {},

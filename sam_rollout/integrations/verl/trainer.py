@@ -182,7 +182,10 @@ class SamTrainerSync(PPOTrainerSync):
         reports, self._reports = self._reports, []
         differences = None
         if self._control.share and self.config.actor_rollout_ref.rollout.calculate_log_probs:
-            differences = probability_differences(batch, self._responses.counts)
+            try:
+                differences = probability_differences(batch, self._responses.counts)
+            except Exception:
+                logger.warning("Probabilities of this step are not compared.", exc_info=True)
         findings, values = sentinel.look(TrainingStep(metrics, reports, differences))
         for finding in findings:
             text = f"training step {self.global_steps}: {finding}."

@@ -159,9 +159,14 @@ def test_a_finding_needs_no_wandb(watched, monkeypatch, loggers, caplog):
 
 
 def test_a_sentinel_that_fails_costs_its_own_metrics(watched, monkeypatch, caplog):
-    trainer, metrics = watched(), {}
+    trainer, metrics = watched(), {"response_length/mean": 0.0}
     monkeypatch.setattr(probability_difference.tq, "kv_batch_get", _fail)
     batch = SimpleNamespace(keys=[], partition_id="train", tags=[])
+    trainer._compute_metrics(batch, metrics, {})
+    assert metrics["sam/sentinel/probabilities_differ"] == 0
+    assert "not compared" in caplog.text, "the other findings are looked for"
+    metrics = {}
+    monkeypatch.setattr(trainer._sentinel, "look", _fail)
     trainer._compute_metrics(batch, metrics, {})
     assert metrics["timing_s/step"] == 4.0 and not any("sentinel" in name for name in metrics)
     assert "not looked at by the sentinel" in caplog.text
