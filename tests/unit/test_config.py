@@ -11,6 +11,7 @@ from sam_rollout.config import (
     GateConfig,
     RolloutTelemetryConfig,
     SamConfig,
+    SentinelConfig,
     SourcesConfig,
     check_engine_limits,
 )
@@ -33,6 +34,7 @@ FULL = {
         "siblings": {
             "enabled": True,
             "scope": "run",
+            "path": "/kept/run",
             "max_bytes": 1 << 29,
             "routing": "grouped",
             "max_siblings_per_replica": 8,
@@ -57,7 +59,8 @@ def test_round_trip_through_json():
     assert config.to_mapping() == {**FULL, "sources": others | FULL["sources"]}
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
     assert pickle.loads(pickle.dumps(config)) == config
-    telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True)
+    sentinel = SentinelConfig(enabled=False, steps=5, largest_ratio=2.5)
+    telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True, sentinel=sentinel)
     assert RolloutTelemetryConfig.from_mapping(telemetry.to_mapping()) == telemetry
 
 
