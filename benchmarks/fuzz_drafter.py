@@ -170,6 +170,7 @@ class Fuzz:
             "siblings": {
                 "enabled": bool(rng.random() < 0.7),
                 "scope": str(rng.choice(["prompt", "run"])),
+                "path": str(folder / "run"),
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
             },
             "history": {"enabled": bool(rng.random() < 0.5), "path": str(folder / "history")},
@@ -198,10 +199,10 @@ class Fuzz:
         self._end_step()
         usage, counters = self._drafter.usage(), self._drafter.counters()
         levels = self._drafter.levels()
-        texts = levels.get("draft/siblings_groups", 0) if self._of_run else 0
         assert usage.live_requests == 0, levels
-        assert usage.bytes == 0 or texts, levels
-        assert counters.get("draft/history_failures", 0) == 0, counters
+        assert usage.bytes == 0 or self._of_run, levels  # whose texts stay
+        for source in ("history", "siblings"):
+            assert counters.get(f"draft/{source}_failures", 0) == 0, counters
         self.totals["steps"] = counters["draft/drafter_steps"]
         self.totals["tokens_read"] = counters["draft/catch_up_tokens"]
         self.totals["draft_tokens"] = counters["draft/proposed_tokens"]

@@ -218,8 +218,10 @@ class SiblingTexts(LiveTexts):
             self._turn_over()
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with the texts that are kept."""
-        return super().usage()._replace(bytes=self._nbytes)
+        """As `LiveTexts`, with the texts that are kept; one that moves is one request."""
+        usage = super().usage()
+        requests = usage.live_requests - len(self._moving)
+        return usage._replace(live_requests=requests, bytes=self._nbytes)
 
     def counters(self) -> Mapping[str, int]:
         """Automata given up, and replaced."""

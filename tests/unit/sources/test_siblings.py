@@ -216,7 +216,9 @@ def test_a_request_that_ends_or_pauses_on_its_way_leaves_nothing_behind(monkeypa
     drafter.wait()
     assert counter(drafter, "siblings_restarts") == 1
     step(drafter, names)
+    assert drafter.usage().live_requests == 3
     drafter.finish(["ends"])
+    assert drafter.usage().live_requests == 2
     for _ in range(12):
         step(drafter, {"stays": names["stays"]})
     assert counter(drafter, "siblings_groups") == 2, "one that pauses has not moved"
