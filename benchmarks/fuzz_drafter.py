@@ -183,6 +183,7 @@ class Fuzz:
             "siblings": {
                 "enabled": bool(rng.random() < 0.7),
                 "scope": str(rng.choice(["prompt", "run"])),
+                "path": str(folder / "run"),
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
                 "share": bool(rng.random() < 0.7),
             },
@@ -214,10 +215,10 @@ class Fuzz:
         self._end_step()
         usage, counters = self._drafter.usage(), self._drafter.counters()
         levels = self._drafter.levels()
-        texts = levels.get("draft/siblings_groups", 0) if self._of_run else 0
         assert usage.live_requests == 0, levels
-        assert usage.bytes == 0 or texts, levels
-        assert counters.get("draft/history_failures", 0) == 0, counters
+        assert usage.bytes == 0 or self._of_run, levels  # whose texts stay
+        for source in ("history", "siblings"):
+            assert counters.get(f"draft/{source}_failures", 0) == 0, counters
         refused = counters.get("draft/shared_refused", 0)
         assert refused == self._damaged, counters
         self.totals["pieces_refused"] = refused

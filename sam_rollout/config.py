@@ -169,6 +169,26 @@ class RolloutSamplerConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class SentinelConfig(Section):
+    """What the trainer warns of while it trains; `sam_rollout/telemetry/sentinel.py`.
+
+    `steps`: training steps that are taken together where one alone tells too little.
+    `least_acceptance`: accepted / verified draft tokens below which drafts count as hardly
+    accepted. `largest_fall`: of accepted tokens per verified draft, from one training step to the
+    next. `largest_ratio`: between the differences of rollout and trainer probabilities of drafted
+    and of control requests, either way.
+    """
+
+    PATH: ClassVar[str] = "rollout_telemetry.sentinel"
+
+    enabled: bool = True
+    steps: int = setting(3, minimum=1)
+    least_acceptance: float = setting(0.02, minimum=0, maximum=1)
+    largest_fall: float = setting(0.5, minimum=0, maximum=1)
+    largest_ratio: float = setting(1.5, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutTelemetryConfig(Section):
     """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
 
@@ -178,7 +198,7 @@ class RolloutTelemetryConfig(Section):
     step's `control_unit` that is sampled without drafts, to measure their gain within a run.
     `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
     `curve_every`: every so many training steps the running requests over time are drawn for wandb
-    and TensorBoard; 0 never.
+    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -189,6 +209,7 @@ class RolloutTelemetryConfig(Section):
     control_unit: str = setting("groups", choices=("groups", "replicas"))
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
+    sentinel: SentinelConfig = SentinelConfig()
 
     def check_control(self, replicas: int, *, refills: bool) -> None:
         """Raise ConfigError if a control of replicas cannot be compared with the rest.

@@ -1,5 +1,7 @@
 """Where a pool's memory comes from: an arena of equal blocks, and tables whose rows are reused."""
 
+from __future__ import annotations
+
 import numpy as np
 import numpy.typing as npt
 
@@ -67,6 +69,17 @@ class Arena:
         self.free[1 : len(kept) + 1] = kept
         again = len(kept) + int(self.blocks * _RELEASE_SHARE)
         self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
+
+    def absorb(self, other: Arena) -> None:
+        """Take over another arena's blocks, used and free; it is empty then."""
+        theirs, mine = int(other.free[0]), int(self.free[0])
+        free = np.zeros(len(self.free) + len(other.free) - 1, np.int64)
+        free[0] = mine + theirs
+        free[1 : mine + 1] = self.free[1 : mine + 1]
+        free[mine + 1 : mine + theirs + 1] = other.free[1 : theirs + 1]
+        self.free, other.free = free, np.zeros(1, np.int64)
+        self._slabs += other._slabs
+        other._slabs = []
 
     def _add_slab(self, blocks: int) -> None:
         slab = _aligned(blocks * kernels.BLOCK_BYTES)

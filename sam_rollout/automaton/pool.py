@@ -4,6 +4,8 @@ Blocks of states and edges come from one arena per pool, so that no text's growt
 and an automaton that ends gives its blocks to the others at once (see `kernels.py`).
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import NoReturn
 
@@ -116,6 +118,28 @@ class AutomatonPool:
             raise ValueError(f"automaton {automaton} has open slots")
         self._free(automaton)
 
+    def adopt(self, other: AutomatonPool, automaton: int) -> int:
+        """Take over another pool's automaton, its only one, with all memory; nothing is copied.
+
+        Returns:
+            Its number here.
+
+        Raises:
+            IndexError: `other` has no such automaton.
+            ValueError: `other` has another one, or an open slot.
+        """
+        other._automata.require(automaton)
+        if len(other._automata) > 1 or len(other):
+            raise ValueError("only an automaton that is its pool's last one can be taken over")
+        adopted = self._automata.open()
+        self._automata.table[adopted] = other._automata.table[automaton]
+        other._automata.close(automaton)
+        self._directories[adopted] = directories = other._directories.pop(automaton)
+        self._directory_bytes += directories.nbytes
+        other._directory_bytes -= directories.nbytes
+        self._arena.absorb(other._arena)
+        return adopted
+
     def open(self, automaton: int | None = None, group: int = 0) -> int:
         """Start an empty text and return its slot. Memory is taken when it reads a token.
 
@@ -134,6 +158,11 @@ class AutomatonPool:
         self._opened = (self._opened + 1) % (1 << kernels.GROUP_SHIFT)
         self._texts.table[slot, kernels.TEXT_WRITER] = group << kernels.GROUP_SHIFT | self._opened
         return slot
+
+    def group_of(self, slot: int) -> int:
+        """The group that the text in `slot` was opened with."""
+        self._texts.require(slot)
+        return int(self._texts.table[slot, kernels.TEXT_WRITER]) >> kernels.GROUP_SHIFT
 
     def close(self, slot: int) -> None:
         """Stop reading a text; the slot will be given out again.

@@ -25,13 +25,22 @@ class TextRecorder:
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
         self._spans = np.full((slots, 2), -1, np.int32)  # of the row: first token kept, read up to
+        self._longest = np.zeros(slots, np.int64)  # text that a slot held before the present one
         self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that was ever written to; the system gave no other."""
+        longest = np.maximum(self._longest, self._spans[:, 1] - self._spans[:, 0])
+        return int(longest.sum()) * self._texts.itemsize
 
     def open(self) -> int:
         """A slot for another request, or -1 if there is none left."""
         if not self._free:
             return -1
         slot = self._free.pop()
+        held = self._spans[slot, 1] - self._spans[slot, 0]
+        self._longest[slot] = max(self._longest[slot], held)
         self._spans[slot] = -1
         return slot
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from sam_rollout.statistics import Estimate, paired_gain, ratio_gain, t_width
 from sam_rollout.telemetry.schema import metric_name
-from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mask
+from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, sums_of, tail_mask
 
 GROUPS, REPLICAS = "groups", "replicas"
 EXTRA_ARGS_KEY = "sam_control"  # of a control request, in `SamplingParams.extra_args`
@@ -116,7 +116,7 @@ def _by_group(requests: pa.Table, control: np.ndarray) -> dict[str, float]:
     tokens = numpy_column(pc.fill_null(requests["open_tokens"], 0))
     steps = numpy_column(pc.fill_null(requests["open_steps"], 0))
     groups = numpy_column(requests["group"])
-    arms = {arm: _sums(groups[mask], tokens[mask], steps[mask])
+    arms = {arm: sums_of(groups[mask], tokens[mask], steps[mask])
             for arm, mask in (("drafted", ~control), ("control", control))}  # fmt: skip
     values = {
         "drafted_tokens_per_step": ratio(arms["drafted"][0].sum(), arms["drafted"][1].sum()),
@@ -141,9 +141,9 @@ def _by_replica(
     )
     rollout, in_tail = {}, {}
     for arm, mask in (("drafted", ~in_control), ("control", in_control)):
-        times_s, _ = _sums(replicas[mask], duration_s[mask], duration_s[mask])
+        times_s, _ = sums_of(replicas[mask], duration_s[mask], duration_s[mask])
         rollout[arm] = (times_s, np.ones(len(times_s)))
-        in_tail[arm] = _sums(replicas[mask & tail], duration_s[mask & tail], tokens[mask & tail])
+        in_tail[arm] = sums_of(replicas[mask & tail], duration_s[mask & tail], tokens[mask & tail])
     values = {
         "drafted_replica_rollout_s": rollout["drafted"][0].mean(),
         "replica_rollout_s": rollout["control"][0].mean(),
@@ -157,17 +157,6 @@ def _by_replica(
 
 def _per_token_ms(times_s: np.ndarray, tokens: np.ndarray) -> float:
     return 1e3 * ratio(times_s.sum(), tokens.sum())
-
-
-def _sums(
-    units: np.ndarray, first: np.ndarray, second: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of two columns by unit."""
-    names, index = np.unique(units, return_inverse=True)
-    return (
-        np.bincount(index, weights=first, minlength=len(names)),
-        np.bincount(index, weights=second, minlength=len(names)),
-    )
 
 
 def _named(name: str, found: Estimate | None) -> dict[str, float]:

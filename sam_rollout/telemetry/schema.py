@@ -16,6 +16,7 @@ from typing import Any
 from sam_rollout.metric import MAX, MEAN, SLOWEST, SO_FAR, STEP, SUM, SUM_RATIO, Metric
 from sam_rollout.sources import NAMES, SOURCES
 from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
+from sam_rollout.telemetry.sentinel import FINDINGS
 from sam_rollout.telemetry.tables import ratio
 
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
@@ -35,6 +36,8 @@ GROUPS = {
     "over replicas; of gains so far Student's t with that variance over training steps.",
     "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
+    "sentinel": "What the sentinel finds wrong with the drafts: 1, else 0. Training steps of runs "
+    "with drafts, unless `rollout_telemetry.sentinel.enabled` is false.",
     "telemetry": "What recording costs the trainer; what it costs the engine is "
     "`sam/engine/telemetry_us_per_step`.",
     "compare": "A finished baseline's figures of the same training step (`compare.baseline_run`), "
@@ -316,6 +319,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Share of right responses before any prompt was dropped."),
     ("rounds/accuracy_unfiltered_stderr", "1", STEP,
      "Standard error of accuracy_unfiltered over prompts."),
+    *((f"sentinel/{name}", "1", STEP, meaning) for name, meaning in FINDINGS.items()),
     ("telemetry/collect_s", "s", STEP,
      "Time for collecting the step's records from the replicas, those of its validation "
      "included, for writing them and for making metrics of them."),

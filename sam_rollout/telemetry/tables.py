@@ -30,3 +30,14 @@ def tail_mask(
     """
     settled = (waiting == 0) & (prompt_tokens == 0)
     return (scheduled > 0) & (scheduled <= tail_threshold) & settled
+
+
+def sums_of(
+    units: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of two columns by unit."""
+    names, index = np.unique(units, return_inverse=True)
+    return (
+        np.bincount(index, weights=first, minlength=len(names)),
+        np.bincount(index, weights=second, minlength=len(names)),
+    )

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "config": {"settings", "sources"},
     "gating": {"config", "verified"},
     "drafting": {"automaton", "config", "identity", "sources", "verified"},
-    "telemetry": {"metric", "settings", "sources", "statistics"},
+    "telemetry": {"config", "metric", "settings", "sources", "statistics"},
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },

@@ -13,6 +13,7 @@ from sam_rollout.config import (
     GateConfig,
     RolloutTelemetryConfig,
     SamConfig,
+    SentinelConfig,
     check_engine_limits,
     sources_of,
 )
@@ -34,6 +35,7 @@ FULL = {
         "siblings": {
             "enabled": True,
             "scope": "run",
+            "path": "/kept/run",
             "max_bytes": 1 << 29,
             "share": False,
             "routing": "grouped",
@@ -59,7 +61,8 @@ def test_round_trip_through_json():
     assert config.to_mapping() == {**FULL, "sources": others | FULL["sources"]}
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
     assert pickle.loads(pickle.dumps(config)) == config
-    telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True)
+    sentinel = SentinelConfig(enabled=False, steps=5, largest_ratio=2.5)
+    telemetry = RolloutTelemetryConfig(tail_threshold=3, record_traces=True, sentinel=sentinel)
     assert RolloutTelemetryConfig.from_mapping(telemetry.to_mapping()) == telemetry
 
 

@@ -155,6 +155,11 @@ class GuardedWandb:
         """Log a training step; its number goes along, as validation before training lacks it."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
+    def alert(self, title: str, text: str) -> None:
+        """Send an alert, if a run is live."""
+        if getattr(self._wandb, "run", None) is not None:
+            self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
+
     def finish(self, exit_code: int = 0) -> None:
         """End the run."""
         self._guard(lambda: self._wandb.finish(exit_code=exit_code))

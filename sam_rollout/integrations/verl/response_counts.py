@@ -7,7 +7,7 @@ once a training step; responses find theirs by the request's id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import transfer_queue as tq
@@ -40,11 +40,18 @@ class ResponseCounts(NamedTuple):
     verify_steps: int = 0
     generation_s: float = 0.0
     control: bool = False
+    group: str = ""
 
     def plus(self, other: ResponseCounts) -> ResponseCounts:
-        """Both together; a response is one of control if any part was."""
-        *sums, _ = (a + b for a, b in zip(self, other, strict=True))
-        return ResponseCounts._make([*sums, self.control or other.control])
+        """Both together; a response is one of control if any part was, of the first one's group."""
+        return ResponseCounts(
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            self.verify_steps + other.verify_steps,
+            self.generation_s + other.generation_s,
+            self.control or other.control,
+            self.group or other.group,
+        )
 
 
 class ResponseBook:
@@ -73,6 +80,7 @@ class ResponseBook:
                     row["verify_steps"],
                     row["end_s"] - row["start_s"],
                     row["control"],
+                    row["group"],
                 )
                 counts[request_id] = counts.get(request_id, ResponseCounts()).plus(one)
         self._steps = [*self._steps, counts][-KEPT_STEPS:]
@@ -102,6 +110,11 @@ class ResponseBook:
             [one.accepted_tokens for one in trained],
             [one.verify_steps for one in trained],
         )
+
+    @property
+    def counts(self) -> Mapping[str, ResponseCounts | None]:
+        """What is known of the batch that ``metrics`` was asked for, by key of its rows."""
+        return self._by_key
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
         """Columns for a dump of the batch that ``metrics`` was asked for, by key of its rows.

@@ -41,13 +41,14 @@ def _with_absolute_paths(sources: Any, run_dir: Path) -> Any:
 
     `sources` is a `SourcesConfig`, whose fields are those of the registry.
 
-    Those of others stay as they are, because vLLM compiles anew when its configuration changes.
+    Those of others stay as they are, and so do those that are not used, because vLLM compiles anew
+    when its configuration changes.
     """
     sections = {name: getattr(sources, name) for name in NAMES}
     placed = {
         name: replace(section, path=_absolute(section.path or run_dir / "sam" / name))
         for name, section in sections.items()
-        if section.enabled and hasattr(section, "path")
+        if section.enabled and hasattr(section, "path") and getattr(section, "uses_path", True)
     }
     return replace(sources, **placed)
 

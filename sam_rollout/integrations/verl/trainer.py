@@ -29,6 +29,7 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.names import TRAINER_NAME
+from sam_rollout.integrations.verl.probability_difference import probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.router import write_settings
@@ -41,6 +42,7 @@ from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,9 @@ class SamTrainerSync(PPOTrainerSync):
         self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
         self._curve_logger: CurveLogger | None = None
         self._recording = RecordingClock()
+        watched = self._run.sam.enabled and self._telemetry.sentinel.enabled
+        self._sentinel = Sentinel(self._telemetry.sentinel) if watched else None
+        self._reports: list[ReplicaRecords] = []  # of this training step, for the sentinel
 
     def _earlier_steps(self) -> dict[int, dict[str, float]]:
         """This run's metrics so far, if it is resumed."""
@@ -168,10 +173,35 @@ class SamTrainerSync(PPOTrainerSync):
                     lambda: baseline.metrics(self.global_steps, metrics),
                     "This step is not laid beside the baseline's.",
                 )
+            if (sentinel := self._sentinel) is not None:
+                metrics |= _attempt(
+                    lambda: self._watch(sentinel, batch, metrics),
+                    "This step is not looked at by the sentinel.",
+                )
         with self._recording.running(CURVE_S):
             self._log_curve()
         metrics.update(self._recording.take(metrics.get("timing_s/step")))
         self._write_step(metrics)
+
+    def _watch(
+        self, sentinel: Sentinel, batch: KVBatchMeta, metrics: dict[str, Any]
+    ) -> dict[str, float]:
+        """Say what is wrong with the step's drafts, in the log and to wandb."""
+        reports, self._reports = self._reports, []
+        differences = None
+        if self._control.share and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            try:
+                differences = probability_differences(batch, self._responses.counts)
+            except Exception:
+                logger.warning("Probabilities of this step are not compared.", exc_info=True)
+        findings, values = sentinel.look(TrainingStep(metrics, reports, differences))
+        for finding in findings:
+            text = f"training step {self.global_steps}: {finding}."
+            logger.warning("Sentinel, %s", text)
+            backend = self.logger.logger.get(WANDB)
+            if isinstance(backend, GuardedWandb):
+                backend.alert(f"sam_rollout: {finding.name}", text)
+        return values
 
     def _log_curve(self) -> None:
         """Draw the step's rollout, outside of what the step's timers measure."""
@@ -201,6 +231,8 @@ class SamTrainerSync(PPOTrainerSync):
         """Move records from replicas to the run folder; returns the step's aggregates."""
         # A full disk or a lost replica's records must not cost a training run.
         lost = "This step's rollout records are lost; training goes on."
+        if split == TRAIN_SPLIT:
+            self._reports = []
         return _attempt(lambda: self._collect(split), lost)
 
     def _collect(self, split: str) -> dict[str, float]:
@@ -209,6 +241,8 @@ class SamTrainerSync(PPOTrainerSync):
             [server.drain_records.remote(step, split) for server in self._servers().values()]
         )
         replicas = [records for engines in drained for records in engines]
+        if split == TRAIN_SPLIT:
+            self._reports = replicas
         tables = [records.engine_steps for records in replicas]
         if not any(table.num_rows for table in tables):
             return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
@@ -11,6 +13,11 @@ NO_SLOT = -1
 # For estimates before there is an automaton: its bytes, and the most tokens that one can share.
 LIVE_BYTES_PER_TOKEN = 50
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
+
+
+def number_of(split: str, step: int, group: str) -> int:
+    """The same for siblings, to tell their texts from those of other prompts; below 2**31."""
+    return zlib.crc32(f"{split}/{step}/{group}".encode()) >> 1
 
 
 class LiveTexts(Source):

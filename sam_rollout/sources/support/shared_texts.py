@@ -17,7 +17,7 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
-from sam_rollout.sources.support.live import NO_SLOT
+from sam_rollout.sources.support.live import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ class OthersTexts:
         self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
         self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
         self._ended = np.zeros(rows, bool)
+        self._numbers = np.zeros(rows, np.int64)  # of their groups, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
         self._members: dict[Hashable, set[str]] = {}  # group -> its responses
@@ -278,6 +279,7 @@ class OthersTexts:
             row = self._free.pop()
             self._place[piece.response] = (group, row)
             self._members.setdefault(group, set()).add(piece.response)
+            self._numbers[row] = number_of(piece.split, piece.step, piece.group)
             self._begin(row, piece.start, automaton)
         elif piece.start != self._starts[row] + self._known[row]:
             self._end(row)
@@ -296,7 +298,7 @@ class OthersTexts:
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] == NO_SLOT:
-                self._slots[row] = self._pool.open(automaton)
+                self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def forget(self, group: Hashable) -> None:
         """A group is over; before its automaton is destroyed."""
@@ -333,7 +335,9 @@ class OthersTexts:
 
     def _begin(self, row: int, start: int, automaton: int | None) -> None:
         self._starts[row] = start
-        self._slots[row] = NO_SLOT if automaton is None else self._pool.open(automaton)
+        self._slots[row] = NO_SLOT
+        if automaton is not None:
+            self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def _end(self, row: int) -> None:
         """Close a row's text; what was not read of it never will be."""

@@ -305,3 +305,46 @@ def test_nothing_compiles_after_warm_up():
         assert len(kernel.signatures) == 1
         with pytest.raises(TypeError):
             kernel()
+
+
+def test_an_automaton_of_another_pool_is_taken_over_with_its_memory(pool):
+    old, new = text_like_reasoning(20_000, seed=1), text_like_reasoning(20_000, seed=2)
+    reference, maker = AutomatonPool(), AutomatonPool()
+    own = pool.open()
+    read(pool, own, new, 5000)
+    together, shared = (one.create() for one in (reference, maker))
+    for one, automaton in ((reference, together), (maker, shared)):
+        slot = one.open(automaton)
+        read(one, slot, old, len(old))
+        one.close(slot)
+    before, made = pool.nbytes, maker.nbytes
+    adopted = pool.adopt(maker, shared)
+    assert (pool.nbytes, maker.nbytes) == (before + made, 0)
+    del maker
+    slots = reference.open(together), pool.open(adopted)
+    for length in (1000, len(new)):
+        drafts = [
+            draft(one, slot, new, length, 3)
+            for one, slot in zip((reference, pool), slots, strict=True)
+        ]
+        assert drafts[0] == drafts[1]
+    alone = AutomatonPool()
+    assert draft(pool, own, new, len(new), 3) == draft(alone, alone.open(), new, len(new), 3)
+    for slot in (own, slots[1]):
+        pool.close(slot)
+    pool.destroy(adopted)
+    assert pool.nbytes == 0
+
+
+def test_only_a_pools_last_automaton_is_taken_over():
+    pool, other = AutomatonPool(), AutomatonPool()
+    with pytest.raises(IndexError):
+        pool.adopt(other, 0)
+    first = other.create()
+    slot = other.open(first)
+    with pytest.raises(ValueError, match="last one"):
+        pool.adopt(other, first)
+    other.close(slot)
+    other.create()
+    with pytest.raises(ValueError, match="last one"):
+        pool.adopt(other, first)

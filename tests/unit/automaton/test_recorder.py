@@ -56,3 +56,17 @@ def test_a_text_that_was_cut_is_followed(cut):
     recorder.record(int32(slot), other, int32(cut), np.ones(1, bool))
     recorder.record(int32(slot), other, int32(5), np.ones(1, bool))
     assert recorder.take(slot).tolist() == [*range(cut), *range(10 * cut, 50, 10)]
+
+
+def test_memory_is_what_was_ever_written():
+    recorder = TextRecorder(2, 100)
+    assert recorder.nbytes == 0
+    slot = recorder.open()
+    for length in (1, 40):
+        recorder.record(
+            np.array([slot], np.int32), np.zeros((1, 100), np.int32),
+            np.array([length], np.int32), np.ones(1, bool),
+        )  # fmt: skip
+    assert recorder.nbytes == 160
+    recorder.take(slot)
+    assert recorder.open() == slot and recorder.nbytes == 160, "the system does not get it back"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_rollout.config import RolloutTelemetryConfig, SamConfig
+from sam_rollout.config import RolloutTelemetryConfig, SamConfig, SentinelConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
@@ -22,6 +22,7 @@ from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
 from sam_rollout.telemetry.schema import declared
+from sam_rollout.telemetry.sentinel import Sentinel
 
 CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
 PROMPTS = [[number, number + 1, 7] for number in range(8)]
@@ -218,3 +219,29 @@ def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
     ours._sharing._lost = 3
     monkeypatch.setattr(server, "ask_engines", drain)
     assert collecting._collect("train")["sam/draft/shared_lost"] == 3
+
+
+def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, caplog):
+    """No session on any rank, as where another drafter was loaded or nobody bound it."""
+
+    async def silent(engine, method):
+        return [[None, None]]
+
+    monkeypatch.setattr(server, "ask_engines", silent)
+    collecting._drain("train")
+    collecting._sentinel = Sentinel(SentinelConfig())
+    collecting.logger = SimpleNamespace(logger={})
+    collecting._control = ControlAssignment(0.0, "groups", 1, 1)
+    metrics = collecting._watch(collecting._sentinel, None, {"response_length/mean": 4.0})
+    assert metrics["sam/sentinel/counters_missing"] == 1
+    (line,) = [record.getMessage() for record in caplog.records if "Sentinel" in record.message]
+    assert line.startswith(
+        f"Sentinel, training step {STEP}: counters_missing: no drafter's counters from replica 0. "
+    )
+
+
+def test_records_that_are_lost_are_missed(collecting, monkeypatch):
+    monkeypatch.setattr(trainer.ray, "get", lambda answers: 1 / 0)
+    collecting._reports = ["of the step before"]
+    assert collecting._drain("train") == {} == collecting._drain("val")
+    assert collecting._reports == []

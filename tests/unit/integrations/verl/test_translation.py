@@ -121,6 +121,13 @@ def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monke
     assert without.sam.sources.history.path == ""
 
 
+def test_what_a_run_shares_is_kept_in_the_run_folder_and_nothing_where_prompts_do(tmp_path):
+    siblings = ["sam.sources.siblings.enabled=true", f"run_dir={tmp_path}"]
+    assert translated(*siblings).sam.sources.siblings.path == ""
+    config = translated(*siblings, "sam.sources.siblings.scope=run")
+    assert config.sam.sources.siblings.path == str(tmp_path / "sam" / "siblings")
+
+
 def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     static_file.save(static.build(static.join([[1, 2]])), Path("a.sam"), documents=1)

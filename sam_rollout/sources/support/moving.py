@@ -1,0 +1,120 @@
+"""Live texts on their way from one automaton to another.
+
+A text that moves is read anew, a bounded number of tokens per engine step for all together, so that
+no step is held up. Until it has caught up, it drafts from where it was. One that ends on its way is
+read to its end, so that others find it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
+
+# Per engine step, of live texts and of ended ones: some 0.3 ms each, and more than a batch samples.
+TOKENS_PER_STEP = 2048
+
+
+class MovingTexts:
+    """Second slots of requests, until these have read what their first ones have.
+
+    Args:
+        pool: of all slots.
+    """
+
+    def __init__(self, pool: AutomatonPool) -> None:
+        self._pool = pool
+        self._slots: dict[str, tuple[int, int]] = {}  # request -> second slot, its automaton
+        self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
+
+    def __len__(self) -> int:
+        """Slots held, beside those that requests draft from."""
+        return len(self._slots) + len(self._ended)
+
+    def begin(self, slots: Mapping[str, int], automaton: int) -> None:
+        """Let requests, given with their slots, that do not move yet move to an automaton."""
+        for request_id, slot in slots.items():
+            moved = self._pool.open(automaton, self._pool.group_of(slot))
+            self._slots[request_id] = (moved, automaton)
+
+    def finish(self, request_id: str, text: Int32Array | None) -> None:
+        """A request ended; if it moves, its text is read to the end. Unknown ids are passed over.
+
+        Args:
+            text: what it wrote, int32[length]; None if that is not known.
+        """
+        slot, automaton = self._slots.pop(request_id, (None, None))
+        if slot is None or automaton is None:
+            return
+        group = self._pool.group_of(slot)
+        self._pool.close(slot)
+        if text is not None:
+            self._ended.append((text, self._pool.open(automaton, group), automaton))
+
+    def drop_all_to(self, automaton: int) -> None:
+        """An automaton will be freed."""
+        for request_id in [one for one, (_, target) in self._slots.items() if target == automaton]:
+            self.finish(request_id, None)
+        for _, slot, target in self._ended:
+            if target == automaton:
+                self._pool.close(slot)
+        self._ended = deque(one for one in self._ended if one[2] != automaton)
+
+    def read(
+        self,
+        request_ids: Sequence[str],
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: np.ndarray,
+    ) -> list[tuple[int, int, int]]:
+        """Read on, what is nearly done first.
+
+        Args:
+            request_ids: B ids in row order.
+            token_ids, num_tokens, eligible: as for `Source.catch_up`.
+
+        Returns:
+            Row, new slot and automaton of each request that has caught up; it moves no more.
+
+        Raises:
+            AutomatonFullError: as `AutomatonPool.extend`.
+        """
+        if self._ended:
+            self._read_ended()
+        if not self._slots:
+            return []
+        found = [
+            (row, self._slots[request_id][0])
+            for row, request_id in enumerate(request_ids)
+            if request_id in self._slots and eligible[row]
+        ]
+        if not found:
+            return []
+        rows, slots = np.array(found, np.int32).T.copy()
+        read = np.array([self._pool.length(slot) for slot in slots.tolist()], np.int32)
+        missing = np.maximum(num_tokens[rows] - read, 0)
+        order = np.argsort(missing, kind="stable")
+        rows, slots, read, missing = rows[order], slots[order], read[order], missing[order]
+        before = np.cumsum(missing) - missing
+        now = np.clip(TOKENS_PER_STEP - before, 0, missing).astype(np.int32)
+        some = now > 0
+        self._pool.extend(slots[some], rows[some], token_ids, (read + now)[some])
+        done = now == missing
+        return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
+
+    def _read_ended(self) -> None:
+        """Read on in the text that ended first."""
+        text, slot, _ = self._ended[0]
+        length = min(self._pool.length(slot) + TOKENS_PER_STEP, len(text))
+        slots, rows, lengths = np.array([[slot], [0], [length]], np.int32)
+        self._pool.extend(slots, rows, text[None], lengths)
+        if length == len(text):
+            self._ended.popleft()
+            self._pool.close(slot)

@@ -1,0 +1,312 @@
+"""The sentinel: findings by breaking what they are about, thresholds and noise by numbers."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
+from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
+from sam_rollout.telemetry.schema import declared
+from sam_rollout.telemetry.sentinel import (
+    FINDINGS,
+    ProbabilityDifferences,
+    Sentinel,
+    TrainingStep,
+)
+from sam_rollout.verification import draw_tokens, verify_coupled
+from tests.records import engine_step, engine_steps, request, requests
+from tests.unit.session.engine import MAX_ROWS, Engine, K, next_of_period
+from tests.unit.verification.distributions import bits, layout_of, target
+
+OPEN = GateConfig(threshold=MAX_ROWS)
+_ROLLOUTS = itertools.count()
+
+
+def report(engine: Engine, replica: int = 0):
+    """What an engine's session hands over, as the server passes it on."""
+    drained = engine.drain()
+    notes = drained["steps"]
+    rows = [
+        engine_step(replica=replica, **{name: notes[name][row] for name in NOTE_COLUMNS})
+        for row in range(len(notes["noted_s"]))
+    ]
+    ended = [
+        request(group=name, replica=replica, **RequestTotals(*totals)._asdict())
+        for name, totals in drained["requests"].items()
+    ]
+    return SimpleNamespace(
+        replica=replica,
+        engine_steps=engine_steps(*rows or [engine_step(replica=replica)]),  # it goes on anyway
+        requests=requests(*ended),
+        drafter_counters=drained["counters"],
+    )
+
+
+def training_step(*engines: Engine, probabilities=None) -> TrainingStep:
+    reports = [report(engine, replica) for replica, engine in enumerate(engines)]
+    metrics = aggregate(
+        [one.engine_steps for one in reports],
+        [one.requests for one in reports],
+        tail_threshold=8,
+        drafter_counters={one.replica: one.drafter_counters for one in reports},
+    )
+    return TrainingStep(metrics | {"response_length/mean": 5.0}, reports, probabilities)
+
+
+def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
+    """Of the new findings; what is said agrees with the metrics."""
+    new, metrics = sentinel.look(step)
+    assert set(metrics) == {f"sam/sentinel/{name}" for name in FINDINGS}
+    assert all(declared(name).unit == "1" for name in metrics)
+    for finding in new:
+        assert metrics[f"sam/sentinel/{finding.name}"] == 1
+        assert "\n" not in str(finding) and finding.advice
+    return [finding.name for finding in new]
+
+
+def rollout(engine: Engine, *, right: bool, steps: int = 12) -> None:
+    """New requests generate and end: as the drafter expects it, or always something else."""
+    number = next(_ROLLOUTS)
+    engine.add(*(f"{number}{name}" for name in "abcd"))
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        batch = list(engine.texts)
+        # A repetition that never goes on as it did before: the drafter copies garbage.
+        wrong = {name: [int(rng.integers(100, 10_000)), 5, 6] for name in batch}
+        engine.go_on(
+            {name: next_of_period(engine.texts[name], K + 1) for name in batch} if right else wrong
+        )
+    engine.texts.clear()
+
+
+def test_a_healthy_run_has_nothing_to_tell():
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig())
+    for _ in range(5):
+        rollout(engine, right=True)
+        assert names(sentinel, training_step(engine)) == []
+
+
+def test_drafts_that_are_never_accepted_are_noticed_after_so_many_steps_and_said_once():
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig(steps=3, least_acceptance=0.1))
+    said = []
+    for _ in range(5):
+        rollout(engine, right=False)
+        step = training_step(engine)
+        assert step.metrics["sam/draft/drafted_tokens"] > 50
+        assert step.metrics["sam/draft/accepted_tokens"] == 0
+        said.append(names(sentinel, step))
+    assert said == [[], [], ["hardly_accepted"], [], []]
+    for _ in range(2):
+        rollout(engine, right=True)
+        new, metrics = sentinel.look(training_step(engine))
+        assert new == [] and metrics["sam/sentinel/hardly_accepted"] == 0, "it has cleared"
+
+
+def test_a_few_drafts_that_are_not_accepted_prove_nothing():
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig(steps=1))
+    rollout(engine, right=False, steps=3)
+    assert names(sentinel, training_step(engine)) == []
+
+
+def test_a_gate_that_stays_closed_is_no_finding():
+    engine, sentinel = Engine(gate=GateConfig(kind="closed")), Sentinel(SentinelConfig(steps=1))
+    for _ in range(3):
+        rollout(engine, right=False)
+        assert names(sentinel, training_step(engine)) == []
+
+
+def test_acceptance_that_breaks_down_is_noticed_in_that_step():
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig())
+    said = []
+    for right in (True, True, False, False, True):
+        rollout(engine, right=right)
+        said.append(names(sentinel, training_step(engine)))
+    assert said == [[], [], ["acceptance_halved"], [], []]
+
+
+def accepting(rates, verify_steps: int = 40) -> TrainingStep:
+    """A step whose prompts have so many accepted tokens per verified draft."""
+    rows = [
+        request(group=str(number), verify_steps=verify_steps, accepted_tokens=round(rate * 40))
+        for number, rate in enumerate(rates)
+    ]
+    engine = SimpleNamespace(
+        replica=0,
+        requests=requests(*rows),
+        engine_steps=engine_steps(engine_step()),
+        drafter_counters={"draft/failures": 0},
+    )
+    return TrainingStep({}, [engine])
+
+
+@pytest.mark.parametrize("prompts", [2, 4, 32])
+def test_noise_between_two_steps_of_one_distribution_is_hardly_ever_a_fall(prompts):
+    """Though prompts differ as much as exponential times do."""
+    rng, said = np.random.default_rng(0), 0
+    for _ in range(100):
+        sentinel = Sentinel(SentinelConfig())
+        for _ in range(2):
+            said += len(names(sentinel, accepting(rng.gamma(1.0, 1.0, prompts))))
+    assert said <= 1
+
+
+@pytest.mark.parametrize(("largest", "falls"), [(0.5, True), (0.9, False)])
+def test_a_fall_is_measured_against_its_threshold(largest, falls):
+    rng, sentinel = np.random.default_rng(0), Sentinel(SentinelConfig(largest_fall=largest))
+    names(sentinel, accepting(rng.uniform(0.8, 1.2, 16)))
+    assert bool(names(sentinel, accepting(rng.uniform(0.24, 0.36, 16)))) is falls
+
+
+def test_steps_without_drafts_are_passed_over():
+    sentinel = Sentinel(SentinelConfig())
+    for rates, steps in (([1.0, 1.1] * 8, 40), ([0.0] * 16, 0), ([0.1, 0.12] * 8, 40)):
+        said = names(sentinel, accepting(rates, steps))
+    assert said == ["acceptance_halved"]
+
+
+def test_a_drafter_that_raises_is_said_once_and_stands(monkeypatch):
+    engines, sentinel = [Engine(gate=OPEN), Engine(gate=OPEN)], Sentinel(SentinelConfig())
+    monkeypatch.setattr(engines[1].session.drafter, "draft", lambda *_, **__: 1 / 0)
+    for engine in engines:
+        rollout(engine, right=True)
+    new, _ = sentinel.look(training_step(*engines))
+    assert [finding.name for finding in new] == ["drafter_failed"]
+    assert "replica 1" in str(new[0])
+    for engine in engines:
+        rollout(engine, right=True)
+    new, metrics = sentinel.look(training_step(*engines))
+    assert new == [] and metrics["sam/sentinel/drafter_failed"] == 1, "it is off still"
+
+
+def test_a_gate_that_raises():
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig())
+    engine.session.gate._gate = None
+    rollout(engine, right=True)
+    assert names(sentinel, training_step(engine)) == ["gate_failed"]
+
+
+def test_notes_that_fail(monkeypatch):
+    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig())
+    monkeypatch.setattr(engine.session._log, "add", lambda *_: 1 / 0)
+    rollout(engine, right=True)
+    assert names(sentinel, training_step(engine)) == ["records_failed"]
+
+
+def test_a_source_that_fails(tmp_path):
+    folder = tmp_path / "history"
+    folder.write_text("no folder")
+    engine, sentinel = Engine(gate=OPEN, history=str(folder)), Sentinel(SentinelConfig())
+    engine.add_siblings([1, 2, 3], "e", step=1)
+    engine.step("e")
+    engine.session.drafter.wait()
+    assert names(sentinel, training_step(engine)) == ["source_failed"]
+
+
+def test_counters_that_are_missing():
+    sentinel = Sentinel(SentinelConfig())
+    engine, silent = Engine(gate=OPEN), Engine(gate=OPEN)
+    for one in (engine, silent):
+        rollout(one, right=True)
+    step = training_step(engine, silent)
+    step.engines[1].drafter_counters = {}
+    new, _ = sentinel.look(step)
+    assert [finding.name for finding in new] == ["counters_missing"]
+    assert "replica 1" in str(new[0]) and "replica 0" not in str(new[0])
+    assert names(sentinel, TrainingStep({"response_length/mean": 5.0})) == [], "said before"
+    assert names(sentinel, training_step(engine)) == []
+    assert names(sentinel, TrainingStep({"response_length/mean": 5.0})) == ["counters_missing"]
+    assert names(sentinel, TrainingStep({"response_length/mean": 0.0})) == [], "nothing sampled"
+
+
+GROUPS, VOCABULARY, STEPS = 12, 50, 24
+
+
+def sampled(shift: float, seed: int, noise: float = 0.02) -> ProbabilityDifferences:
+    """Responses of the coupled sampler, every other prompt's with drafts.
+
+    The trainer scores what was sampled with logits that differ by rounding. `shift`: what a broken
+    kernel adds to one logit of a row that verifies drafts.
+    """
+    control = torch.arange(GROUPS) % 2 == 0
+    generator = torch.Generator().manual_seed(seed)
+    sums, tokens = torch.zeros(GROUPS), torch.zeros(GROUPS, dtype=torch.int64)
+    for step in range(STEPS):
+        layout = layout_of(torch.where(control, 0, K))
+        truth = target(layout.num_rows, VOCABULARY, seed=100 * seed + step)
+        logits = truth.log() + noise * torch.randn(truth.shape, generator=generator)
+        logits[~control[layout.request_of_row], 0] += shift
+        rollout = logits.softmax(-1)
+        drawn = draw_tokens(rollout, bits(layout.num_rows, seed=100 * seed + step))
+        # Drafts that the sampler accepts: most tokens come from rows that verify one.
+        kept = verify_coupled(layout, drawn[layout.rows][:, :-1][layout.is_draft], drawn).long()
+        assert (kept >= 0).sum() == GROUPS // 2 * (1 + K + 1)
+        chosen = kept.clamp(min=0)[..., None]
+        both = (one[layout.rows].gather(-1, chosen).squeeze(-1) for one in (rollout, truth))
+        difference = torch.sub(*both).abs() * (kept >= 0)
+        sums += difference.sum(-1)
+        tokens += (kept >= 0).sum(-1)
+    return ProbabilityDifferences(
+        np.arange(GROUPS).astype(str), control.numpy(), sums.numpy(), tokens.numpy()
+    )
+
+
+def differing(sentinel, probabilities):
+    return names(sentinel, TrainingStep({"response_length/mean": 0.0}, (), probabilities))
+
+
+def test_a_sampler_that_shifts_probabilities_where_it_verifies_drafts():
+    sentinel = Sentinel(SentinelConfig(steps=1))
+    said = [differing(sentinel, sampled(shift, seed)) for seed, shift in enumerate((0, 3, 3, 0))]
+    assert said == [[], ["probabilities_differ"], [], []]
+
+
+def drawn(rng, prompts, mean=(0.004, 0.004), tokens=2000) -> ProbabilityDifferences:
+    """Prompts, a quarter of control, whose mean differences vary as prompts do."""
+    control = np.arange(prompts) % 4 == 0
+    means = np.where(control, mean[1], mean[0]) * rng.gamma(4.0, 0.25, prompts)
+    counts = rng.integers(tokens // 4, tokens, prompts)
+    return ProbabilityDifferences(np.arange(prompts).astype(str), control, means * counts, counts)
+
+
+def test_noise_of_two_equal_arms_raises_no_alarm():
+    rng = np.random.default_rng(0)
+    for prompts in (2, 8, 32):
+        sentinel = Sentinel(SentinelConfig())
+        for _ in range(50):
+            assert differing(sentinel, drawn(rng, prompts)) == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "found"),
+    [
+        ((0.012, 0.004), True),
+        ((0.004, 0.012), True),
+        ((4e-6, 1e-7), False),  # rounding, whatever its ratio
+        ((0.05, 0.0), True),
+        ((0.0, 0.0), False),  # the trainer took the rollout's probabilities over
+    ],
+)
+def test_differences_of_the_arms_are_noticed_either_way(mean, found):
+    sentinel = Sentinel(SentinelConfig())
+    rng = np.random.default_rng(1)
+    said = [name for _ in range(3) for name in differing(sentinel, drawn(rng, 32, mean))]
+    assert said == (["probabilities_differ"] if found else [])
+
+
+def test_without_control_requests_probabilities_are_not_judged():
+    one = drawn(np.random.default_rng(0), 8, (0.5, 0.5))
+    sentinel = Sentinel(SentinelConfig())
+    assert differing(sentinel, one._replace(control=np.zeros(8, bool))) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [("steps", 0, "at least 1"), ("least_acceptance", 2.0, "0..1"), ("largest_ratio", 0.5, "1")],
+)
+def test_thresholds_that_cannot_be_are_named(field, value, allowed):
+    with pytest.raises(ConfigError, match=rf"rollout_telemetry\.sentinel\.{field}.*{allowed}"):
+        RolloutTelemetryConfig.from_mapping({"sentinel": {field: value}})
