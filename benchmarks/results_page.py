@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
 from recipes.dapo_qwen3 import published_setups
-from sam_rollout.bench import draft_targets, sides
+from sam_rollout.bench import sides
 from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
@@ -28,7 +28,7 @@ PAGE = REPOSITORY / "docs" / "results.md"
 # Each README, and what it says where nothing was measured.
 READMES = {REPOSITORY / "README.md": "not measured", REPOSITORY / "README_zh.md": "未测"}
 # The READMEs' table of drafters: its rows, and what its figures are measured at.
-README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, draft_targets.DEFAULT, sides.NGRAM_24,
+README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
                 sides.ARCTIC_4, sides.FIRST)  # fmt: skip
 README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 TEMPLATES = REPOSITORY / "benchmarks" / "results_sections"

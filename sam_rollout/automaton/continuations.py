@@ -11,7 +11,7 @@ from numba import njit
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton import static
 from sam_rollout.automaton import static_match as packed
-from sam_rollout.automaton.interface import COUNT_SHIFT, LIVE
+from sam_rollout.automaton.interface import COUNT_SHIFT, LIVE, READY
 
 # Suffixes asked: the longest one that something followed, and the next shorter one that something
 # else followed, too.
@@ -62,6 +62,12 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
     """
     if kind == LIVE:
         return _vote_live(address, state, length, text, first, tokens, classes, count)
+    if kind == READY:
+        if state < length:
+            tokens[count] = live._int32_pointer(address)[state]
+            classes[count] = first + _class_of(state + 1, np.int64(1), 1.0, np.int64(1), 0)
+            count += 1
+        return count
     return _vote_static(address, state, length, first, tokens, classes, count)
 
 
@@ -169,7 +175,13 @@ def _vote_static(address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Where a token leads from a place: state and length of the longest suffix then."""
+    """Where a token leads from a place: state and length of the longest suffix then.
+
+    A draft made elsewhere has no more to say where it was not followed.
+    """
+    if kind == READY:
+        goes_on = state < length and live._int32_pointer(address)[state] == token
+        return (state + 1, length) if goes_on else (state, np.int64(0))
     header = live._int64_pointer(address)
     if kind == LIVE:
         states = header[live.STATES]

@@ -18,11 +18,12 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# Columns of where a text stands in an automaton, int64[PLACE_WIDTH].
-PLACE_KIND = 0  # NOWHERE, LIVE or STATIC
-PLACE_HEADER = 1  # address
-PLACE_STATE = 2  # of its longest suffix there
+# Columns of where a text stands in a source, int64[PLACE_WIDTH].
+PLACE_KIND = 0
+PLACE_HEADER = 1  # address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH]
+PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0
 PLACE_LENGTH = 3  # of this suffix
 PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
 PLACE_WIDTH = 5
-NOWHERE, LIVE, STATIC = 0, 1, 2
+# Kinds: nothing to draft from, an automaton that grows, one that is finished, a draft made elsewhere.
+NOWHERE, LIVE, STATIC, READY = 0, 1, 2, 3

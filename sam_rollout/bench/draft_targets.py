@@ -9,12 +9,11 @@ from typing import Any
 from sam_rollout.bench import sides
 from sam_rollout.bench.verdicts import Verdict
 
-DEFAULT = sides.ALL_SOURCES  # the sources of `sam=on`
 # What drafts are worth on every real set: mean acceptance length against another side.
 LONGER = (
     # k, side, other side, least gain
-    (3, DEFAULT, sides.ARCTIC_4, 0.04),
-    (8, DEFAULT, sides.ARCTIC_4, 0.04),
+    (3, sides.DEFAULT, sides.ARCTIC_4, 0.04),
+    (8, sides.DEFAULT, sides.ARCTIC_4, 0.04),
     (3, sides.OWN, sides.FIRST, 0.01),
     (3, sides.OWN_SIBLINGS, sides.OWN, 0.05),
 )

@@ -179,13 +179,17 @@ class OwnSession(Session):
 class _SourcesSession(OwnSession):
     """Our drafter with further sources, by their names, in a folder that ends with the session."""
 
-    def __init__(self, names: tuple[str, ...], k: int, max_rows: int, max_length: int) -> None:
+    def __init__(
+        self, names: tuple[str, ...], k: int, max_rows: int, max_length: int, scope: str = "prompt"
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        sources = {
+        sources: dict[str, dict[str, Any]] = {
             entry.name: {"enabled": True, **entry.benchmark(Path(self._folder.name))}
             for entry in SOURCES
             if entry.name in names and entry.benchmark is not None
         }
+        if "siblings" in sources:
+            sources["siblings"]["scope"] = scope
         super().__init__({"sources": sources}, k, max_rows, max_length)
 
 
@@ -299,6 +303,7 @@ OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
+DEFAULT = "own + run + history"  # what sam=on is where several steps fit into memory
 FIRST = "first occurrence"
 NGRAM, NGRAM_24 = "vllm ngram", "vllm ngram [2,4]"
 ARCTIC, ARCTIC_4 = "arctic", "arctic, factor 4"
@@ -313,6 +318,11 @@ def all_sides() -> list[Side]:
         *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
         Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
+        Side(
+            DEFAULT,
+            partial(_SourcesSession, ("siblings", "history"), scope="run"),
+            remembers=True,
+        ),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),

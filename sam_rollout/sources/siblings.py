@@ -235,8 +235,7 @@ class SiblingTexts(LiveTexts):
             self._turn_over()
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with the texts that are kept; one that moves is one request, those of other
-        engines are none."""
+        """As `LiveTexts`, with texts that are kept; one that moves is one request, others' none."""
         usage = super().usage()
         requests = usage.live_requests - len(self._moving) - self._shared.slots
         return usage._replace(live_requests=requests, bytes=self._nbytes)

@@ -161,9 +161,9 @@ def test_tables_and_picture(result, tmp_path):
 def good_result() -> dict:
     """A result that reaches every target exactly or with little to spare."""
     lengths = {
-        3: {sides.OWN: 1.6, sides.FIRST: 1.58, sides.OWN_SIBLINGS: 1.7, draft_targets.DEFAULT: 1.8,
+        3: {sides.OWN: 1.6, sides.FIRST: 1.58, sides.OWN_SIBLINGS: 1.7, sides.DEFAULT: 1.8,
             sides.ARCTIC_4: 1.7},
-        8: {draft_targets.DEFAULT: 2.1, sides.ARCTIC_4: 2.0},
+        8: {sides.DEFAULT: 2.1, sides.ARCTIC_4: 2.0},
     }  # fmt: skip
     cost = {
         "median_ns": 150.0, "growth": 3.0, "slowest_ms": 1.9, "slowest_long_ms": 1.0,
