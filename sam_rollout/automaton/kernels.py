@@ -126,8 +126,8 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# The latest prefix that ends in the state's strings and went on, see `_note_end`; until one did, the
-# prefix they were first read in. The bits above hold how often one was noted, up to LARGEST_COUNT.
+# The latest prefix that ends in the state's strings and went on, see `_note_end`; until one did,
+# the prefix they were first read in. The bits above hold how often one did, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
 # Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
