@@ -71,6 +71,11 @@ def votes_at(place):
     return [Vote(*map(int, row)) for row in zip(tokens, *columns, strict=False)]
 
 
+def votes_of(pool, slot):
+    """What may follow the text in a slot."""
+    return votes_at(places_of(pool, slot)[0])
+
+
 def followed(place, token):
     """The place that a token leads to."""
     place = np.array(place)

@@ -14,17 +14,13 @@ from tests.unit.automaton.pools import (
     places_of,
     read,
     votes_at,
+    votes_of,
 )
 
 
 @pytest.fixture
 def pool():
     return AutomatonPool()
-
-
-def votes_of(pool, slot):
-    """What may follow the text in a slot."""
-    return votes_at(places_of(pool, slot)[0])
 
 
 def text_like_reasoning(tokens, seed=0):
@@ -41,7 +37,7 @@ def text_like_reasoning(tokens, seed=0):
 @pytest.mark.parametrize("automata", [0, 1, 3])
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (100, 60)])
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
-    """Some of them in automata that they share: a call reads row after row."""
+    """And token by token. Some share automata: a call reads row after row."""
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
     if automata:  # texts have much in common, and part again and again
@@ -56,10 +52,12 @@ def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, 
         slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
     while lengths.min() < tokens:
+        before = lengths
         lengths = np.minimum(lengths + rng.integers(0, 9, rows), tokens).astype(np.int32)
         drafts = draft_rows(pool, slots, texts, lengths)
-        for one in zip(slots_alone, texts, lengths, strict=True):
-            read(alone, *one)
+        for slot, text, start, end in zip(slots_alone, texts, before, lengths, strict=True):
+            for length in range(start + 1, end + 1):
+                read(alone, slot, text, length)
         expected = [draft(alone, *one, 3) for one in zip(slots_alone, texts, lengths, strict=True)]
         assert drafts == expected
         places, places_alone = places_of(pool, *slots), places_of(alone, *slots_alone)
