@@ -26,7 +26,6 @@ import dataclasses, json, sys
 import numpy as np
 from sam_rollout.automaton import interface, kernels
 from sam_rollout.automaton.pool import AutomatonPool
-from sam_rollout.automaton.compilation import WarmUp
 warm_up = kernels.warm_up()
 pool = AutomatonPool()
 of = lambda *values: np.array(values, np.int32)

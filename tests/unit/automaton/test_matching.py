@@ -20,7 +20,6 @@ from tests.unit.automaton.pools import (
     Memory,
     Vote,
     draft,
-    draft_rows,
     followed,
     int32,
     places_of,
@@ -298,21 +297,6 @@ def test_many_branching_edges_survive_growth():
         other = pool.open()
         assert draft(pool, other, probe, len(probe), 1) == [text[10000 - i + 1]]
         pool.close(other)
-
-
-def test_a_shared_automaton_takes_many_texts_in_lock_step():
-    rng = np.random.default_rng(5)
-    common = rng.integers(0, 50, 3000)
-    texts = [np.concatenate([common[:40], common[i * 7 :]]).astype(np.int32) for i in range(9)]
-    pool = AutomatonPool()
-    automaton = pool.create()
-    slots = [pool.open(automaton) for _ in texts]
-    width = min(map(len, texts))
-    rows = np.stack([text[:width] for text in texts])
-    for n in range(1, width - 3, 11):
-        drafts = draft_rows(pool, slots, rows, [n] * len(texts))
-        # Past what all have twice, all but the one that is furthest ahead find what comes.
-        assert n < 90 or drafts[:-1] == rows[:-1, n : n + 3].tolist()
 
 
 def occurs_and_goes_on(texts, suffix):
