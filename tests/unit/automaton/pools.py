@@ -80,7 +80,7 @@ def followed(place, token):
     """The place that a token leads to."""
     place = np.array(place)
     columns = [PLACE_STATE, PLACE_LENGTH]
-    place[columns] = continuations.follow(*map(int, place[: PLACE_LENGTH + 1]), token)
+    place[columns] = continuations.follow(*map(int, (*place[: PLACE_LENGTH + 1], token)))
     return place
 
 

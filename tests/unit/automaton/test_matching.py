@@ -132,7 +132,7 @@ def grown(pool, family, shared):
         yield number, slots[number], text[:after], references[number]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(families(), st.booleans(), st.text("abcd", max_size=4))
 def test_places_and_votes_are_those_of_the_reference(family, shared, drafted):
     """However texts are cut into calls, and from wherever tokens lead that nobody has said yet."""
