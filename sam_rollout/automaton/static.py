@@ -5,7 +5,7 @@ memory of the online one in `kernels.py`. In addition it knows, for every state,
 that continues as the state's strings do most often.
 
 Documents are joined by a token that no request can contain. Matches therefore never reach across
-two documents, and no draft goes on past the end of one.
+two documents, and the token between them is never drafted.
 """
 
 import dataclasses
