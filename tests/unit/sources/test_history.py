@@ -9,7 +9,7 @@ from sam_rollout.settings import ConfigError
 from sam_rollout.sources import Limits, history
 from sam_rollout.sources.history import HistorySource, HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
-from tests.unit.drafting.texts import WIDTH, identity, match_and_draft
+from tests.unit.drafting.texts import WIDTH, identity, draft_from
 
 
 class AtOnce(Executor):
@@ -58,7 +58,7 @@ class Engine:
         if list(requests) != self.ids:
             self.source.bind(list(requests), list(requests.values()))
             self.ids = list(requests)
-        return match_and_draft(self.source, texts)
+        return draft_from(self.source, texts)
 
     def finish(self, *request_ids):
         self.source.finish(request_ids)
