@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_LENGTH, PLACE_WIDTH
-from sam_rollout.config import SamConfig
+from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
@@ -64,6 +64,15 @@ def draft_from(
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))
+
+
+def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
+    """The draft of a drafter that reads the text in one go, having learned what another has."""
+    config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
+    drafter = SamDrafter(config, 1, WIDTH)
+    if like is not None:
+        drafter._policy._weights[:] = like._policy._weights
+    return step(drafter, {"a": text})["a"]
 
 
 def identity(

@@ -203,7 +203,7 @@ def test_the_source_drafts_for_every_row(config):
     assert source.name == "corpus"
     source.bind(["a", "b"], [None, None])
     source.catch_up(*rows_of([[9, 0, 1], [3]]), np.ones(2, bool))
-    assert draft_from(source, [[9, 0, 1], [3]]) == [(2, [2]), (1, [3])]
+    assert draft_from(source, [[9, 0, 1], [3]]) == [(2, [2]), (1, [3, 3, 3])]
     # The same id again is a new request, whose old cursor must not count.
     source.finish(["a"])
     source.bind(["b", "a"], [None, None])
