@@ -79,7 +79,7 @@ class DraftPolicy:
         warm_up()
         positions = config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
-        self._tells = self._least > 0 or config.gate.kind == "auto"  # chances by position
+        self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.
         first = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
         self._shares = np.zeros((2, sources * CLASSES))

@@ -140,7 +140,7 @@ def good_result() -> dict:
     """A result that reaches every target exactly or with little to spare."""
     lengths = {
         3: {sides.OWN: 1.6, sides.FIRST: 1.58, sides.OWN_SIBLINGS: 1.7, sides.DEFAULT: 1.8,
-            sides.ARCTIC_4: 1.7},
+            sides.ALL_SOURCES: 1.8, sides.ARCTIC_4: 1.7},
         8: {sides.DEFAULT: 2.1, sides.ARCTIC_4: 2.0},
     }  # fmt: skip
     cost = {
@@ -208,7 +208,7 @@ def test_a_cost_above_its_target_is_missed(table, side, field, value, word):
     assert word in target
 
 
-@pytest.mark.parametrize("row", range(7))
+@pytest.mark.parametrize("row", range(8))
 def test_no_length_can_fall_unnoticed(row):
     """Half as long a draft misses a target, or, for the side compared with, misses none."""
     result = good_result()
