@@ -231,7 +231,7 @@ def _draft(
                             weight += weights[of_class[n]]
                     if weight > heaviest:
                         heaviest, out_source[i] = weight, s
-            number = min(np.int64(most / _SUM_WIDTH), _SUMS - 1)
+            number = np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
             number = number * _POSITIONS + min(j, _POSITIONS - 1)
             number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
             classes[i, j] = number

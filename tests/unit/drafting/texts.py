@@ -71,7 +71,8 @@ def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) 
     config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
     drafter = SamDrafter(config, 1, WIDTH)
     if like is not None:
-        drafter._policy._weights[:] = like._policy._weights
+        for learned in ("_shares", "_weights"):
+            getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)
     return step(drafter, {"a": text})["a"]
 
 
