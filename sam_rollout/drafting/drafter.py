@@ -1,7 +1,7 @@
 """What is asked once per engine step: which tokens to draft for each request.
 
-Sources own texts and tell where a request's text stands in them (`sam_rollout/sources/`). The policy
-drafts what they vote for (`policy.py`), and the drafter brings them together.
+Sources own texts and tell where a request's text stands in them (`sam_rollout/sources/`). The
+policy drafts what they vote for (`policy.py`), and the drafter brings them together.
 """
 
 from collections.abc import Iterable, Sequence
