@@ -221,11 +221,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
     assert min(seen[f"from {source}"] for source in range(-1, 4)) > 100 < seen["held back"], seen
 
 
-def test_without_votes_there_is_no_draft():
-    policy = Policy(sources=2)
-    assert (policy.one([], []), policy.held_back, policy.source) == ([], [], NO_SOURCE)
-
-
 def test_tokens_of_equal_votes_add_up():
     policy = Policy(sources=3)
     assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([6, 7], 1)
@@ -234,20 +229,6 @@ def test_tokens_of_equal_votes_add_up():
         policy.one([4], [6], [6])
         policy.go_on([4])
     assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([4, 5], 0)
-
-
-def test_the_source_is_the_one_whose_votes_for_the_first_token_weigh_most():
-    policy = Policy(sources=2)
-    for _ in range(20):
-        policy.one([4], [6])
-        policy.go_on([6])
-    assert (policy.one([5, 1], [5, 2]), policy.source) == ([5, 1], 1)
-
-
-@pytest.mark.parametrize("budget", [-3, 0, 1, 5])
-def test_the_budget_is_kept(budget):
-    for name in ("fixed", "confidence"):
-        assert Policy(name).one(READY_DRAFT, budget=budget) == READY_DRAFT[: max(budget, 0)]
 
 
 def trained(policy, right, times=400, **options):
@@ -271,18 +252,6 @@ def trained(policy, right, times=400, **options):
 )
 def test_drafts_become_as_long_as_what_is_accepted(policy, times, right, k):
     assert len(trained(Policy(policy), right, times).one(READY_DRAFT)) == k
-
-
-def test_a_least_chance_ends_drafts_as_a_least_confidence_does():
-    """Two of three drafts have one right token, the third has all."""
-    both = Policy(gate="auto"), Policy("confidence", least=0.5)
-    for policy in both:
-        for number in range(300):
-            trained(policy, K if number % 3 == 0 else 1, times=1)
-    assert len(both[0].one(READY_DRAFT, least=0.5)) == len(both[1].one(READY_DRAFT)) == 1
-    assert len(both[0].one(READY_DRAFT, least=0.1)) == K
-    assert len(both[1].one(READY_DRAFT, least=0.1)) == 1, "the higher of the two"
-    assert both[0].one(READY_DRAFT, least=2.0) == [] and both[0].held_back == READY_DRAFT[:1]
 
 
 def test_what_is_held_back_is_learned_from():
