@@ -34,14 +34,13 @@ FULL = {
         "own": {"enabled": True, "max_bytes": 1 << 30},
         "siblings": {
             "enabled": True,
-            "scope": "run",
-            "path": "/kept/run",
             "max_bytes": 1 << 29,
             "share": False,
             "routing": "grouped",
             "max_siblings_per_replica": 8,
             "max_imbalance": 32,
         },
+        "run": {"enabled": True, "when": "always", "max_bytes": 1 << 28, "path": "/kept/run"},
         "history": {
             "enabled": True,
             "path": "/kept",
