@@ -191,7 +191,6 @@ class Fuzz:
             "corpus": {
                 "enabled": bool(rng.random() < 0.5),
                 "path": str(folder / "corpus.sam"),
-                "l_bias": int(rng.integers(0, 4)),
             },
         }
         for document in documents:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.draft_targets import DEFAULT
+from sam_rollout.bench.sides import DEFAULT
 from sam_rollout.bench.drafts import CONTEXT_K
 from sam_rollout.bench.replay import CONTEXT_BIN
 
