@@ -240,7 +240,8 @@ class Fuzz:
         if start >= self._longest:
             start = 0
         tokens = make_text(rng, self._ids, self._longest)[: rng.integers(0, self._longest - start)]
-        before = self._heard_last.get(name, tokens[:0]) if start == self._heard[name] else tokens[:0]
+        goes_on = start == self._heard[name] and name in self._heard_last
+        before = self._heard_last[name] if goes_on else tokens[:0]
         self._learn(np.concatenate([before, tokens]))
         self._heard[name] = start + len(tokens)
         self._heard_last[name] = np.concatenate([before, tokens])[-1:]
