@@ -12,6 +12,7 @@ from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton import static
 from sam_rollout.automaton import static_match as packed
 from sam_rollout.automaton.interface import COUNT_SHIFT, LIVE, READY
+from sam_rollout.automaton.kernels import _inlined
 
 # Suffixes asked: the longest one that something followed, and the next shorter one that something
 # else followed, too.
@@ -30,21 +31,227 @@ _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 
 
-@njit(nogil=True)
+@_inlined
 def _class_in(value, lowest):
     number = 0
-    for bound in lowest:
-        if value < bound:
-            break
-        number += 1
+    for bound in lowest:  # without a jump: it would be guessed wrong often
+        number += value >= bound
     return number
 
 
-@njit(nogil=True)
+@_inlined
 def _class_of(length, count, votes, is_latest, writer):
     number = _class_in(length, LENGTHS) * (len(COUNTS) + 1) + _class_in(count, COUNTS)
     number = number * (len(SHARES) + 1) + _class_in(votes / count, SHARES)
     return (2 * number + is_latest) * WRITERS + writer
+
+
+@_inlined
+def _times(states, target):
+    """How often an edge was followed, as far as it was noted; once at least."""
+    return max(np.int64(live._at(states, target)[live.LATEST]) >> COUNT_SHIFT, 1)
+
+
+@_inlined
+def _writer(states, target, text):
+    """Whose text followed an edge last, as a class."""
+    writer = live._row_of(states, live._end_of(live._at(states, target)))[live.WRITER]
+    if writer == text:
+        return 2
+    return 1 if writer >> live.GROUP_SHIFT == text >> live.GROUP_SHIFT else 0
+
+
+@_inlined
+def _judge(states, state, length, newest, found, branches, text, first, tokens, classes, count):
+    """Vote for the most frequent and the latest of a suffix's continuations."""
+    total, most, chosen, best = np.int64(0), np.int64(0), np.int64(live.NONE), np.int64(0)
+    latest, at_latest = np.int64(0), np.int64(0)  # its votes and target
+    for n in range(branches):
+        token, target = np.int64(found[2 * n]), np.int64(found[2 * n + 1])
+        times = _times(states, target)
+        total += times
+        if token == newest:
+            latest, at_latest = times, target
+        if times > most or (times == most and token == newest):
+            most, chosen, best = times, token, target
+    if chosen == live.NONE:
+        return count
+    total = max(total, np.int64(live._at(states, state)[live.LATEST]) >> COUNT_SHIFT)
+    tokens[count] = chosen
+    classes[count] = first + _class_of(
+        length, total, most, np.int64(chosen == newest), _writer(states, best, text)
+    )
+    count += 1
+    if chosen != newest and latest != 0:
+        tokens[count] = newest
+        classes[count] = first + _class_of(
+            length, total, latest, np.int64(1), _writer(states, at_latest, text)
+        )
+        count += 1
+    return count
+
+
+# --- many places at once ----------------------------------------------------------------------
+
+# Lanes: places that votes are asked for at once. A lane has a task for each suffix that is asked.
+# Rows of the int64 table that `vote_lanes` and `follow_lane` work in, [LANE_COLUMNS, lanes]:
+LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # of the place, as `vote`
+LANE_FIRST = 4  # where the class numbers of its source begin
+LANE_TASKS = 5  # suffixes that were asked
+LANE_SEEN = 6  # state of the suffix that is looked at
+LANE_COLUMNS = 7
+# Rows of the int64 table of tasks, [TASK_COLUMNS, LEVELS * lanes]; a lane's lie side by side.
+TASK_STATE, TASK_LENGTH, TASK_NEWEST = 0, 1, 2
+TASK_BRANCHES = 3  # continuations found so far
+TASK_TOKEN, TASK_SLOT = 4, 5  # the next one in the edge table, and where its search begins
+TASK_ALL = 6  # whether all were found
+TASK_COLUMNS = 7
+# Of a task: token and target of every continuation compared, int32[tasks, BRANCH_COLUMNS].
+_MOST_BRANCHES = COMPARED_BRANCHES + live.CLONE_EDGES
+BRANCH_COLUMNS = 2 * _MOST_BRANCHES
+
+
+@_inlined
+def _home_slot(header, state, token):
+    """Where the search for an edge begins: the slot's address, prefetched; 0 for none."""
+    hashed = live._hash(state, token)
+    directory, home = header[live.EDGES], live._home(hashed, header[live.EDGE_SLOTS])
+    if header[live.OLD_EDGE_SLOTS] != 0:
+        old_home = live._home(hashed, header[live.OLD_EDGE_SLOTS])
+        if old_home >= header[live.FRONTIER]:
+            directory, home = header[live.OLD_EDGES], old_home
+    block = live._int64_pointer(directory)[home >> live.BLOCK_SHIFT]
+    if block == 0:
+        return np.int64(0)
+    address = block + home * live.ENTRY_BYTES
+    live._prefetch(address)
+    return address
+
+
+@_inlined
+def _add_branch(states, branches, count, token, target):
+    live._fetch_state(states, target)
+    branches[2 * count] = token
+    branches[2 * count + 1] = target
+    return count + 1
+
+
+@njit(nogil=True)
+def vote_lanes(lanes, tasks, branches, asked, waiting):
+    """Find what followed the suffixes of many places: `_vote_live` for all of them at once.
+
+    Each place waits for memory many times, for one address after the other. Here all places take
+    one step at a time and prefetch what the next one needs, so that their waits overlap.
+
+    Args:
+        lanes, tasks, branches: see above.
+        asked: int64[asked lanes], those that stand in automata that grow.
+        waiting: int64[2, tasks], to write to.
+    """
+    header_of, state_of = lanes[LANE_HEADER], lanes[LANE_STATE]
+    left, chains = waiting[0], waiting[1]
+    looking, chained = 0, 0
+    for n in range(asked.size):
+        lane = asked[n]
+        lanes[LANE_TASKS, lane] = 0
+        lanes[LANE_SEEN, lane] = state_of[lane]
+        left[looking] = lane
+        looking += state_of[lane] != 0
+    while looking > 0:
+        for n in range(looking):
+            lane = left[n]
+            states = live._int64_pointer(header_of[lane])[live.STATES]
+            entry = live._at(states, lanes[LANE_SEEN, lane])
+            live._fetch_state(states, live._end_of(entry))
+            live._fetch_state(states, np.int64(entry[live.LINK]))
+        still = 0
+        for n in range(looking):
+            lane = left[n]
+            header = live._int64_pointer(header_of[lane])
+            states, state = header[live.STATES], lanes[LANE_SEEN, lane]
+            entry = live._at(states, state)
+            newest = np.int64(live._at(states, live._end_of(entry))[live.NEXT_TOKEN])
+            level = lanes[LANE_TASKS, lane]
+            if newest != live.NONE:
+                task = LEVELS * lane + level
+                level += 1
+                lanes[LANE_TASKS, lane] = level
+                tasks[TASK_STATE, task] = state
+                tasks[TASK_LENGTH, task] = (
+                    lanes[LANE_LENGTH, lane]
+                    if state == state_of[lane]
+                    else live._length_of(states, state)
+                )
+                tasks[TASK_NEWEST, task] = newest
+                found = live._int32_pointer(
+                    np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS)
+                )
+                count = np.int64(0)
+                if state >= 0:
+                    token = np.int64(entry[live.NEXT_TOKEN])
+                    if token != live.NONE:
+                        count = _add_branch(states, found, count, token, live._after(states, state))
+                else:
+                    for column in (live.OLDEST_TOKEN, live.SECOND_TOKEN):
+                        target = np.int64(entry[column + 1])
+                        if target != 0:
+                            count = _add_branch(states, found, count, entry[column], target)
+                tasks[TASK_BRANCHES, task] = count
+                token = np.int64(entry[live.FIRST_EDGE])
+                tasks[TASK_ALL, task] = token == live.NONE
+                if token != live.NONE:
+                    tasks[TASK_TOKEN, task] = token
+                    tasks[TASK_SLOT, task] = _home_slot(header, state, token)
+                    chains[chained] = task
+                    chained += 1
+            link = np.int64(entry[live.LINK])
+            lanes[LANE_SEEN, lane] = link
+            left[still] = lane
+            still += (link != 0) & (level < LEVELS)
+        looking = still
+    for _ in range(COMPARED_BRANCHES):
+        still = 0
+        for n in range(chained):
+            task = chains[n]
+            header = live._int64_pointer(header_of[task // LEVELS])
+            state, token = tasks[TASK_STATE, task], tasks[TASK_TOKEN, task]
+            edge = live._int32_pointer(tasks[TASK_SLOT, task])
+            if (
+                edge[live.SOURCE] != state
+                or edge[live.TOKEN] != token
+                or edge[live.TARGET] == 0
+            ):
+                edge = live._int32_pointer(live._search_table(header, state, token))
+            found = live._int32_pointer(
+                np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS)
+            )
+            target = np.int64(edge[live.TARGET])
+            tasks[TASK_BRANCHES, task] = _add_branch(
+                header[live.STATES], found, tasks[TASK_BRANCHES, task], token, target
+            )
+            token = np.int64(edge[live.NEXT_EDGE])
+            if token == live.NONE:
+                tasks[TASK_ALL, task] = 1
+                continue
+            tasks[TASK_TOKEN, task] = token
+            tasks[TASK_SLOT, task] = _home_slot(header, state, token)
+            chains[still] = task
+            still += 1
+        chained = still
+
+
+@njit(nogil=True)
+def take_votes(lanes, tasks, branches, lane, tokens, classes, count):
+    """Append what `vote_lanes` found for a lane, as `vote` does."""
+    header = live._int64_pointer(lanes[LANE_HEADER, lane])
+    states, text, first = header[live.STATES], lanes[LANE_TEXT, lane], lanes[LANE_FIRST, lane]
+    for task in range(LEVELS * lane, LEVELS * lane + lanes[LANE_TASKS, lane]):
+        found = live._int32_pointer(np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS))
+        count = _judge(
+            states, tasks[TASK_STATE, task], tasks[TASK_LENGTH, task], tasks[TASK_NEWEST, task],
+            found, tasks[TASK_BRANCHES, task], text, first, tokens, classes, count,
+        )  # fmt: skip
+    return count
 
 
 @njit(nogil=True)
@@ -73,85 +280,12 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
 
 @njit(nogil=True)
 def _vote_live(address, state, length, text, first, tokens, classes, count):
-    header = live._int64_pointer(address)
-    states = header[live.STATES]
-    levels = 0
-    while state != 0 and levels < LEVELS:
-        entry = live._at(states, state)
-        newest = np.int64(live._at(states, live._end_of(entry))[live.NEXT_TOKEN])
-        if newest != live.NONE:
-            count = _vote_state(header, state, length, newest, text, first, tokens, classes, count)
-            levels += 1
-        state = np.int64(entry[live.LINK])
-        length = live._length_of(states, state)
-    return count
-
-
-@njit(nogil=True)
-def _times(states, target):
-    """How often an edge was followed, as far as it was noted; once at least."""
-    return max(np.int64(live._at(states, target)[live.LATEST]) >> COUNT_SHIFT, 1)
-
-
-@njit(nogil=True)
-def _vote_state(header, state, length, newest, text, first, tokens, classes, count):
-    states = header[live.STATES]
-    entry = live._at(states, state)
-    total, most, chosen, best = np.int64(0), np.int64(0), np.int64(live.NONE), np.int64(0)
-    latest, at_latest = np.int64(0), np.int64(0)  # its votes and target
-    if state >= 0:
-        if entry[live.NEXT_TOKEN] != live.NONE:
-            chosen, best = np.int64(entry[live.NEXT_TOKEN]), live._after(states, state)
-            total = most = _times(states, best)
-            if chosen == newest:
-                latest, at_latest = most, best
-    else:
-        for column in (live.OLDEST_TOKEN, live.SECOND_TOKEN):
-            target = np.int64(entry[column + 1])
-            if target != 0:
-                token, times = np.int64(entry[column]), _times(states, target)
-                total += times
-                if token == newest:
-                    latest, at_latest = times, target
-                if times > most or (times == most and token == newest):
-                    most, chosen, best = times, token, target
-    token = np.int64(entry[live.FIRST_EDGE])
-    compared = 0
-    while token != live.NONE and compared < COMPARED_BRANCHES:
-        edge = live._int32_pointer(live._search_table(header, state, token))
-        target = np.int64(edge[live.TARGET])
-        times = _times(states, target)
-        total += times
-        if token == newest:
-            latest, at_latest = times, target
-        if times > most or (times == most and token == newest):
-            most, chosen, best = times, token, target
-        token = np.int64(edge[live.NEXT_EDGE])
-        compared += 1
-    if chosen == live.NONE:
-        return count
-    total = max(total, np.int64(entry[live.LATEST]) >> COUNT_SHIFT)
-    tokens[count] = chosen
-    classes[count] = first + _class_of(
-        length, total, most, np.int64(chosen == newest), _writer(states, best, text)
-    )
-    count += 1
-    if chosen != newest and latest != 0:
-        tokens[count] = newest
-        classes[count] = first + _class_of(
-            length, total, latest, np.int64(1), _writer(states, at_latest, text)
-        )
-        count += 1
-    return count
-
-
-@njit(nogil=True)
-def _writer(states, target, text):
-    """Whose text followed an edge last, as a class."""
-    writer = live._row_of(states, live._end_of(live._at(states, target)))[live.WRITER]
-    if writer == text:
-        return 2
-    return 1 if writer >> live.GROUP_SHIFT == text >> live.GROUP_SHIFT else 0
+    lanes, tasks = np.zeros((LANE_COLUMNS, 1), np.int64), np.empty((TASK_COLUMNS, LEVELS), np.int64)
+    branches = np.empty((LEVELS, BRANCH_COLUMNS), np.int32)
+    lanes[LANE_HEADER, 0], lanes[LANE_STATE, 0], lanes[LANE_LENGTH, 0] = address, state, length
+    lanes[LANE_TEXT, 0], lanes[LANE_FIRST, 0] = text, first
+    vote_lanes(lanes, tasks, branches, np.zeros(1, np.int64), np.empty((2, LEVELS), np.int64))
+    return take_votes(lanes, tasks, branches, 0, tokens, classes, count)
 
 
 @njit(nogil=True)
@@ -203,3 +337,27 @@ def follow(kind, address, state, length, token):
     if target == 0:
         return np.int64(0), np.int64(0)
     return target, length + 1
+
+
+@njit(nogil=True)
+def follow_lane(lanes, tasks, branches, lane, token):
+    """As `follow`, for a lane: mostly `vote_lanes` came by where the token leads."""
+    state, length = lanes[LANE_STATE, lane], lanes[LANE_LENGTH, lane]
+    address = lanes[LANE_HEADER, lane]
+    states = live._int64_pointer(address)[live.STATES]
+    entry = live._at(states, state)
+    if state > 0 and entry[live.NEXT_TOKEN] == live.NONE and entry[live.FIRST_EDGE] == live.NONE:
+        state = np.int64(entry[live.LINK])  # a text's newest prefix: nothing has followed it yet
+        length = live._length_of(states, state)
+    for task in range(LEVELS * lane, LEVELS * lane + lanes[LANE_TASKS, lane]):
+        if tasks[TASK_STATE, task] != state:
+            break
+        found = live._int32_pointer(np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS))
+        for n in range(tasks[TASK_BRANCHES, task]):
+            if found[2 * n] == token:
+                return np.int64(found[2 * n + 1]), length + 1
+        if tasks[TASK_ALL, task] == 0 or state == 0:
+            break
+        state = np.int64(live._at(states, state)[live.LINK])
+        length = live._length_of(states, state)
+    return follow(LIVE, address, state, length, token)
