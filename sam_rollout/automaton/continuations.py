@@ -61,196 +61,198 @@ def _writer(states, target, text):
     return 1 if writer >> live.GROUP_SHIFT == text >> live.GROUP_SHIFT else 0
 
 
-@_inlined
-def _judge(states, state, length, newest, found, branches, text, first, tokens, classes, count):
-    """Vote for the most frequent and the latest of a suffix's continuations."""
-    total, most, chosen, best = np.int64(0), np.int64(0), np.int64(live.NONE), np.int64(0)
-    latest, at_latest = np.int64(0), np.int64(0)  # its votes and target
-    for n in range(branches):
-        token, target = np.int64(found[2 * n]), np.int64(found[2 * n + 1])
-        times = _times(states, target)
-        total += times
-        if token == newest:
-            latest, at_latest = times, target
-        if times > most or (times == most and token == newest):
-            most, chosen, best = times, token, target
-    if chosen == live.NONE:
-        return count
-    total = max(total, np.int64(live._at(states, state)[live.LATEST]) >> COUNT_SHIFT)
-    tokens[count] = chosen
-    classes[count] = first + _class_of(
-        length, total, most, np.int64(chosen == newest), _writer(states, best, text)
-    )
-    count += 1
-    if chosen != newest and latest != 0:
-        tokens[count] = newest
-        classes[count] = first + _class_of(
-            length, total, latest, np.int64(1), _writer(states, at_latest, text)
-        )
-        count += 1
-    return count
-
-
 # --- many places at once ----------------------------------------------------------------------
 
-# Lanes: places that votes are asked for at once. A lane has a task for each suffix that is asked.
-# Rows of the int64 table that `vote_lanes` and `follow_lane` work in, [LANE_COLUMNS, lanes]:
+# Lanes: places that votes are asked for at once, int64[lanes, LANE_WIDTH]. Columns:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # of the place, as `vote`
 LANE_FIRST = 4  # where the class numbers of its source begin
 LANE_TASKS = 5  # suffixes that were asked
 LANE_SEEN = 6  # state of the suffix that is looked at
-LANE_COLUMNS = 7
-# Rows of the int64 table of tasks, [TASK_COLUMNS, LEVELS * lanes]; a lane's lie side by side.
-TASK_STATE, TASK_LENGTH, TASK_NEWEST = 0, 1, 2
-TASK_BRANCHES = 3  # continuations found so far
-TASK_TOKEN, TASK_SLOT = 4, 5  # the next one in the edge table, and where its search begins
+LANE_WIDTH = 8
+# A lane has a task for each suffix that is asked, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+TASK_HEADER, TASK_STATE = 0, 1
+TASK_BRANCHES = 2  # continuations found so far
+TASK_TOKEN = 3  # the next one in the edge table
+TASK_SLOT, TASK_ROOM = 4, 5  # address where its search begins, and slots from there to a block's end
 TASK_ALL = 6  # whether all were found
-TASK_COLUMNS = 7
-# Of a task: token and target of every continuation compared, int32[tasks, BRANCH_COLUMNS].
-_MOST_BRANCHES = COMPARED_BRANCHES + live.CLONE_EDGES
-BRANCH_COLUMNS = 2 * _MOST_BRANCHES
+TASK_LENGTH, TASK_NEWEST = 7, 8
+TASK_FOUND = 9  # their tokens and targets, in the halves of a word
+TASK_WIDTH = TASK_FOUND + COMPARED_BRANCHES + live.CLONE_EDGES
+_TOKEN_MASK = (1 << 32) - 1
+_LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 
 @_inlined
-def _home_slot(header, state, token):
-    """Where the search for an edge begins: the slot's address, prefetched; 0 for none."""
-    hashed = live._hash(state, token)
+def _lane_at(lanes, lane):
+    return live._int64_pointer(lanes + lane * _LANE_BYTES)
+
+
+@_inlined
+def _task_at(tasks, lane, level):
+    return live._int64_pointer(tasks + (LEVELS * lane + level) * _TASK_BYTES)
+
+
+@_inlined
+def _find_slot(header, task, token):
+    """Prefetch where the search for an edge begins, and note it."""
+    hashed = live._hash(task[TASK_STATE], token)
     directory, home = header[live.EDGES], live._home(hashed, header[live.EDGE_SLOTS])
     if header[live.OLD_EDGE_SLOTS] != 0:
         old_home = live._home(hashed, header[live.OLD_EDGE_SLOTS])
         if old_home >= header[live.FRONTIER]:
             directory, home = header[live.OLD_EDGES], old_home
-    block = live._int64_pointer(directory)[home >> live.BLOCK_SHIFT]
-    if block == 0:
-        return np.int64(0)
-    address = block + home * live.ENTRY_BYTES
-    live._prefetch(address)
-    return address
+    slot = live._int64_pointer(directory)[home >> live.BLOCK_SHIFT] + home * live.ENTRY_BYTES
+    live._prefetch(slot)
+    live._prefetch(slot + 2 * live.ENTRY_BYTES)  # edges give way to others
+    task[TASK_TOKEN], task[TASK_SLOT] = token, slot
+    task[TASK_ROOM] = live.BLOCK_ENTRIES - (home & live.BLOCK_MASK)
 
 
 @_inlined
-def _add_branch(states, branches, count, token, target):
+def _edge_of(header, task):
+    """The edge that `_find_slot` was told of: it is there."""
+    slot, token, state = task[TASK_SLOT], task[TASK_TOKEN], task[TASK_STATE]
+    for _ in range(task[TASK_ROOM]):
+        edge = live._int32_pointer(slot)
+        if edge[live.SOURCE] == state and edge[live.TOKEN] == token and edge[live.TARGET] != 0:
+            return edge
+        slot += live.ENTRY_BYTES
+    return live._int32_pointer(live._search_table(header, state, token))
+
+
+@_inlined
+def _add_branch(states, task, token, target):
     live._fetch_state(states, target)
-    branches[2 * count] = token
-    branches[2 * count + 1] = target
-    return count + 1
+    count = task[TASK_BRANCHES]
+    task[TASK_FOUND + count] = (target << 32) | token  # tokens are not negative
+    task[TASK_BRANCHES] = count + 1
+
+
+@_inlined
+def _begin_task(lane, task, header, state, newest):
+    states = header[live.STATES]
+    entry = live._at(states, state)
+    task[TASK_HEADER], task[TASK_STATE] = lane[LANE_HEADER], state
+    task[TASK_NEWEST], task[TASK_BRANCHES] = newest, 0
+    if state == lane[LANE_STATE]:
+        task[TASK_LENGTH] = lane[LANE_LENGTH]
+    else:
+        task[TASK_LENGTH] = live._length_of(states, state)
+    if state >= 0:
+        if entry[live.NEXT_TOKEN] != live.NONE:
+            token = np.int64(entry[live.NEXT_TOKEN])
+            _add_branch(states, task, token, live._after(states, state))
+    else:
+        for column in (live.OLDEST_TOKEN, live.SECOND_TOKEN):
+            target = np.int64(entry[column + 1])
+            if target != 0:
+                _add_branch(states, task, np.int64(entry[column]), target)
+    token = np.int64(entry[live.FIRST_EDGE])
+    task[TASK_ALL] = token == live.NONE
+    if token != live.NONE:
+        _find_slot(header, task, token)
 
 
 @njit(nogil=True)
-def vote_lanes(lanes, tasks, branches, asked, waiting):
-    """Find what followed the suffixes of many places: `_vote_live` for all of them at once.
+def vote_lanes(lanes, tasks, asked, count, waiting):
+    """Find what followed the suffixes of many places that stand in automata that grow.
 
-    Each place waits for memory many times, for one address after the other. Here all places take
+    Each place waits for memory many times, for one address after the other. Here all of them take
     one step at a time and prefetch what the next one needs, so that their waits overlap.
 
     Args:
-        lanes, tasks, branches: see above.
-        asked: int64[asked lanes], those that stand in automata that grow.
-        waiting: int64[2, tasks], to write to.
+        lanes, tasks: addresses of the tables above.
+        asked: int64[count], lanes to find this for.
+        waiting: int64[2, LEVELS * count or more], to write to.
     """
-    header_of, state_of = lanes[LANE_HEADER], lanes[LANE_STATE]
-    left, chains = waiting[0], waiting[1]
+    left, chains = live._pointer_of_row(waiting, 0), live._pointer_of_row(waiting, 1)
     looking, chained = 0, 0
-    for n in range(asked.size):
-        lane = asked[n]
-        lanes[LANE_TASKS, lane] = 0
-        lanes[LANE_SEEN, lane] = state_of[lane]
-        left[looking] = lane
-        looking += state_of[lane] != 0
+    for n in range(count):
+        lane = _lane_at(lanes, asked[n])
+        lane[LANE_TASKS] = 0
+        lane[LANE_SEEN] = lane[LANE_STATE]
+        left[looking] = asked[n]
+        looking += np.int64(lane[LANE_STATE] != 0)
     while looking > 0:
         for n in range(looking):
-            lane = left[n]
-            states = live._int64_pointer(header_of[lane])[live.STATES]
-            entry = live._at(states, lanes[LANE_SEEN, lane])
+            lane = _lane_at(lanes, left[n])
+            states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
+            entry = live._at(states, lane[LANE_SEEN])
             live._fetch_state(states, live._end_of(entry))
             live._fetch_state(states, np.int64(entry[live.LINK]))
         still = 0
         for n in range(looking):
-            lane = left[n]
-            header = live._int64_pointer(header_of[lane])
-            states, state = header[live.STATES], lanes[LANE_SEEN, lane]
+            number = left[n]
+            lane = _lane_at(lanes, number)
+            header = live._int64_pointer(lane[LANE_HEADER])
+            states, state, level = header[live.STATES], lane[LANE_SEEN], lane[LANE_TASKS]
             entry = live._at(states, state)
             newest = np.int64(live._at(states, live._end_of(entry))[live.NEXT_TOKEN])
-            level = lanes[LANE_TASKS, lane]
             if newest != live.NONE:
-                task = LEVELS * lane + level
+                task = _task_at(tasks, number, level)
+                _begin_task(lane, task, header, state, newest)
+                chains[chained] = LEVELS * number + level
+                chained += 1 - task[TASK_ALL]
                 level += 1
-                lanes[LANE_TASKS, lane] = level
-                tasks[TASK_STATE, task] = state
-                tasks[TASK_LENGTH, task] = (
-                    lanes[LANE_LENGTH, lane]
-                    if state == state_of[lane]
-                    else live._length_of(states, state)
-                )
-                tasks[TASK_NEWEST, task] = newest
-                found = live._int32_pointer(
-                    np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS)
-                )
-                count = np.int64(0)
-                if state >= 0:
-                    token = np.int64(entry[live.NEXT_TOKEN])
-                    if token != live.NONE:
-                        count = _add_branch(states, found, count, token, live._after(states, state))
-                else:
-                    for column in (live.OLDEST_TOKEN, live.SECOND_TOKEN):
-                        target = np.int64(entry[column + 1])
-                        if target != 0:
-                            count = _add_branch(states, found, count, entry[column], target)
-                tasks[TASK_BRANCHES, task] = count
-                token = np.int64(entry[live.FIRST_EDGE])
-                tasks[TASK_ALL, task] = token == live.NONE
-                if token != live.NONE:
-                    tasks[TASK_TOKEN, task] = token
-                    tasks[TASK_SLOT, task] = _home_slot(header, state, token)
-                    chains[chained] = task
-                    chained += 1
-            link = np.int64(entry[live.LINK])
-            lanes[LANE_SEEN, lane] = link
-            left[still] = lane
-            still += (link != 0) & (level < LEVELS)
+                lane[LANE_TASKS] = level
+            lane[LANE_SEEN] = np.int64(entry[live.LINK])
+            left[still] = number
+            still += np.int64((lane[LANE_SEEN] != 0) & (level < LEVELS))
         looking = still
     for _ in range(COMPARED_BRANCHES):
         still = 0
         for n in range(chained):
-            task = chains[n]
-            header = live._int64_pointer(header_of[task // LEVELS])
-            state, token = tasks[TASK_STATE, task], tasks[TASK_TOKEN, task]
-            edge = live._int32_pointer(tasks[TASK_SLOT, task])
-            if (
-                edge[live.SOURCE] != state
-                or edge[live.TOKEN] != token
-                or edge[live.TARGET] == 0
-            ):
-                edge = live._int32_pointer(live._search_table(header, state, token))
-            found = live._int32_pointer(
-                np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS)
-            )
-            target = np.int64(edge[live.TARGET])
-            tasks[TASK_BRANCHES, task] = _add_branch(
-                header[live.STATES], found, tasks[TASK_BRANCHES, task], token, target
+            task = _task_at(tasks, 0, chains[n])
+            header = live._int64_pointer(task[TASK_HEADER])
+            edge = _edge_of(header, task)
+            _add_branch(
+                header[live.STATES], task, task[TASK_TOKEN], np.int64(edge[live.TARGET])
             )
             token = np.int64(edge[live.NEXT_EDGE])
             if token == live.NONE:
-                tasks[TASK_ALL, task] = 1
+                task[TASK_ALL] = 1
                 continue
-            tasks[TASK_TOKEN, task] = token
-            tasks[TASK_SLOT, task] = _home_slot(header, state, token)
-            chains[still] = task
+            _find_slot(header, task, token)
+            chains[still] = chains[n]
             still += 1
         chained = still
 
 
-@njit(nogil=True)
-def take_votes(lanes, tasks, branches, lane, tokens, classes, count):
-    """Append what `vote_lanes` found for a lane, as `vote` does."""
-    header = live._int64_pointer(lanes[LANE_HEADER, lane])
-    states, text, first = header[live.STATES], lanes[LANE_TEXT, lane], lanes[LANE_FIRST, lane]
-    for task in range(LEVELS * lane, LEVELS * lane + lanes[LANE_TASKS, lane]):
-        found = live._int32_pointer(np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS))
-        count = _judge(
-            states, tasks[TASK_STATE, task], tasks[TASK_LENGTH, task], tasks[TASK_NEWEST, task],
-            found, tasks[TASK_BRANCHES, task], text, first, tokens, classes, count,
+@_inlined
+def take_votes(lanes, tasks, number, tokens, classes, count):
+    """Append the most frequent and the latest continuations that `vote_lanes` found for a lane."""
+    lane = _lane_at(lanes, number)
+    states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
+    for level in range(lane[LANE_TASKS]):
+        task = _task_at(tasks, number, level)
+        newest = task[TASK_NEWEST]
+        total, most, chosen, best = np.int64(0), np.int64(0), np.int64(live.NONE), np.int64(0)
+        latest, at_latest = np.int64(0), np.int64(0)  # its votes and target
+        for n in range(task[TASK_BRANCHES]):
+            token, target = task[TASK_FOUND + n] & _TOKEN_MASK, task[TASK_FOUND + n] >> 32
+            times = _times(states, target)
+            total += times
+            if token == newest:
+                latest, at_latest = times, target
+            if times > most or (times == most and token == newest):
+                most, chosen, best = times, token, target
+        if chosen == live.NONE:
+            continue
+        entry = live._at(states, task[TASK_STATE])
+        total = max(total, np.int64(entry[live.LATEST]) >> COUNT_SHIFT)
+        tokens[count] = chosen
+        classes[count] = lane[LANE_FIRST] + _class_of(
+            task[TASK_LENGTH], total, most, np.int64(chosen == newest),
+            _writer(states, best, lane[LANE_TEXT]),
         )  # fmt: skip
+        count += 1
+        if chosen != newest and latest != 0:
+            tokens[count] = newest
+            classes[count] = lane[LANE_FIRST] + _class_of(
+                task[TASK_LENGTH], total, latest, np.int64(1),
+                _writer(states, at_latest, lane[LANE_TEXT]),
+            )  # fmt: skip
+            count += 1
     return count
 
 
@@ -280,12 +282,12 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
 
 @njit(nogil=True)
 def _vote_live(address, state, length, text, first, tokens, classes, count):
-    lanes, tasks = np.zeros((LANE_COLUMNS, 1), np.int64), np.empty((TASK_COLUMNS, LEVELS), np.int64)
-    branches = np.empty((LEVELS, BRANCH_COLUMNS), np.int32)
-    lanes[LANE_HEADER, 0], lanes[LANE_STATE, 0], lanes[LANE_LENGTH, 0] = address, state, length
-    lanes[LANE_TEXT, 0], lanes[LANE_FIRST, 0] = text, first
-    vote_lanes(lanes, tasks, branches, np.zeros(1, np.int64), np.empty((2, LEVELS), np.int64))
-    return take_votes(lanes, tasks, branches, 0, tokens, classes, count)
+    lane, tasks = np.zeros(LANE_WIDTH, np.int64), np.empty((LEVELS, TASK_WIDTH), np.int64)
+    lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH] = address, state, length
+    lane[LANE_TEXT], lane[LANE_FIRST] = text, first
+    lanes_at, tasks_at = np.int64(lane.ctypes.data), np.int64(tasks.ctypes.data)
+    vote_lanes(lanes_at, tasks_at, np.zeros(1, np.int64), 1, np.empty((2, LEVELS), np.int64))
+    return take_votes(lanes_at, tasks_at, 0, tokens, classes, count)
 
 
 @njit(nogil=True)
@@ -339,25 +341,29 @@ def follow(kind, address, state, length, token):
     return target, length + 1
 
 
-@njit(nogil=True)
-def follow_lane(lanes, tasks, branches, lane, token):
-    """As `follow`, for a lane: mostly `vote_lanes` came by where the token leads."""
-    state, length = lanes[LANE_STATE, lane], lanes[LANE_LENGTH, lane]
-    address = lanes[LANE_HEADER, lane]
-    states = live._int64_pointer(address)[live.STATES]
+@_inlined
+def follow_lane(lanes, tasks, number, token):
+    """Let a lane follow a token, as `follow`: mostly `vote_lanes` came by where it leads."""
+    lane = _lane_at(lanes, number)
+    state, length = lane[LANE_STATE], lane[LANE_LENGTH]
+    states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     entry = live._at(states, state)
     if state > 0 and entry[live.NEXT_TOKEN] == live.NONE and entry[live.FIRST_EDGE] == live.NONE:
         state = np.int64(entry[live.LINK])  # a text's newest prefix: nothing has followed it yet
         length = live._length_of(states, state)
-    for task in range(LEVELS * lane, LEVELS * lane + lanes[LANE_TASKS, lane]):
-        if tasks[TASK_STATE, task] != state:
+    found = np.int64(0)
+    for level in range(lane[LANE_TASKS]):
+        task = _task_at(tasks, number, level)
+        if task[TASK_STATE] != state:
             break
-        found = live._int32_pointer(np.int64(branches.ctypes.data) + task * (4 * BRANCH_COLUMNS))
-        for n in range(tasks[TASK_BRANCHES, task]):
-            if found[2 * n] == token:
-                return np.int64(found[2 * n + 1]), length + 1
-        if tasks[TASK_ALL, task] == 0 or state == 0:
+        for n in range(task[TASK_BRANCHES]):
+            if task[TASK_FOUND + n] & _TOKEN_MASK == token:
+                found = task[TASK_FOUND + n] >> 32
+        if found != 0 or task[TASK_ALL] == 0:
             break
         state = np.int64(live._at(states, state)[live.LINK])
         length = live._length_of(states, state)
-    return follow(LIVE, address, state, length, token)
+    if found != 0:
+        lane[LANE_STATE], lane[LANE_LENGTH] = found, length + 1
+    else:
+        lane[LANE_STATE], lane[LANE_LENGTH] = follow(LIVE, lane[LANE_HEADER], state, length, token)

@@ -27,17 +27,16 @@ from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.continuations import (
-    BRANCH_COLUMNS,
     CLASSES,
-    LANE_COLUMNS,
     LANE_FIRST,
     LANE_HEADER,
     LANE_LENGTH,
     LANE_STATE,
     LANE_TEXT,
+    LANE_WIDTH,
     LENGTH_CLASSES,
     LEVELS,
-    TASK_COLUMNS,
+    TASK_WIDTH,
     VOTES_PER_LEVEL,
     follow,
     follow_lane,
@@ -112,9 +111,8 @@ class DraftPolicy:
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # To write to: see `vote_lanes`, and `_draft_some`.
         lanes = _ROWS_AT_ONCE * sources
-        self._lanes = np.zeros((LANE_COLUMNS, lanes), np.int64)
-        self._tasks = np.zeros((TASK_COLUMNS, LEVELS * lanes), np.int64)
-        self._branches = np.zeros((LEVELS * lanes, BRANCH_COLUMNS), np.int32)
+        self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
+        self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
         self._lists = np.zeros((4, LEVELS * lanes), np.int64)
         self._found = np.zeros((3, votes), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)
@@ -165,7 +163,7 @@ class DraftPolicy:
             places, budget, self._least, max(self._least, least_chance), out_tokens, out_counts,
             out_held_back, out_source, self._votes, self._class, self._chances, self._offered,
             self._accepted, self._weights, self._chances_of, self._lanes, self._tasks,
-            self._branches, self._lists, self._found, self._reached,
+            self._lists, self._found, self._reached,
         )  # fmt: skip
 
     def offered(self, verified: Verified) -> Offered | None:
@@ -199,7 +197,7 @@ def _count(table, number, is_right, memory):
 @njit(nogil=True)
 def _draft(
     places, budget, least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
-    classes, chances, offered, accepted, weights, chances_of, lanes, tasks, branches, lists, found, reached,
+    classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found, reached,
 ):  # fmt: skip
     """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`."""
     total = 0
@@ -207,7 +205,7 @@ def _draft(
         total += _draft_some(
             first, min(first + _ROWS_AT_ONCE, budget.size), places, budget, least_offered, least,
             out_tokens, out_counts, out_held_back, out_source, votes, classes, chances, offered,
-            accepted, weights, chances_of, lanes, tasks, branches, lists, found, reached,
+            accepted, weights, chances_of, lanes, tasks, lists, found, reached,
         )  # fmt: skip
     return total
 
@@ -216,13 +214,14 @@ def _draft(
 def _draft_some(
     first, stop, places, budget, least_offered, least, out_tokens, out_counts, out_held_back,
     out_source, votes, classes, chances, offered, accepted, weights, chances_of, lanes, tasks,
-    branches, lists, found, reached,
+    lists, found, reached,
 ):  # fmt: skip
     """The same for the rows `first` to `stop`, one position after the other for all of them.
 
     The lane of a row and a source is the place that its draft has reached there.
     """
     sources = places.shape[0]
+    lanes_at, tasks_at = np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data)
     most_votes = (votes.shape[2] - 1) // 2
     tokens, of_class, origin = found[0], found[1], found[2]
     asked, going = lists[2], lists[3]
@@ -238,12 +237,12 @@ def _draft_some(
         for s in range(sources):
             place = places[s, i]
             if place[PLACE_KIND] != NOWHERE:
-                lane = (i - first) * sources + s
-                lanes[LANE_HEADER, lane] = place[PLACE_HEADER]
-                lanes[LANE_STATE, lane] = place[PLACE_STATE]
-                lanes[LANE_LENGTH, lane] = place[PLACE_LENGTH]
-                lanes[LANE_TEXT, lane] = place[PLACE_TEXT]
-                lanes[LANE_FIRST, lane] = s * CLASSES
+                lane = lanes[(i - first) * sources + s]
+                lane[LANE_HEADER] = place[PLACE_HEADER]
+                lane[LANE_STATE] = place[PLACE_STATE]
+                lane[LANE_LENGTH] = place[PLACE_LENGTH]
+                lane[LANE_TEXT] = place[PLACE_TEXT]
+                lane[LANE_FIRST] = s * CLASSES
     total, j = 0, 0
     while rows > 0:
         count = 0
@@ -252,21 +251,21 @@ def _draft_some(
             for s in range(sources):
                 asked[count] = (i - first) * sources + s
                 count += places[s, i, PLACE_KIND] == LIVE
-        vote_lanes(lanes, tasks, branches, asked[:count], lists)
+        vote_lanes(lanes_at, tasks_at, asked, count, lists)
         still = 0
         for at in range(rows):
             i = going[at]
             count = 0
             for s in range(sources):
-                kind, lane = places[s, i, PLACE_KIND], (i - first) * sources + s
+                kind, number = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[number]
                 before = count
                 if kind == LIVE:
-                    count = take_votes(lanes, tasks, branches, lane, tokens, of_class, count)
+                    count = take_votes(lanes_at, tasks_at, number, tokens, of_class, count)
                 elif kind != NOWHERE:
                     count = vote(
-                        kind, lanes[LANE_HEADER, lane], lanes[LANE_STATE, lane],
-                        lanes[LANE_LENGTH, lane], lanes[LANE_TEXT, lane], s * CLASSES, tokens,
-                        of_class, count,
+                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
+                        lane[LANE_TEXT], lane[LANE_FIRST], tokens, of_class, count,
                     )  # fmt: skip
                 for n in range(before, count):
                     origin[n] = s
@@ -317,16 +316,14 @@ def _draft_some(
             going[still] = i
             still += 1
             for s in range(sources):
-                kind, lane = places[s, i, PLACE_KIND], (i - first) * sources + s
+                kind, number = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[number]
                 if kind == LIVE:
-                    lanes[LANE_STATE, lane], lanes[LANE_LENGTH, lane] = follow_lane(
-                        lanes, tasks, branches, lane, token
-                    )
+                    follow_lane(lanes_at, tasks_at, number, token)
                 elif kind != NOWHERE:
-                    lanes[LANE_STATE, lane], lanes[LANE_LENGTH, lane] = follow(
-                        kind, lanes[LANE_HEADER, lane], lanes[LANE_STATE, lane],
-                        lanes[LANE_LENGTH, lane], token,
-                    )  # fmt: skip
+                    lane[LANE_STATE], lane[LANE_LENGTH] = follow(
+                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
+                    )
         rows = still
         j += 1
     return total
@@ -394,7 +391,7 @@ _SIGNATURES = (
         (
             types.Array(types.int64, 3, "C"), _INT32, types.float64, types.float64, _INT32_2D,
             _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32, _FLOATS,
-            _TABLE, _INT64_2D, _INT64_2D, _INT32_2D, _INT64_2D, _INT64_2D, _FLOATS,
+            _TABLE, _INT64_2D, _INT64_2D, _INT64_2D, _INT64_2D, _FLOATS,
         ),
     ),
     (
