@@ -73,7 +73,10 @@ LANE_WIDTH = 8
 TASK_HEADER, TASK_STATE = 0, 1
 TASK_BRANCHES = 2  # continuations found so far
 TASK_TOKEN = 3  # the next one in the edge table
-TASK_SLOT, TASK_ROOM = 4, 5  # address where its search begins, and slots from there to a block's end
+TASK_SLOT, TASK_ROOM = (
+    4,
+    5,
+)  # address where its search begins, and slots from there to a block's end
 TASK_ALL = 6  # whether all were found
 TASK_LENGTH, TASK_NEWEST = 7, 8
 TASK_FOUND = 9  # their tokens and targets, in the halves of a word
@@ -205,9 +208,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
             task = _task_at(tasks, 0, chains[n])
             header = live._int64_pointer(task[TASK_HEADER])
             edge = _edge_of(header, task)
-            _add_branch(
-                header[live.STATES], task, task[TASK_TOKEN], np.int64(edge[live.TARGET])
-            )
+            _add_branch(header[live.STATES], task, task[TASK_TOKEN], np.int64(edge[live.TARGET]))
             token = np.int64(edge[live.NEXT_EDGE])
             if token == live.NONE:
                 task[TASK_ALL] = 1
