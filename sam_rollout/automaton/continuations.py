@@ -47,15 +47,15 @@ def _class_of(length, count, votes, is_latest, writer):
 
 
 @_inlined
-def _times(states, target):
-    """How often an edge was followed, as far as it was noted; once at least."""
-    return max(np.int64(live._at(states, target)[live.LATEST]) >> COUNT_SHIFT, 1)
+def _times(target):
+    """How often an edge to the state at an address was followed, as far as noted; once at least."""
+    return max(int(live._int32_pointer(target)[live.LATEST]) >> COUNT_SHIFT, 1)
 
 
 @_inlined
 def _writer(states, target, text):
-    """Whose text followed an edge last, as a class."""
-    writer = live._row_of(states, live._end_of(live._at(states, target)))[live.WRITER]
+    """Whose text followed an edge to the state at an address last, as a class."""
+    writer = live._row_of(states, live._end_of(live._int32_pointer(target)))[live.WRITER]
     if writer == text:
         return 2
     return 1 if writer >> live.GROUP_SHIFT == text >> live.GROUP_SHIFT else 0
@@ -79,8 +79,8 @@ TASK_SLOT, TASK_ROOM = (
 )  # address where its search begins, and slots from there to a block's end
 TASK_ALL = 6  # whether all were found
 TASK_LENGTH, TASK_NEWEST = 7, 8
-TASK_FOUND = 9  # their tokens and targets, in the halves of a word
-TASK_WIDTH = TASK_FOUND + COMPARED_BRANCHES + live.CLONE_EDGES
+TASK_FOUND = 9  # two words each: token and target in the halves of one, address of the target
+TASK_WIDTH = TASK_FOUND + 2 * (COMPARED_BRANCHES + live.CLONE_EDGES)
 _TOKEN_MASK = (1 << 32) - 1
 _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
@@ -125,10 +125,11 @@ def _edge_of(header, task):
 
 @_inlined
 def _add_branch(states, task, token, target):
-    live._fetch_state(states, target)
-    count = task[TASK_BRANCHES]
-    task[TASK_FOUND + count] = (target << 32) | token  # tokens are not negative
-    task[TASK_BRANCHES] = count + 1
+    address = live._address_of(states, target)
+    live._prefetch(address)
+    at = TASK_FOUND + 2 * task[TASK_BRANCHES]
+    task[at], task[at + 1] = (target << 32) | token, address  # tokens are not negative
+    task[TASK_BRANCHES] += 1
 
 
 @_inlined
@@ -175,7 +176,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
         lane[LANE_TASKS] = 0
         lane[LANE_SEEN] = lane[LANE_STATE]
         left[looking] = asked[n]
-        looking += np.int64(lane[LANE_STATE] != 0)
+        looking += int(lane[LANE_STATE] != 0)
     while looking > 0:
         for n in range(looking):
             lane = _lane_at(lanes, left[n])
@@ -200,7 +201,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
                 lane[LANE_TASKS] = level
             lane[LANE_SEEN] = np.int64(entry[live.LINK])
             left[still] = number
-            still += np.int64((lane[LANE_SEEN] != 0) & (level < LEVELS))
+            still += int((lane[LANE_SEEN] != 0) & (level < LEVELS))
         looking = still
     for _ in range(COMPARED_BRANCHES):
         still = 0
@@ -226,32 +227,30 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     for level in range(lane[LANE_TASKS]):
         task = _task_at(tasks, number, level)
-        newest = task[TASK_NEWEST]
-        total, most, chosen, best = np.int64(0), np.int64(0), np.int64(live.NONE), np.int64(0)
-        latest, at_latest = np.int64(0), np.int64(0)  # its votes and target
+        newest, total = task[TASK_NEWEST], 0
+        # Places of the most frequent one, of two as frequent the latest, and of the latest.
+        best, latest, most = 0, 0, 0
         for n in range(task[TASK_BRANCHES]):
-            token, target = task[TASK_FOUND + n] & _TOKEN_MASK, task[TASK_FOUND + n] >> 32
-            times = _times(states, target)
+            at = TASK_FOUND + 2 * n
+            is_newest = task[at] & _TOKEN_MASK == newest
+            times = _times(task[at + 1])
             total += times
-            if token == newest:
-                latest, at_latest = times, target
-            if times > most or (times == most and token == newest):
-                most, chosen, best = times, token, target
-        if chosen == live.NONE:
+            latest = at if is_newest else latest
+            rank = 2 * times + is_newest
+            best = at if rank > most else best
+            most = max(most, rank)
+        if best == 0:
             continue
         entry = live._at(states, task[TASK_STATE])
-        total = max(total, np.int64(entry[live.LATEST]) >> COUNT_SHIFT)
-        tokens[count] = chosen
-        classes[count] = lane[LANE_FIRST] + _class_of(
-            task[TASK_LENGTH], total, most, np.int64(chosen == newest),
-            _writer(states, best, lane[LANE_TEXT]),
-        )  # fmt: skip
-        count += 1
-        if chosen != newest and latest != 0:
-            tokens[count] = newest
+        total = max(total, int(entry[live.LATEST]) >> COUNT_SHIFT)
+        for n in range(VOTES_PER_LEVEL):
+            at = best if n == 0 else latest
+            if n > 0 and (latest == 0 or latest == best):
+                break
+            tokens[count] = task[at] & _TOKEN_MASK
             classes[count] = lane[LANE_FIRST] + _class_of(
-                task[TASK_LENGTH], total, latest, np.int64(1),
-                _writer(states, at_latest, lane[LANE_TEXT]),
+                task[TASK_LENGTH], total, _times(task[at + 1]), np.int64(at == latest),
+                _writer(states, task[at + 1], lane[LANE_TEXT]),
             )  # fmt: skip
             count += 1
     return count
@@ -358,8 +357,9 @@ def follow_lane(lanes, tasks, number, token):
         if task[TASK_STATE] != state:
             break
         for n in range(task[TASK_BRANCHES]):
-            if task[TASK_FOUND + n] & _TOKEN_MASK == token:
-                found = task[TASK_FOUND + n] >> 32
+            at = TASK_FOUND + 2 * n
+            if task[at] & _TOKEN_MASK == token:
+                found = task[at] >> 32
         if found != 0 or task[TASK_ALL] == 0:
             break
         state = np.int64(live._at(states, state)[live.LINK])

@@ -257,11 +257,11 @@ def _draft_some(
             i = going[at]
             count = 0
             for s in range(sources):
-                kind, number = places[s, i, PLACE_KIND], (i - first) * sources + s
-                lane = lanes[number]
+                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[slot]
                 before = count
                 if kind == LIVE:
-                    count = take_votes(lanes_at, tasks_at, number, tokens, of_class, count)
+                    count = take_votes(lanes_at, tasks_at, slot, tokens, of_class, count)
                 elif kind != NOWHERE:
                     count = vote(
                         kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
@@ -295,7 +295,7 @@ def _draft_some(
                             weight += weights[of_class[n]]
                     if weight > heaviest:
                         heaviest, out_source[i] = weight, s
-            number = min(np.int64(most / _SUM_WIDTH), _SUMS - 1)
+            number = min(int(most / _SUM_WIDTH), _SUMS - 1)
             number = number * _POSITIONS + min(j, _POSITIONS - 1)
             number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
             classes[i, j] = number
@@ -316,10 +316,10 @@ def _draft_some(
             going[still] = i
             still += 1
             for s in range(sources):
-                kind, number = places[s, i, PLACE_KIND], (i - first) * sources + s
-                lane = lanes[number]
+                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[slot]
                 if kind == LIVE:
-                    follow_lane(lanes_at, tasks_at, number, token)
+                    follow_lane(lanes_at, tasks_at, slot, token)
                 elif kind != NOWHERE:
                     lane[LANE_STATE], lane[LANE_LENGTH] = follow(
                         kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
