@@ -20,7 +20,7 @@ class Verified(NamedTuple):
     drafted: Int32Array  # draft tokens that were verified
     accepted: Int32Array  # of these, the ones kept
     filling: Int32Array  # tokens verified only to keep the step's shape
-    source: Int32Array  # number of the source that a draft was drawn from, -1 for none
+    source: Int32Array  # number of the source that voted most for a draft, -1 for none
     # Of a draft, the tokens held back included, those that the text told to be right or wrong, and
     # the right ones: its longest prefix that the text goes on with.
     judged: Int32Array

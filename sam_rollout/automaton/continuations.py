@@ -14,8 +14,8 @@ from sam_rollout.automaton import static_match as packed
 from sam_rollout.automaton.interface import COUNT_SHIFT, LIVE, READY
 from sam_rollout.automaton.kernels import _inlined
 
-# Suffixes asked: the longest one that something followed, and the next shorter one that something
-# else followed, too.
+# Suffixes asked: the longest one that something followed, and the next shorter one that occurred in
+# more places and went on.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one, the latest
 # Continuations of a state that are compared, the newest first.

@@ -25,5 +25,5 @@ PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0
 PLACE_LENGTH = 3  # of this suffix
 PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Kinds: nothing to draft from, an automaton that grows, one that is finished, a draft made elsewhere.
+# Kinds: nothing to draft from, an automaton that grows, a finished one, a draft made elsewhere.
 NOWHERE, LIVE, STATIC, READY = 0, 1, 2, 3

@@ -11,23 +11,18 @@ for texts that are read once and left to right:
   Most clones have no more, so reading a token touches one cache line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Those of one
   state are chained by token, because cloning a state copies them all.
-* Suffix links always lead to shorter strings and end in state 0, the empty string. The link of a
-  text's newest prefix is its longest suffix that occurred before. So the match to draft from needs
-  no cursor of its own.
+* Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
+  the state of its newest prefix, whose link is its longest suffix that occurred before. So a place
+  to draft from needs no cursor of its own.
 * A text that follows another one shares its states until the two differ. From there on it has a run
   of its own, whose first place is no state: it holds the token with which the new run begins.
 
-A text with an automaton to itself is drafted from a match or from a copy. The match is the longest
-suffix that occurred before. One place is kept for it, its latest occurrence, except that a
-continuation seen twice in a row is kept until it has failed twice in a row. The copy is a place
-that the text has followed for a while. It begins where the longest match is kept, and moves one
-token further with every token read. A count says how far text and copy agree: a token that both
-share adds one, any other token divides it by three. A match at least as long as the count replaces
-the copy. The draft is what follows the copy if the count exceeds the length of the match, else what
-follows the match.
-
-A text that shares an automaton follows a copy as well, and gives it up for longer matches only.
-From a match it goes on the way most texts did.
+Three things are kept of how the strings of a state went on. The latest place says with which token
+they did last. A count says how often they did; that of the state an edge leads to says how often
+the edge was followed, and something after it. The writer of a block of the run says whose text it
+was. All are noted when a text adds a state, along a bounded number of suffix links; a text that
+reads what is known notes nothing. The votes for the next token of a draft are made of them
+(`continuations.py`).
 
 An example: the arrays of a text with an automaton to itself, after reading "a b c b a b". Letters
 stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
@@ -35,33 +30,33 @@ stand for the tokens 0, 1 and 2; below the run are the suffix links of its state
     run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
     link            0       -2        0       -2        1        2
 
-    state  string  NEXT_TOKEN  LINK  LATEST  FIRST_EDGE
-        0                   a     0       0           c
-        1  a                b     0      5*           -
-        2  ab               c    -2       2           -
-        3  abc              b     0       3           -
-        4  abcb             a    -2       4           -
-        5  abcba            b     1       5           -
-        6  abcbab           -     2       6           -
+    state  string  NEXT_TOKEN  LINK  LATEST  COUNT  FIRST_EDGE
+        0                   a     0       0      1           c
+        1  a                b     0       5      2           -
+        2  ab               c    -2       2      1           -
+        3  abc              b     0       3      1           -
+        4  abcb             a    -2       4      1           -
+        5  abcba            b     1       5      1           -
+        6  abcbab           -     2       6      0           -
 
-    clone  string  CLONE_LENGTH  LINK  LATEST  FIRST_EDGE  OLDEST  SECOND
-       -2  b                  1     0       4           -  c to 3  a to 5
+    clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OLDEST  SECOND
+       -2  b                  1     0       4      2           -  c to 3  a to 5
 
     slot of the edge table  SOURCE  TOKEN  TARGET  NEXT_EDGE
                         89       0      c       3          b
                        276       0      b      -2          -
 
-    text   LAST 6  LENGTH 6  COPIED 2  AGREED 2
-    match  LENGTH 2  END 2  BRANCHES 1  DISTANCE 4  STATE 2  CONFIRMED 0
-    draft  c b a
+    text   LAST 6  LENGTH 6
+    votes  c after ab  a after b
 
-State 0 is the empty string. A * marks a continuation that was confirmed: b followed a twice. The
-clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share,
-and the edge of state 0 on b leads to it now, no longer to state 2. Its edge to 3 was copied from
-state 2, its edge to 5 came with the next token. Both fit into the clone, so the table holds only
-the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. The link of
-prefix 6 is the match: "ab" occurred before and ended at prefix 2 (LATEST), four tokens back. The
-draft copies what follows there in the run.
+State 0 is the empty string, and COUNT is held by the upper bits of LATEST. The clone was made when
+the second b was read. It stands for "b", the suffix that "ab" and "abcb" share, and the edge of
+state 0 on b leads to it now, no longer to state 2. Its edge to 3 was copied from state 2, its edge
+to 5 came with the next token. Both fit into the clone, so the table holds only the edges of state
+0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. Nothing has followed prefix 6
+yet. Its link is the longest suffix that occurred before, "ab", which went on once, with the c
+behind prefix 2 (LATEST). The next shorter suffix, "b", went on twice: states 3 and 5, to which its
+edges lead, have the same count, and the token behind prefix 4 is the later one, a.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
@@ -131,8 +126,8 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# The latest prefix that ends in the state's strings and is continued, see `_note_end`. The bits
-# above it hold how often a continuation was noted, up to LARGEST_COUNT.
+# The latest prefix that ends in the state's strings and went on, see `_note_end`; until one did,
+# the prefix they were first read in. The bits above hold how often one did, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
 # Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
@@ -154,7 +149,6 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 GROUP_SHIFT = 32
 NONE = -1
 CLONE_EDGES = 2  # that a clone's own places hold
-NO_LIMIT = 1 << 30
 ENTRY_BYTES = 16  # of a place and of an edge
 BLOCK_SHIFT = 9
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
@@ -529,6 +523,21 @@ def _move_edges(header, arena, slots):
 # --- the automaton ----------------------------------------------------------------------------
 
 
+@_inlined
+def _branches(header, state):
+    """How many tokens have followed a state's strings."""
+    entry = _at(header[STATES], state)
+    if state >= 0:
+        count = np.int64(entry[NEXT_TOKEN] != NONE)
+    else:
+        count = np.int64(entry[OLDEST_TARGET] != 0) + np.int64(entry[SECOND_TARGET] != 0)
+    token = np.int64(entry[FIRST_EDGE])
+    while token != NONE:
+        count += 1
+        token = np.int64(_int32_pointer(_search_table(header, state, token))[NEXT_EDGE])
+    return count
+
+
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
     """Split off the strings of `state` that extend `parent`; return the clone, or 0 and why not.
@@ -540,7 +549,7 @@ def _clone(header, arena, parent, token, edge, state):
     states = header[STATES]
     source = _at(states, state)
     if source[FIRST_EDGE] != NONE:
-        in_table = _branches(header, state, NO_LIMIT) - CLONE_EDGES
+        in_table = _branches(header, state) - CLONE_EDGES
         if _edge_room(header) < in_table:
             return np.int64(0), NEED_EDGES
     clone = -CLONE_PLACES - header[CLONES]
@@ -805,21 +814,6 @@ def _catch_up(
 @_inlined
 def _end_of(entry):
     return np.int64(entry[LATEST]) & PREFIX_MASK
-
-
-@_inlined
-def _branches(header, state, limit):
-    """How many tokens have followed a state's strings, counted up to a limit."""
-    entry = _at(header[STATES], state)
-    if state >= 0:
-        count = np.int64(entry[NEXT_TOKEN] != NONE)
-    else:
-        count = np.int64(entry[OLDEST_TARGET] != 0) + np.int64(entry[SECOND_TARGET] != 0)
-    token = np.int64(entry[FIRST_EDGE])
-    while token != NONE and count < limit:
-        count += 1
-        token = np.int64(_int32_pointer(_search_table(header, state, token))[NEXT_EDGE])
-    return min(count, limit)
 
 
 @_inlined

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.automaton import kernels
-
-Int64Array = npt.NDArray[np.int64]
+from sam_rollout.automaton.interface import Int64Array
 
 # The arena grows by slabs that double up to 32 MiB: few enough to look through, large enough for
 # huge pages, without which long texts take half as long again per token.

@@ -12,8 +12,13 @@ from typing import NoReturn
 import numpy as np
 
 from sam_rollout.automaton import kernels
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
-from sam_rollout.automaton.memory import Arena, Int64Array, Rows
+from sam_rollout.automaton.interface import (
+    LARGEST_AUTOMATON,
+    AutomatonFullError,
+    Int32Array,
+    Int64Array,
+)
+from sam_rollout.automaton.memory import Arena, Rows
 
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
@@ -58,7 +63,8 @@ class AutomatonPool:
 
     Args:
         max_link_updates: suffix links along which an end position is noted per token. A larger
-            number finds later occurrences in very repetitive text, at that many memory accesses.
+            number finds later places and counts them all in very repetitive text, at that many
+            memory accesses.
 
     Raises:
         ValueError: an argument is out of range.

@@ -66,7 +66,7 @@ class TextRecorder:
 
         Args:
             slots: int32[B], a negative one skips the row.
-            token_ids, num_tokens, eligible: as for `StaticSource.match`.
+            token_ids, num_tokens, eligible: as for `Source.locate`.
         """
         record_rows(self._texts, self._spans, slots, token_ids, num_tokens, eligible)
 

@@ -5,7 +5,7 @@ memory of the online one in `kernels.py`. In addition it knows, for every state,
 that continues as the state's strings do most often.
 
 Documents are joined by a token that no request can contain. Matches therefore never reach across
-two documents, and a copy stops where its document does.
+two documents, and the token between them is never drafted.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ __all__ = ["ARRAYS", "SEPARATOR", "StaticAutomaton", "build", "join"]
 _EDGE_SLOTS_PER_TOKEN = 1.2
 MAX_TOKENS = 1 << 28  # states and edge slots, up to two and a half a token, are counted in int32
 
-# Columns of the header of a matched automaton, int64[HEADER_WIDTH]: sizes, then addresses.
+# Columns of the header that kernels read, int64[HEADER_WIDTH]: sizes, then addresses.
 TOKENS = 0
 STATES = 1
 EDGES = 2

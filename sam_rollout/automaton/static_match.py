@@ -1,4 +1,4 @@
-"""Matches the rows of a batch in static automata, each row in its own, in one call.
+"""Places the rows of a batch in static automata, each row in its own, in one call.
 
 Each row has a cursor: the state of the longest suffix of the row's text that occurs in the
 automaton's text. Automata reach the kernels as addresses, because the rows' automata differ. Every
@@ -46,7 +46,7 @@ STATE = 1
 MATCH = 2  # length of the longest suffix that is a string of the automaton
 CURSOR_WIDTH = 3
 
-# Suffix links followed from a state that only ends documents to one that has a continuation.
+# States looked at for continuations, from a place along suffix links: some only end documents.
 _MAX_STEPS_BACK = 8
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.draft_targets import DEFAULT
 from sam_rollout.bench.drafts import CONTEXT_K
 from sam_rollout.bench.replay import CONTEXT_BIN
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 _COLOURS = {
     sides.OWN: "#D55E00",
     sides.OWN_SIBLINGS: "#009E73",
-    DEFAULT: "#CC79A7",
+    sides.DEFAULT: "#CC79A7",
     sides.OWN_RUN: "#F0E442",
     sides.FIRST: "#0072B2",
     sides.NGRAM_24: "#E69F00",

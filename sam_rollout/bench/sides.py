@@ -298,7 +298,6 @@ _RUN = {"sources": {"siblings": {"enabled": True, "scope": "run"}}}
 OWN = "own"
 # Registered sources that can be measured without data of the user's, each beside own text.
 _JOINING = tuple(e.name for e in SOURCES if e.name != "own" and e.benchmark is not None)
-JOINED = tuple(f"own + {name}" for name in _JOINING)
 OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"

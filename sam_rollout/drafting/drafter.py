@@ -1,7 +1,7 @@
 """What is asked once per engine step: which tokens to draft for each request.
 
-Sources own their texts and find matches (`sam_rollout/sources/`), the policy chooses among them and
-sets lengths (`policy.py`); the drafter brings them together.
+Sources own texts and tell where a request's text stands in them (`sam_rollout/sources/`). The
+policy drafts what they vote for (`policy.py`), and the drafter brings them together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class SamDrafter:
 
     Attributes:
         batch: the drafts in flight.
-        sources: in order of precedence.
+        sources: in the order of the registry.
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -187,7 +187,7 @@ class SamDrafter:
         np.subtract(self._max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._max_draft_tokens, out=budget)
-        batch.pending = True  # first: drafts of a source that fails are cleared, too
+        batch.pending = True  # first: drafts of a policy that fails are cleared, too
         self._drafted_tokens += self._policy.draft(
             self._places, budget, batch.tokens, batch.counts, batch.held_back, batch.source,
             least_chance,

@@ -31,7 +31,8 @@ class DraftBatch:
     Attributes:
         tokens: int32[max_rows, k].
         counts, held_back, filling: int32[max_rows].
-        source: int32[max_rows], number of the source that drafted, NO_SOURCE for none.
+        source: int32[max_rows], number of the source whose votes for the first token weighed most,
+            NO_SOURCE without votes.
         length: int32[max_rows], of the text when the draft was made.
         rows: requests in the batch.
         pending: whether anything has to be verified.
@@ -133,7 +134,7 @@ def _verify(
         out_filling[i] = filling[i]
         out_judged[i] = right if right == most else known  # after a wrong token all are wrong
         out_right[i] = right
-        if known > 0:  # the source chosen may have had nothing to draft
+        if known > 0:  # all that was held back may have been filled over
             out_source[i] = source[i]
 
 

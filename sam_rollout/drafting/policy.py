@@ -92,7 +92,7 @@ class DraftPolicy:
         warm_up()
         positions = config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
-        self._tells = self._least > 0 or config.gate.kind == "auto"  # chances by position
+        self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.
         first = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
         self._shares = np.zeros((2, sources * CLASSES))
@@ -295,7 +295,7 @@ def _draft_some(
                             weight += weights[of_class[n]]
                     if weight > heaviest:
                         heaviest, out_source[i] = weight, s
-            number = min(int(most / _SUM_WIDTH), _SUMS - 1)
+            number = np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
             number = number * _POSITIONS + min(j, _POSITIONS - 1)
             number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
             classes[i, j] = number

@@ -39,7 +39,7 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# In order of precedence, which is also the order of the columns per source in records.
+# The order of the columns per source in records. Of votes that weigh the same the first one counts.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

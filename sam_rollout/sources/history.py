@@ -168,7 +168,7 @@ class HistorySource(StaticTexts):
         self._bound = rows
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """As `Source.catch_up`; cursors are left to the first `match`."""
+        """As `Source.catch_up`; cursors are left to the first `locate`."""
         if self._off:
             return
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)

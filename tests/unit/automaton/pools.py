@@ -1,11 +1,48 @@
-"""Texts read and drafted from as the drafter does it, and what a pool holds of them in memory."""
+"""Texts read and voted from as the drafter does it, and what a pool holds of them in memory."""
 
 import ctypes
+from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton import kernels
-from sam_rollout.automaton.interface import MATCH_WIDTH
+from sam_rollout.automaton import continuations, kernels
+from sam_rollout.automaton.interface import (
+    NOWHERE,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_WIDTH,
+)
+
+_CLASSES = (
+    continuations.LENGTH_CLASSES,
+    len(continuations.COUNTS) + 1,
+    len(continuations.SHARES) + 1,
+    2,
+    continuations.WRITERS,
+)
+
+
+class Vote(NamedTuple):
+    """A token that may come next, and its class by what is known of it."""
+
+    token: int
+    length: int
+    count: int
+    share: int
+    is_latest: int
+    writer: int
+
+    @classmethod
+    def of(cls, token, length, count, times, is_latest, writer):
+        """The vote for a token that followed `times` of the `count` times a suffix went on."""
+        bounds = continuations.LENGTHS, continuations.COUNTS, continuations.SHARES
+        values = length, count, times / count
+        classes = [
+            sum(value >= lowest for lowest in bound)
+            for value, bound in zip(values, bounds, strict=True)
+        ]
+        return cls(token, *classes, int(is_latest), writer)
 
 
 def int32(*values):
@@ -17,22 +54,49 @@ def read(pool, slot, text, length):
     pool.extend(int32(slot), int32(0), np.asarray(text, np.int32)[None], int32(length))
 
 
-def matches_of(pool, *slots, max_branches=0):
-    """The columns of each slot's match, int32[slots, MATCH_WIDTH]."""
-    matches = np.zeros((len(slots), MATCH_WIDTH), np.int32)
-    pool.match_rows(int32(*slots), matches, max_branches)
-    return matches
+def places_of(pool, *slots):
+    """Where each slot's text stands, int64[slots, PLACE_WIDTH]."""
+    places = np.zeros((len(slots), PLACE_WIDTH), np.int64)
+    pool.place_rows(int32(*slots), places)
+    return places
 
 
-def draft_rows(pool, slots, token_ids, lengths, k=3, width=None):
-    """Read each slot's row of `token_ids` up to its length, and draft up to `k` tokens after it."""
-    slots = int32(*slots)
-    pool.extend(slots, np.arange(len(slots), dtype=np.int32), token_ids, int32(*lengths))
-    tokens, counts = np.full((len(slots), width or k), -7, np.int32), np.zeros_like(slots)
-    pool.draft_rows(slots, matches_of(pool, *slots), np.full_like(slots, k), tokens, counts)
-    drafts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
-    assert all((row[len(draft) :] == -7).all() for row, draft in zip(tokens, drafts, strict=True))
-    return drafts
+def votes_at(place):
+    """What may follow a place."""
+    if place[PLACE_KIND] == NOWHERE:
+        return []
+    tokens, classes = np.zeros((2, continuations.LEVELS * continuations.VOTES_PER_LEVEL), np.int64)
+    count = continuations.vote(*map(int, place), 0, tokens, classes, 0)
+    columns = np.unravel_index(classes[:count], _CLASSES)
+    return [Vote(*map(int, row)) for row in zip(tokens, *columns, strict=False)]
+
+
+def votes_of(pool, slot):
+    """What may follow the text in a slot."""
+    return votes_at(places_of(pool, slot)[0])
+
+
+def followed(place, token):
+    """The place that a token leads to."""
+    place = np.array(place)
+    columns = [PLACE_STATE, PLACE_LENGTH]
+    place[columns] = continuations.follow(*map(int, (*place[: PLACE_LENGTH + 1], token)))
+    return place
+
+
+def draft_from(place, k):
+    """Up to `k` tokens, each the most frequent one after the longest suffix that went on."""
+    tokens = []
+    while len(tokens) < k and (votes := votes_at(place)):
+        tokens.append(votes[0].token)
+        place = followed(place, tokens[-1])
+    return tokens
+
+
+def draft_rows(pool, slots, token_ids, lengths, k=3):
+    """Read each slot's row of `token_ids` up to its length, and draft after it."""
+    pool.extend(int32(*slots), np.arange(len(slots), dtype=np.int32), token_ids, int32(*lengths))
+    return [draft_from(place, k) for place in places_of(pool, *slots)]
 
 
 def draft(pool, slot, text, length, k):

@@ -1,4 +1,4 @@
-"""The kernels in fresh processes: what numba's disk cache may do, and that drafting survives it."""
+"""The kernels in fresh processes: what numba's disk cache may do, and that reading survives it."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 
 import sam_rollout
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.interface import LIVE
 
 SOURCE = Path(sam_rollout.__file__).parent
 LIMIT_S = 300
@@ -18,26 +19,25 @@ TOGETHER = 2  # processes; each compiles for ten seconds of a core
 # Each worker compiles for seconds, on what cores there are.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Warms up, drafts for a text that repeats itself, prints what was found.
+# Warms up, reads two texts into one automaton, prints where the second one stands.
 WORKER = """
 import dataclasses, json, sys
 {prelude}
 import numpy as np
-from sam_rollout.automaton import kernels
+from sam_rollout.automaton import interface, kernels
 from sam_rollout.automaton.pool import AutomatonPool
-from sam_rollout.automaton.compilation import WarmUp
 warm_up = kernels.warm_up()
 pool = AutomatonPool()
-text = np.array([[1, 2, 3, 4, 1, 2]], np.int32)
-tokens, counts = np.zeros((1, 3), np.int32), np.zeros(1, np.int32)
-of = lambda value: np.array([value], np.int32)
-slot, matches = of(pool.open()), np.zeros((1, kernels.MATCH_WIDTH), np.int32)
-pool.extend(slot, of(0), text, of(6))
-pool.match_rows(slot, matches)
-pool.draft_rows(slot, matches, of(3), tokens, counts)
-print(json.dumps([dataclasses.asdict(warm_up), tokens[0, : counts[0]].tolist()]))
+of = lambda *values: np.array(values, np.int32)
+automaton = pool.create()
+slots = of(pool.open(automaton), pool.open(automaton))
+pool.extend(slots, of(0, 1), np.array([[1, 2, 3, 4], [2, 3, 0, 0]], np.int32), of(4, 2))
+places = np.zeros((2, interface.PLACE_WIDTH), np.int64)
+pool.place_rows(slots, places)
+place = places[1, [interface.PLACE_KIND, interface.PLACE_STATE, interface.PLACE_LENGTH]]
+print(json.dumps([dataclasses.asdict(warm_up), place.tolist()]))
 """
-DRAFT = [3, 4, 1]
+PLACE = [LIVE, -2 * kernels.CLONE_PLACES, 2]  # "2 3" is the second string to be split off
 KERNELS = len(kernels._SIGNATURES)
 
 
@@ -89,18 +89,18 @@ def start(package: Path, cache: Path | None, prelude: str = "") -> subprocess.Po
 
 
 def finish(worker: subprocess.Popen) -> tuple[dict, str]:
-    """What the worker's warm-up took, and what it wrote to stderr; its draft is right."""
+    """What the worker's warm-up took, and what it wrote to stderr; the place is right."""
     try:
         stdout, stderr = worker.communicate(timeout=LIMIT_S)
     finally:
         worker.kill()
     assert worker.returncode == 0, stderr
-    warm_up, draft = json.loads(stdout)
-    assert draft == DRAFT
+    warm_up, place = json.loads(stdout)
+    assert place == PLACE
     return warm_up, stderr
 
 
-def test_a_package_that_cannot_be_written_drafts_all_the_same(package):
+def test_a_package_that_cannot_be_written_reads_all_the_same(package):
     warm_up, stderr = finish(start(package, cache=None))
     assert (warm_up["loaded"], warm_up["compiled"], warm_up["cache_path"]) == (0, KERNELS, "")
     assert "no locator available" in warm_up["problem"]

@@ -1,4 +1,4 @@
-"""The automaton against a brute-force matcher: match, draft, and independence of chunking."""
+"""The automaton against a brute-force reference: places, votes, and independence of chunking."""
 
 import time
 
@@ -8,160 +8,212 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.continuations import LENGTHS, LEVELS
+from sam_rollout.automaton.interface import (
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    READY,
+)
 from sam_rollout.automaton.pool import AutomatonPool
-from tests.unit.automaton.pools import Memory, draft, draft_rows, matches_of, read
+from tests.unit.automaton.pools import (
+    Memory,
+    Vote,
+    draft,
+    followed,
+    int32,
+    places_of,
+    read,
+    votes_at,
+    votes_of,
+)
 
 UNLIMITED = 1 << 30
 LARGEST_TOKEN = 2**31 - 1
+OTHER, SIBLING, OWN = range(3)
+TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 
 
-def longest_repeated_suffix(text):
-    """Length of the longest suffix that occurred before."""
-    n = len(text)
-    for length in range(n - 1, 0, -1):
-        if any(text[end - length : end] == text[n - length :] for end in range(length, n)):
-            return length
-    return 0
+class Reference:
+    """The texts of one automaton as strings, each token with the writer of its run."""
 
+    def __init__(self):
+        self.prefixes = {""}  # of all texts
+        self.noted = []  # (text so far, next token, whose run holds it), oldest first
+        self.open_runs = {}  # text at a run's end -> the run's writer
 
-def kept_end(text, length):
-    """Where the suffix of this length goes on: at its latest end, one failure forgiven."""
-    n = len(text)
-    kept, confirmed = 0, False
-    for end in range(length, n):
-        if text[end - length : end] != text[n - length :]:
-            continue
-        if kept and text[end] == text[kept]:
-            kept, confirmed = end, True
-        elif confirmed:
-            confirmed = False
-        else:
-            kept = end
-    return kept
+    def knows(self, string):
+        return any(string in prefix for prefix in self.prefixes)
 
+    def append(self, text, token, writer):
+        """A text is read by one token; only strings that nobody had are noted."""
+        if not self.knows(text + token):
+            writer = self.open_runs.pop(text, writer)
+            self.open_runs[text + token] = writer
+            self.noted.append((text, token, writer))
+        self.prefixes.add(text + token)
 
-def brute_force_match(text):
-    """(length, end) of what to draft from: the longest match, or a copy that agrees further."""
-    agreed, copied = 0, 0
-    for n in range(len(text) + 1):
-        length = longest_repeated_suffix(text[:n])
-        if n == len(text):
-            return (agreed, copied) if agreed > length else (length, kept_end(text, length))
-        if length and length >= agreed:
-            agreed, copied = length, kept_end(text[:n], length)
-        if agreed:
-            agreed = agreed + 1 if text[copied] == text[n] else agreed // kernels.DISAGREEMENT
-            copied += 1
+    def longest(self, text):
+        """The longest suffix of a text that is known."""
+        return next(text[i:] for i in range(len(text) + 1) if self.knows(text[i:]))
 
+    def _count(self, string):
+        """How often a string went on."""
+        times = sum(text.endswith(string) for text, _, _ in self.noted)
+        return min(times, kernels.LARGEST_COUNT)
 
-def continuation(text, end, k):
-    """What follows position `end`, going on periodically when the text is used up."""
-    period = len(text) - end
-    return [text[end + j % period] for j in range(k)]
+    def _writer(self, string):
+        """Whose text went on from a string last or, if none did, had it first."""
+        on = [writer for text, _, writer in self.noted if text.endswith(string)]
+        first = (w for text, token, w in self.noted if (text + token).endswith(string))
+        return on[-1] if on else next(first)
 
+    def levels(self, suffix):
+        """For each level (suffix, how often each token followed, the latest token)."""
+        found = []
+        while suffix and len(found) < LEVELS:
+            tokens = [token for text, token, _ in self.noted if text.endswith(suffix)]
+            if tokens:
+                times = {token: max(self._count(suffix + token), 1) for token in tokens}
+                found.append((suffix, times, tokens[-1]))
+            places = self._places(suffix)
+            while suffix and self._places(suffix) == places:
+                suffix = suffix[1:]
+        return found
 
-def structure(pool, slot):
-    """All strings' states as a set of (length, link's length, latest end, edges by length)."""
-    memory = Memory(pool, slot)
-    states = {state: memory.state(state) for state in (*memory.clones, *memory.prefixes)}
-    stored = [columns[:3] for _, columns in memory.edges()]
-    assert len(stored) == len({(source, token) for source, token, _ in stored})
-    assert len(stored) == memory.header[kernels.EDGE_COUNT]
-    edges = [*stored]
-    for state in memory.clones:
-        for token in (kernels.OLDEST_TOKEN, kernels.SECOND_TOKEN):
-            if states[state][token] != kernels.NONE:
-                edges.append((state, states[state][token], states[state][token + 1]))
-    edges += [(at, states[at][kernels.NEXT_TOKEN], at + 1) for at in memory.prefixes[:-1]]
-    targets = {state: {} for state in states}
-    for source, token, target in edges:
-        targets[source][token] = target
-    assert sum(map(len, targets.values())) == len(edges)
+    def _places(self, suffix):
+        return sum(prefix.endswith(suffix) for prefix in self.prefixes)
 
-    def length(state):
-        return state if state >= 0 else states[state][kernels.CLONE_LENGTH]
-
-    return {
-        (
-            state if state >= 0 else "clone", length(state),
-            columns[kernels.LINK] if columns[kernels.LINK] >= 0 else "clone",
-            length(columns[kernels.LINK]), columns[kernels.LATEST],
-            tuple(sorted((token, length(target)) for token, target in targets[state].items())),
-        )
-        for state, columns in states.items()
-    }  # fmt: skip
+    def check(self, suffix, votes, relation):
+        """Whether these are the votes after a suffix; `relation` maps writers to their class."""
+        votes = list(votes)
+        for string, times, latest in self.levels(suffix):
+            total = max(sum(times.values()), self._count(string))
+            favourites = [token for token in times if times[token] == max(times.values())]
+            chosen = [token for token in favourites if TOKEN_OF[token] == votes[0].token]
+            assert chosen and (latest not in favourites or chosen == [latest])
+            for token in dict.fromkeys([*chosen, latest]):
+                assert votes.pop(0) == Vote.of(
+                    TOKEN_OF[token], len(string), total, times[token], token == latest,
+                    relation[self._writer(string + token)],
+                )  # fmt: skip
+        assert votes == []
 
 
 @st.composite
-def texts(draw):
-    """Random, periodic and copied stretches over few token ids, 0 and the largest among them."""
-    alphabet = draw(st.lists(st.integers(0, LARGEST_TOKEN), min_size=1, max_size=4, unique=True))
-    alphabet[0] = draw(st.sampled_from([0, LARGEST_TOKEN, alphabet[0]]))
-    text = []
-    for _ in range(draw(st.integers(1, 5))):
-        stretch = draw(st.lists(st.sampled_from(alphabet), min_size=1, max_size=9))
-        text += stretch * draw(st.integers(1, 3))
-        start = draw(st.integers(0, len(text) - 1))
-        text += text[start : start + draw(st.integers(0, 12))]
-    return text
+def families(draw):
+    """Texts that begin alike and then copy from themselves and each other, and how they grow."""
+    alphabet = draw(st.sampled_from(["ab", "abc", "abcd"]))
+    prompt = draw(st.text(alphabet, max_size=6))
+    texts = [prompt] * draw(st.integers(1, 4))
+    for _ in range(draw(st.integers(1, 8))):
+        source = draw(st.sampled_from(texts))
+        start = draw(st.integers(0, len(source)))
+        addition = draw(st.text(alphabet, max_size=3)) + source[start:][: draw(st.integers(0, 9))]
+        texts[draw(st.integers(0, len(texts) - 1))] += addition
+    turn = st.tuples(st.integers(0, len(texts) - 1), st.integers(1, 9))
+    turns = draw(st.lists(turn, max_size=15)) + [(number, 1 << 20) for number in range(len(texts))]
+    return texts, turns
 
 
-@pytest.mark.slow
+def grown(pool, family, shared):
+    """Read a family in its turns; yield (number of the text, its slot, what it is, reference)."""
+    texts, turns = family
+    automaton, common = pool.create() if shared else None, Reference()
+    slots = [pool.open(automaton, group=number % 2) for number in range(len(texts))]
+    references = [common if shared else Reference() for _ in texts]
+    lengths = [0] * len(texts)
+    for number, size in turns:
+        text, before = texts[number], lengths[number]
+        lengths[number] = after = min(before + size, len(text))
+        for n in range(before, after):
+            references[number].append(text[:n], text[n], number)
+        read(pool, slots[number], [TOKEN_OF[letter] for letter in text] or [0], after)
+        yield number, slots[number], text[:after], references[number]
+
+
 @settings(max_examples=150, deadline=None)
-@given(texts(), st.integers(1, 8))
-def test_match_and_draft_are_those_of_the_rule(text, k):
+@given(families(), st.booleans(), st.text("abcd", max_size=4))
+def test_places_and_votes_are_those_of_the_reference(family, shared, drafted):
+    """However texts are cut into calls, and from wherever tokens lead that nobody has said yet."""
     pool = AutomatonPool(max_link_updates=UNLIMITED)
-    slot = pool.open()
-    for n in range(1, len(text) + 1):
-        tokens = draft(pool, slot, text, n, k)
-        length, end = brute_force_match(text[:n])
-        assert pool.match(slot) == (length, end if length else 0)
-        assert tokens == (continuation(text[:n], end, k) if length else [])
-
-
-@settings(max_examples=150, deadline=None)
-@given(texts(), st.integers(1, 8), st.integers(1, 8))
-def test_bounded_link_updates_keep_the_length_and_a_true_occurrence(text, max_link_updates, k):
-    pool = AutomatonPool(max_link_updates=max_link_updates)
-    slot = pool.open()
-    for n in range(1, len(text) + 1):
-        tokens = draft(pool, slot, text, n, k)
-        length, end = pool.match(slot)
-        longest = longest_repeated_suffix(text[:n])
-        assert length >= longest
-        if length == 0:
-            assert tokens == []
+    for number, slot, text, reference in grown(pool, family, shared):
+        (place,) = places_of(pool, slot)
+        if not text:
+            assert votes_at(place) == []
             continue
-        assert 0 < end < n
-        assert length > longest or text[end - length : end] == text[n - length : n]
-        assert tokens == continuation(text[:n], end, k)
+        relation = [SIBLING if other % 2 == number % 2 else OTHER for other in range(4)]
+        relation[number] = OWN
+        assert place[PLACE_LENGTH] == len(text)
+        reference.check(text, votes_at(place), relation)
+        suffix = text
+        for letter in drafted:
+            place, suffix = followed(place, TOKEN_OF[letter]), reference.longest(suffix + letter)
+            assert place[PLACE_LENGTH] == len(suffix)
+            reference.check(suffix, votes_at(place), relation)
 
 
 @settings(max_examples=100, deadline=None)
-@given(texts(), st.data())
-def test_chunking_changes_nothing(text, data):
-    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
-    one_by_one = AutomatonPool()
-    chunked = AutomatonPool()
-    a, b = one_by_one.open(), chunked.open()
-    for n in range(len(text) + 1):
-        read(one_by_one, a, text, n)
-    for n in [*cuts, len(text)]:
-        read(chunked, b, text, n)
-    assert structure(one_by_one, a) == structure(chunked, b)
+@given(families(), st.booleans(), st.integers(1, 3))
+def test_bounded_link_updates_vote_for_what_did_follow(family, shared, max_link_updates):
+    pool = AutomatonPool(max_link_updates=max_link_updates)
+    for _, slot, text, reference in grown(pool, family, shared):
+        votes = votes_of(pool, slot)
+        assert len(votes) <= 4 and (votes or not reference.levels(text))
+        for vote in votes:
+            suffix = text[-(1, *LENGTHS)[vote.length] :]
+            assert any(TOKEN_OF[t] == vote.token and reference.knows(suffix + t) for t in "abcd")
+    for slot in range(len(pool)):
+        pool.close(slot)
+    if shared:
+        pool.destroy(0)
+    assert pool.nbytes == 0
 
 
-@settings(max_examples=100, deadline=None)
-@given(texts(), texts())
-def test_a_rebuilt_automaton_keeps_nothing_of_its_first_text(first, second):
-    pool, fresh = AutomatonPool(), AutomatonPool()
-    a, b = pool.open(), fresh.open()
-    read(pool, a, first, len(first))
-    read(pool, a, second, 0)
-    read(pool, a, second, len(second))
-    read(fresh, b, second, len(second))
-    assert pool.rebuilds == 1
-    assert structure(pool, a) == structure(fresh, b)
+def votes_after(*texts, groups=(0,)):
+    """What follows the last of some texts that share an automaton."""
+    pool = AutomatonPool(max_link_updates=UNLIMITED)
+    automaton = pool.create()
+    for text, group in zip(texts, groups, strict=True):
+        slot = pool.open(automaton, group)
+        read(pool, slot, text, len(text))
+    return votes_of(pool, slot)
+
+
+def test_the_most_frequent_and_the_latest_token_of_two_suffixes():
+    assert votes_after([1, 3, 0, 1, 3, 0, 1, 4, 0, 2, 1, 5, 0, 2, 1]) == [
+        Vote.of(5, 3, 1, 1, True, OWN),  # after 0 2 1
+        Vote.of(3, 1, 4, 2, False, OWN),  # after 1, with 4 and 5
+        Vote.of(5, 1, 4, 1, True, OWN),
+    ]
+
+
+def test_counts_stop_at_the_largest():
+    assert votes_after([1, 2] * 400 + [1, 3] * 30 + [4, 1]) == [
+        Vote.of(2, 1, 157, kernels.LARGEST_COUNT, False, OWN),
+        Vote.of(3, 1, 157, 30, True, OWN),
+    ]
+
+
+def test_whose_text_went_on_last_is_told():
+    texts = [[1, 2, 3], [4, 1, 2, 5], [6, 1, 2, 7], [1, 2]]
+    latest, *_ = votes_after(*texts, groups=[1, 2, 3, 2])
+    assert latest == Vote.of(7, 2, 3, 1, True, OTHER)
+    for groups, writer in ([3, 2, 2, 2], SIBLING), ([0, 0, 0, 1], OTHER):
+        assert votes_after(*texts, groups=groups)[0].writer == writer
+    own = votes_after(*texts[:3], [1, 2, 8, 9, 1, 2], groups=[0] * 4)
+    assert own[0] == Vote.of(8, 2, 4, 1, True, OWN)
+
+
+def test_a_ready_draft_votes_where_it_is_followed():
+    drafted = int32(4, 5, 6)
+    place = np.zeros(5, np.int64)
+    place[[PLACE_KIND, PLACE_HEADER, PLACE_LENGTH]] = READY, drafted.ctypes.data, len(drafted)
+    for length, token in enumerate(drafted, start=1):
+        assert votes_at(place) == [Vote.of(token, length, 1, 1, True, OTHER)]
+        assert votes_at(followed(place, token + 1)) == []
+        place = followed(place, token)
+    assert votes_at(place) == [] and votes_at(followed(place, 6)) == []
 
 
 @pytest.mark.parametrize(
@@ -173,9 +225,9 @@ def test_a_rebuilt_automaton_keeps_nothing_of_its_first_text(first, second):
         ([9, 1, 2, 1, 2, 1], [2, 1, 2, 1, 2]),
         ([0, 3, 0], [3, 0, 3, 0, 3]),
         ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2, 9, 1]),  # latest, not first
-        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2], [8, 4, 2, 9, 5]),  # confirmed, and failed only once
-        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2, 9, 6, 2], [9, 6, 2, 9, 6]),  # confirmed, failed twice
-        ([1, 2, 3, 4, 5, 7, 1, 2, 3, 8], [5, 7, 1, 2, 3]),  # 8 in place of 4
+        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2], [8, 4, 2, 9, 5]),  # 8 followed twice, 9 once
+        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2, 9, 6, 2], [9, 6, 2, 9, 6]),  # both twice: the latest
+        ([1, 2, 3, 4, 5, 7, 1, 2, 3, 8], []),  # nothing ever followed 8
         ([1, 2, 3], []),
         ([4], []),
         ([], []),
@@ -186,13 +238,6 @@ def test_drafts_of_small_texts(text, expected):
     pool = AutomatonPool()
     row = text or [0]
     assert draft(pool, pool.open(), row, len(text), 5) == expected
-
-
-def test_a_draft_follows_the_latest_end_though_the_state_was_split():
-    text = [1, 2, 3, 9, 1, 2, 4, 9, 2, 5, 9, 1, 2]
-    pool = AutomatonPool()
-    assert draft(pool, pool.open(), text, len(text), 1) == [4]
-    assert draft(pool, pool.open(), text[:-2] + [2], len(text) - 1, 1) == [5]
 
 
 LONG = 200_000
@@ -225,13 +270,18 @@ def test_long_texts_are_quick_and_right(name):
     # 3-90 ms; a step whose cost grows with the text would need minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
-    length, end = pool.match(slot)
+    memory = Memory(pool, slot)
+    link = memory.state(int(memory.text[kernels.LAST]))[kernels.LINK]
+    state = memory.state(link)
+    length = link if link >= 0 else state[kernels.CLONE_LENGTH]
+    end = state[kernels.LATEST] & kernels.PREFIX_MASK
     # Strings search fast; ids are moved beyond the surrogates.
     string = "".join(map(chr, (text + 0xE000).tolist()))
     assert string.find(string[LONG - length - 1 :], 0, LONG - 1) == -1
-    if string[end - length : end] != string[LONG - length :]:  # a copy that agrees but for a token
-        assert name == "one run, then another"
-        assert string[end - LONG // 3 : end] == string[LONG - LONG // 3 :]
+    assert string[end - length : end] == string[LONG - length :]
+    votes = votes_of(pool, slot)
+    assert all(vote.writer == OWN for vote in votes) and bool(votes) == (length > 0)
+    assert not length or text[end] in [vote.token for vote in votes]
 
 
 def test_many_branching_edges_survive_growth():
@@ -247,155 +297,6 @@ def test_many_branching_edges_survive_growth():
         other = pool.open()
         assert draft(pool, other, probe, len(probe), 1) == [text[10000 - i + 1]]
         pool.close(other)
-
-
-def brute_force_match_among(texts, own):
-    """Length of the longest suffix of texts[own] that something followed, in any of the texts."""
-    n = len(texts[own])
-    for length in range(n, 0, -1):
-        suffix = texts[own][n - length :]
-        for text in texts:
-            for start in range(len(text) - length):
-                if text[start : start + length] == suffix:
-                    return length
-    return 0
-
-
-def is_justified(texts, own, tokens):
-    """Whether each drafted token followed, somewhere, the longest suffix up to it that goes on."""
-    for j, token in enumerate(tokens):
-        so_far = texts[own] + tokens[:j]
-        length = brute_force_match_among([*texts, so_far], len(texts))
-        # What was drafted is not known text, and nothing follows it in the copy just compared.
-        while length and not goes_on(texts, so_far[len(so_far) - length :]):
-            length -= 1
-        if not goes_on(texts, [*so_far[len(so_far) - length :], token], 0):
-            return False
-    return True
-
-
-def is_copied(texts, own, tokens):
-    """Whether a text has the drafted tokens one after the other; its own may be gone around."""
-    return goes_on(texts, tokens, 0) or any(
-        texts[own][-period:] == tokens[:period] and tokens[period:] == tokens[:-period]
-        for period in range(1, len(tokens))
-    )
-
-
-def length_and_state(pool, slot):
-    """Of a match; a copy has no state."""
-    (match,) = matches_of(pool, slot)
-    return match[kernels.MATCH_LENGTH], match[kernels.MATCH_STATE]
-
-
-def goes_on(texts, string, at_least=1):
-    """Whether a string occurs in a text with so many tokens behind it."""
-    size = len(string)
-    return any(
-        text[start : start + size] == string
-        for text in texts
-        for start in range(len(text) - size - at_least + 1)
-    )
-
-
-@st.composite
-def families(draw):
-    """Texts that begin alike and then copy from themselves and each other, and how they grow."""
-    alphabet = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
-    prompt = draw(st.lists(st.sampled_from(alphabet), max_size=6))
-    texts = [list(prompt) for _ in range(draw(st.integers(1, 4)))]
-    for _ in range(draw(st.integers(1, 8))):
-        text = draw(st.sampled_from(texts))
-        text += draw(st.lists(st.sampled_from(alphabet), max_size=3))
-        source = draw(st.sampled_from(texts))
-        start = draw(st.integers(0, len(source)))
-        text += source[start : start + draw(st.integers(0, 9))]
-    turns = draw(
-        st.lists(st.tuples(st.integers(0, len(texts) - 1), st.integers(1, 5)), max_size=40)
-    )
-    return texts, turns
-
-
-@settings(max_examples=400, deadline=None)
-@given(families(), st.sampled_from([1, 8, UNLIMITED]), st.integers(1, 6), st.booleans())
-def test_texts_that_share_an_automaton_find_each_other(family, max_link_updates, k, closing):
-    texts, turns = family
-    pool = AutomatonPool(max_link_updates=max_link_updates)
-    automaton = pool.create()
-    slots = [pool.open(automaton) for _ in texts]
-    read_so_far = [0] * len(texts)
-    turns = turns + [(number, 1 << 20) for number in range(len(texts))]
-    for number, step_length in turns:
-        read_so_far[number] = min(read_so_far[number] + step_length, len(texts[number]))
-        known = [text[:n] for text, n in zip(texts, read_so_far, strict=True)]
-        row = texts[number] or [0]
-        tokens = draft(pool, slots[number], row, read_so_far[number], k)
-        length, state = length_and_state(pool, slots[number])
-        expected = brute_force_match_among(known, number)
-        if length and not state:
-            assert is_copied(known, number, tokens)
-            if max_link_updates == UNLIMITED:
-                assert length > expected
-            continue
-        if max_link_updates == UNLIMITED:
-            assert length == expected
-        assert length <= expected
-        assert bool(tokens) == bool(length) and len(tokens) <= k
-        if max_link_updates == UNLIMITED:
-            assert is_justified(known, number, tokens)
-            assert len(tokens) in (0, k) or not goes_on(known, tokens[-1:])
-    if closing:
-        for slot in slots:
-            pool.close(slot)
-        assert pool.nbytes_of_automaton(automaton) == pool.nbytes
-        pool.destroy(automaton)
-        assert pool.nbytes == 0
-
-
-def test_a_shared_automaton_takes_many_texts_in_lock_step():
-    rng = np.random.default_rng(5)
-    common = rng.integers(0, 50, 3000)
-    texts = [np.concatenate([common[:40], common[i * 7 :]]).astype(np.int32) for i in range(9)]
-    pool = AutomatonPool()
-    automaton = pool.create()
-    slots = [pool.open(automaton) for _ in texts]
-    width = min(map(len, texts))
-    rows = np.stack([text[:width] for text in texts])
-    for n in range(1, width, 11):
-        draft_rows(pool, slots, rows, [n] * len(texts))
-    # All but the one that is furthest ahead in the common text find more than a thousand tokens.
-    lengths = matches_of(pool, *slots)[:, kernels.MATCH_LENGTH]
-    assert (np.sort(lengths)[1:] > 1000).all()
-
-
-def confirmed(pool, slot):
-    (match,) = matches_of(pool, slot)
-    assert match[kernels.MATCH_LENGTH] == 2
-    return match[kernels.MATCH_CONFIRMED]
-
-
-def test_a_match_is_confirmed_by_a_second_witness():
-    text = [1, 2, 3, 10, 11, 1, 2, 3, 12, 13, 14, 1, 2, 4, 15, 16, 17, 1, 2]
-    pool = AutomatonPool()
-    slot = pool.open()
-    read(pool, slot, text, 7)
-    assert confirmed(pool, slot) == 0, "3 followed once"
-    read(pool, slot, text, 13)
-    assert confirmed(pool, slot) == 1, "twice running"
-    read(pool, slot, text, len(text))
-    assert confirmed(pool, slot) == 0, "not after a failure"
-
-
-def test_a_match_in_a_shared_automaton_is_confirmed_when_two_texts_went_on_from_it():
-    pool = AutomatonPool()
-    automaton = pool.create()
-    slots = [pool.open(automaton) for _ in range(3)]
-    read(pool, slots[0], [9, 1, 2, 3], 4)
-    read(pool, slots[1], [8, 1, 2], 3)
-    assert confirmed(pool, slots[1]) == 0
-    read(pool, slots[1], [8, 1, 2, 3], 4)
-    read(pool, slots[2], [7, 1, 2], 3)
-    assert confirmed(pool, slots[2]) == 1
 
 
 def occurs_and_goes_on(texts, suffix):
@@ -432,12 +333,15 @@ def test_long_texts_that_share_an_automaton(seed):
             "".join(chr(token + 0xE000) for token in text[:n])
             for text, n in zip(texts, known, strict=True)
         ]
-        length, state = length_and_state(pool, slots[number])
-        if length and not state:  # a copy
-            continue
         mine = strings[number]
-        assert not occurs_and_goes_on(strings, mine[len(mine) - length - 1 :])
-        if length:
-            match = mine[len(mine) - length :]
-            assert any(match + chr(tokens[0] + 0xE000) in text for text in strings)
+        low, high = 0, len(mine)
+        while low < high:  # the longest suffix that went on
+            middle = (low + high + 1) // 2
+            is_longer = occurs_and_goes_on(strings, mine[len(mine) - middle :])
+            low, high = (middle, high) if is_longer else (low, middle - 1)
+        votes = votes_of(pool, slots[number])
+        assert [vote.length for vote in votes[:1]] == [sum(low >= n for n in LENGTHS)][: low > 0]
+        if low:
+            suffix = mine[len(mine) - low :]
+            assert any(suffix + chr(tokens[0] + 0xE000) in text for text in strings)
     assert turn > 300

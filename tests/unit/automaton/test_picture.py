@@ -3,12 +3,13 @@
 import pytest
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.continuations import LENGTHS
+from sam_rollout.automaton.interface import COUNT_SHIFT
 from sam_rollout.automaton.pool import AutomatonPool
-from tests.unit.automaton.pools import Memory, draft, matches_of
+from tests.unit.automaton.pools import Memory, places_of, read, votes_at
 
 TEXT = "abcbab"
 TOKENS = ["abc".index(character) for character in TEXT]
-DRAFTED = 3
 
 
 def letter(token):
@@ -21,13 +22,14 @@ class Picture(Memory):
     def __init__(self):
         self.pool = AutomatonPool()
         self.slot = self.pool.open()
-        self.drafted = draft(self.pool, self.slot, TOKENS, len(TEXT), DRAFTED)
+        read(self.pool, self.slot, TOKENS, len(TEXT))
         super().__init__(self.pool, self.slot)
 
     def columns(self, state):
-        confirmed = "*" if state[kernels.LATEST] >> kernels.COUNT_SHIFT else ""
-        latest = f"{state[kernels.LATEST] & kernels.PREFIX_MASK}{confirmed}"
-        return f"{state[kernels.LINK]:>4}  {latest:>6}  {letter(state[kernels.FIRST_EDGE]):>10}"
+        latest = state[kernels.LATEST] & kernels.PREFIX_MASK
+        count = state[kernels.LATEST] >> COUNT_SHIFT
+        first = letter(state[kernels.FIRST_EDGE])
+        return f"{state[kernels.LINK]:>4}  {latest:>6}  {count:>5}  {first:>10}"
 
     def draw_run(self):
         states = [self.state(number) for number in self.prefixes]
@@ -37,14 +39,14 @@ class Picture(Memory):
         yield "link    " + "".join(f"{state[kernels.LINK]:>9}" for state in states[1:])
 
     def draw_states(self):
-        yield "state  string  NEXT_TOKEN  LINK  LATEST  FIRST_EDGE"
+        yield "state  string  NEXT_TOKEN  LINK  LATEST  COUNT  FIRST_EDGE"
         for number in self.prefixes:
             state = self.state(number)
             token = letter(state[kernels.NEXT_TOKEN])
             yield f"{number:>5}  {TEXT[:number]:<6}  {token:>10}  {self.columns(state)}"
 
     def draw_clones(self):
-        yield "clone  string  CLONE_LENGTH  LINK  LATEST  FIRST_EDGE  OLDEST  SECOND"
+        yield "clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OLDEST  SECOND"
         for number in self.clones:
             state = self.state(number)
             length = state[kernels.CLONE_LENGTH]
@@ -63,17 +65,18 @@ class Picture(Memory):
         for slot, (source, token, target, after) in self.edges():
             yield f"{slot:>22}  {source:>6}  {letter(token):>5}  {target:>6}  {letter(after):>9}"
 
-    def draw_draft(self):
-        names = ("LAST", "LENGTH", "COPIED", "AGREED")
-        yield "text   " + "  ".join(f"{name} {self.text[getattr(kernels, name)]}" for name in names)
-        (match,) = matches_of(self.pool, self.slot, max_branches=4)
-        names = ("LENGTH", "END", "BRANCHES", "DISTANCE", "STATE", "CONFIRMED")
-        values = (f"{name} {match[getattr(kernels, f'MATCH_{name}')]}" for name in names)
-        yield "match  " + "  ".join(values)
-        yield "draft  " + " ".join(map(letter, self.drafted))
+    def draw_votes(self):
+        yield f"text   LAST {self.text[kernels.LAST]}  LENGTH {self.text[kernels.LENGTH]}"
+        (place,) = places_of(self.pool, self.slot)
+        lengths = 1, *LENGTHS  # of suffixes: exact for short ones
+        votes = (
+            f"{letter(vote.token)} after {TEXT[-lengths[vote.length] :]}"
+            for vote in votes_at(place)
+        )
+        yield "votes  " + "  ".join(votes)
 
 
-@pytest.mark.parametrize("part", ["run", "states", "clones", "edges", "draft"])
+@pytest.mark.parametrize("part", ["run", "states", "clones", "edges", "votes"])
 def test_the_example_is_what_the_arrays_hold(part):
     lines = [f"    {line}".rstrip() for line in getattr(Picture(), f"draw_{part}")()]
     block = "\n".join(lines)

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE
 from sam_rollout.automaton.pool import AutomatonFullError, AutomatonPool
-from tests.unit.automaton.pools import draft, draft_rows, int32, matches_of, read
+from tests.unit.automaton.pools import (
+    Vote,
+    draft,
+    draft_rows,
+    int32,
+    places_of,
+    read,
+    votes_at,
+    votes_of,
+)
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def text_like_reasoning(tokens, seed=0):
 @pytest.mark.parametrize("automata", [0, 1, 3])
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (100, 60)])
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
-    """Some of them in automata that they share: a call reads row after row."""
+    """And token by token. Some share automata: a call reads row after row."""
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
     if automata:  # texts have much in common, and part again and again
@@ -42,14 +52,15 @@ def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, 
         slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
     while lengths.min() < tokens:
+        before = lengths
         lengths = np.minimum(lengths + rng.integers(0, 9, rows), tokens).astype(np.int32)
-        drafts = draft_rows(pool, slots, texts, lengths)
-        for one in zip(slots_alone, texts, lengths, strict=True):
-            read(alone, *one)
-        expected = [draft(alone, *one, 3) for one in zip(slots_alone, texts, lengths, strict=True)]
-        assert drafts == expected
-        matches = matches_of(pool, *slots, max_branches=9)
-        assert (matches == matches_of(alone, *slots_alone, max_branches=9)).all()
+        pool.extend(int32(*slots), np.arange(rows, dtype=np.int32), texts, lengths)
+        for slot, text, start, end in zip(slots_alone, texts, before, lengths, strict=True):
+            for length in range(start + 1, end + 1):
+                read(alone, slot, text, length)
+        places, places_alone = places_of(pool, *slots), places_of(alone, *slots_alone)
+        assert (places[:, PLACE_STATE:] == places_alone[:, PLACE_STATE:]).all()
+        assert [*map(votes_at, places)] == [*map(votes_at, places_alone)]
     assert pool.appended_tokens == rows * tokens
     assert pool.nbytes == alone.nbytes
     assert len(pool) == rows
@@ -62,7 +73,7 @@ def test_rows_may_be_views_permuted_and_read_only(pool):
     view.flags.writeable = False
     slot = pool.open()
     pool.extend(int32(slot), int32(2), view, int32(6))
-    assert pool.match(slot) == (3, 3)
+    assert votes_of(pool, slot)[0] == Vote.of(1, 3, 1, 1, True, 2)
 
 
 def test_negative_slots_are_skipped(pool):
@@ -70,12 +81,6 @@ def test_negative_slots_are_skipped(pool):
     token_ids = np.ones((2, 4), np.int32)
     assert draft_rows(pool, [-1, slot], token_ids, [4, 4]) == [[], [1, 1, 1]]
     assert pool.length(slot) == 4
-
-
-@pytest.mark.parametrize(("k", "expected"), [(-1, 0), (0, 0), (1, 1), (3, 3), (9, 3)])
-def test_k_is_capped_by_the_output(pool, k, expected):
-    (drafted,) = draft_rows(pool, [pool.open()], np.ones((1, 4), np.int32), [4], k, width=3)
-    assert len(drafted) == expected
 
 
 def test_a_reused_slot_knows_nothing_of_its_past(pool):
@@ -86,7 +91,7 @@ def test_a_reused_slot_knows_nothing_of_its_past(pool):
     assert pool.nbytes == 0 and len(pool) == 0
     again = pool.open()
     assert again == slot
-    assert pool.length(again) == 0 and pool.match(again) == (0, 0)
+    assert pool.length(again) == 0 and places_of(pool, again)[0, PLACE_KIND] == NOWHERE
     assert draft(pool, again, [1, 2, 3], 3, 3) == []
     assert pool.rebuilds == 0
 
@@ -105,7 +110,7 @@ def test_a_row_that_is_no_continuation_is_read_again(pool, second, length):
     fresh = AutomatonPool()
     other = fresh.open()
     assert draft(pool, slot, second, length, 3) == draft(fresh, other, second, length, 3)
-    assert pool.match(slot) == fresh.match(other)
+    assert votes_of(pool, slot) == votes_of(fresh, other)
     assert pool.length(slot) == length
     assert pool.rebuilds == 1 and fresh.rebuilds == 0
 
@@ -124,9 +129,9 @@ def test_a_difference_anywhere_in_the_last_tokens_is_noticed(pool, back):
 def test_repeated_calls_without_new_tokens_change_nothing(pool):
     slot = pool.open()
     first = draft(pool, slot, [1, 2, 1, 2], 4, 3)
-    match, nbytes = pool.match(slot), pool.nbytes
+    votes, nbytes = votes_of(pool, slot), pool.nbytes
     assert draft(pool, slot, [1, 2, 1, 2], 4, 3) == first
-    assert (pool.match(slot), pool.nbytes, pool.appended_tokens) == (match, nbytes, 4)
+    assert (votes_of(pool, slot), pool.nbytes, pool.appended_tokens) == (votes, nbytes, 4)
 
 
 def test_slots_can_outgrow_the_first_table(pool):
@@ -194,9 +199,9 @@ def test_idle_slabs_are_released_while_others_are_used(pool):
     for slot in slots:
         pool.close(slot)
     assert pool._arena.blocks < blocks / 2
-    before = pool.match(small)
+    before = votes_of(pool, small)
     read(pool, pool.open(), text, 50_000)
-    assert pool.match(small) == before
+    assert before and votes_of(pool, small) == before
 
 
 def test_slots_of_a_common_automaton(pool):
@@ -227,13 +232,6 @@ def test_a_changed_text_of_a_common_automaton_starts_anew_and_leaves_the_others(
     assert pool.rebuilds == 1
     assert pool.length(a) == 3
     assert draft(pool, b, [7, 8, 2, 3], 4, 3) == [4]
-
-
-def test_the_most_frequent_continuation_wins_in_a_common_automaton(pool):
-    automaton = pool.create()
-    texts = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9, 6], [1, 2]]
-    drafts = [draft(pool, pool.open(automaton), text, len(text), 1) for text in texts]
-    assert drafts[-1] == [3]
 
 
 # Fields that differ from a sound call -> the error. Slot 0 is open, slot 1 was closed.
@@ -267,7 +265,7 @@ def test_arguments_that_cannot_be_read_are_refused_by_name(pool, changed, error,
 
 @pytest.mark.parametrize("slot", [0, 5, 10_000])
 def test_slots_that_are_not_open_are_refused(pool, slot):
-    for call in (pool.close, pool.length, pool.match):
+    for call in (pool.close, pool.length, pool.nbytes_of, pool.group_of):
         with pytest.raises(IndexError, match=f"slot {slot} is not open"):
             call(slot)
 
@@ -301,7 +299,7 @@ def test_sizes_below_one_are_refused():
 
 def test_nothing_compiles_after_warm_up():
     kernels.warm_up()
-    for kernel in (kernels.extend_rows, kernels.match_rows, kernels.draft_rows):
+    for kernel in (kernels.extend_rows, kernels.place_rows):
         assert len(kernel.signatures) == 1
         with pytest.raises(TypeError):
             kernel()

@@ -114,7 +114,8 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
         for text, reads, draft in zip(texts, decoding, batch.to_lists(), strict=True):
             drafted += len(draft)
             if not siblings and policy == "fixed":
-                assert draft == (expected_draft(text, most) if gate_open and reads else [])
+                drafts = gate_open and reads
+                assert draft == (expected_draft(text, most, drafter) if drafts else [])
         if running and rng.random() < 0.4:
             padding.fill_up(batch, token_ids, num_tokens, decoding)
         in_flight = {}

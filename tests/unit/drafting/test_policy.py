@@ -1,189 +1,271 @@
-"""Choice of source, length of drafts, and the counts that both rest on."""
+"""Which tokens are drafted and how many, beside the same rule in plain Python."""
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from itertools import accumulate
 
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.interface import MATCH_CONFIRMED, MATCH_LENGTH, MATCH_WIDTH
+from sam_rollout.automaton import continuations
+from sam_rollout.automaton.interface import (
+    NOWHERE,
+    PLACE_WIDTH,
+    READY,
+)
 from sam_rollout.config import GateConfig, SamConfig
-from sam_rollout.drafting.in_flight import NO_SOURCE
+from sam_rollout.drafting import policy as rule
+from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import Source
-from sam_rollout.verified import CHANCES, Verified
-from tests.unit.drafting.texts import int32
+from sam_rollout.verified import CHANCES
+from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
+Votes = list[tuple[int, int, tuple]]  # token, source, class
 
 
-class _Source(Source):
-    def __init__(self, bias, competes):
-        self.bias, self.competes = bias, competes
+class Reference:
+    """The rule for sources that have whole drafts ready: each votes until it was not followed."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+        self.shares = defaultdict(lambda: [rule._FIRST_WEIGHT, None])  # class -> votes, right ones
+        self.chances = defaultdict(lambda: [0, 0])  # of classes and of sums: drafted, right
+        self.before = [0] * MAX_ROWS  # accepted of the last draft
+        self.flight = [[]] * MAX_ROWS  # of each drawn token: votes, class, chance
+
+    def weight(self, class_: tuple) -> float:
+        return -math.log1p(-min(self.share(class_), rule._LARGEST_SHARE))
+
+    def share(self, class_: tuple) -> float:
+        votes, right = self.shares[class_]
+        return rule._FIRST_SHARES[class_[1]] if right is None else right / votes
+
+    def chance(self, class_: tuple) -> float:
+        drafted, right = self.chances[class_[:1]]
+        of_sum = (right + rule._ASSUMED) / (drafted + rule._ASSUMED)
+        drafted, right = self.chances[class_]
+        return (right + rule._BORROWED * of_sum) / (drafted + rule._BORROWED)
+
+    def draft(self, row: int, ready: list[list[int]], budget: int, least: float):
+        """The row's draft, what is held back, its source and how many tokens it could have had."""
+        drafted, origin, chance, handed_over = [], NO_SOURCE, 1.0, 0
+        self.flight[row] = []
+        while len(drafted) < budget and chance >= max(least, self.least):
+            n = len(drafted)
+            votes: Votes = [
+                (draft[n], source, (source, bisect_right(continuations.LENGTHS, n + 1)))
+                for source, draft in enumerate(ready)
+                if draft[:n] == drafted and n < len(draft)
+            ]
+            if not votes:
+                break
+            sums = defaultdict(float)
+            for token, _, class_ in votes:
+                sums[token] += self.weight(class_)
+            token = max(sums, key=sums.get)
+            if not drafted:
+                origin = max(votes, key=lambda v: (v[0] == token) * self.weight(v[2]))[1]
+            class_ = (
+                min(int(sums[token] / rule._SUM_WIDTH), rule._SUMS - 1),
+                min(n, rule._POSITIONS - 1),
+                min(self.before[row], rule._BEFORE - 1),
+            )
+            chance *= self.chance(class_)
+            drafted.append(token)
+            self.flight[row].append((votes, class_, chance))
+            handed_over += chance >= max(least, self.least)
+        if budget > 0 and not drafted:
+            self.before[row] = 0
+        return drafted[:handed_over], drafted[handed_over:], origin
+
+    def learn(self, row: int, judged: int, right: int, text: list[int]) -> None:
+        """The text went on like this."""
+        for n in range(min(right + 1, judged)):
+            votes, class_, _ = self.flight[row][n]
+            for token, _, of in votes:
+                counts = self.shares[of]
+                counts[:] = counts[0] + 1, self.share(of) * counts[0] + (token == text[n])
+            for of in (class_, class_[:1]):
+                self.chances[of][0] += 1
+                self.chances[of][1] += n < right
+        self.before[row] = right
+
+    def offered(self, row: int) -> list[float]:
+        """The chances of what could have been drafted, as they are kept."""
+        chances = [chance for *_, chance in self.flight[row] if chance >= self.least]
+        return np.array(chances, np.float32).astype(float).tolist()
+
+    def rearrange(self, rows: list[int]) -> None:
+        self.before = [self.before[row] if row >= 0 else 0 for row in rows]
+        self.flight = [self.flight[row] if row >= 0 else [] for row in rows]
 
 
 class Policy(DraftPolicy):
-    """A policy of one row and the drafts it has in flight."""
+    """A policy, and the drafts it made from drafts that its sources had ready."""
 
-    def __init__(self, policy="fixed", biases=(0,), least=0.1, live=1, gate="threshold"):
+    def __init__(self, policy="fixed", sources=1, least=0.1, gate="threshold"):
         config = SamConfig(
             max_draft_tokens=K,
             draft_policy=policy,
             min_confidence=least,
             gate=GateConfig(kind=gate),
         )
-        sources = [_Source(bias, number < live) for number, bias in enumerate(biases)]
         super().__init__(config, sources, MAX_ROWS)
-        self.source = np.full(MAX_ROWS, NO_SOURCE, np.int32)
-        self.drawn = self.handed_over = 0
+        self.batch = DraftBatch(MAX_ROWS, K)
 
-    def k(self, lengths, budget=K, confirmed=0, price=0.0):
-        """Tokens to hand over from each source; `lengths` are those of the sources' matches."""
-        matches = np.zeros((len(lengths), MAX_ROWS, MATCH_WIDTH), np.int32)
-        matches[:, 0, MATCH_LENGTH] = lengths
-        matches[:, 0, MATCH_CONFIRMED] = confirmed
-        k, chosen = self.plan(matches, int32(budget), self.source, price)
-        assert chosen == (k[:, 0] > 0).tolist()
-        assert self.source[0] == (chosen.index(True) if any(chosen) else NO_SOURCE)
-        counts, held_back = k.sum(axis=0).astype(np.int32), int32(0)
-        self.drawn = int(counts[0])
-        self.hold_back(counts, held_back)
-        self.handed_over = int(counts[0])
-        assert self.handed_over + held_back[0] == self.drawn
-        return [self.handed_over if drafts else 0 for drafts in chosen]
+    def propose(self, ready, budget, least=0.0):
+        """What is handed over of each row, what is held back, and whose draft it is."""
+        batch, rows = self.batch, len(ready)
+        places = np.full((len(ready[0]), MAX_ROWS, PLACE_WIDTH), -1, np.int64)
+        drafts = [[int32(*draft) for draft in of_row] for of_row in ready]
+        for row, of_row in enumerate(drafts):
+            for source, draft in enumerate(of_row):
+                kind = READY if len(draft) else NOWHERE
+                places[source, row] = kind, draft.ctypes.data, 0, len(draft), 0
+        batch.clear(rows)
+        batch.pending = True
+        total = self.draft(
+            places, int32(*budget), batch.tokens, batch.counts, batch.held_back, batch.source, least
+        )
+        counts, drawn = batch.counts[:rows], (batch.counts + batch.held_back)[:rows]
+        assert total == counts.sum()
+        return [
+            (tokens[:count], tokens[count:end], source)
+            for tokens, count, end, source in zip(
+                batch.tokens[:rows].tolist(), counts, drawn, batch.source.tolist(), strict=False
+            )
+        ]
 
-    def see(self, accepted):
-        """The text goes on with so many tokens of the last draft; the engine verified it."""
-        kept = min(accepted, self.handed_over)
-        most = min(1 + kept, self.drawn)
-        right = min(accepted, most)
-        judged = right if right == most else self.drawn
-        columns = 1 + kept, self.handed_over, kept, 0, self.source[0], judged, right
-        self.verified = Verified(*map(int32, columns))
-        self.learn(self.verified)
+    def see(self, texts, gained):
+        """Verify and learn: the rows have these texts now and gained so many tokens."""
+        token_ids, lengths = rows_of(texts, 40)
+        verified = self.batch.verify(token_ids, lengths, int32(*gained))
+        self.learn(verified, token_ids, self.batch.length[: len(texts)])
+        return verified
+
+    def one(self, *ready, budget=K, least=0.0):
+        """The draft of a single row."""
+        ((draft, self.held_back, self.source),) = self.propose([ready], [budget], least)
+        return draft
+
+    def go_on(self, ahead):
+        """The text of the single row goes on like this as far as the engine can tell by now."""
+        (draft,) = self.batch.to_lists()
+        kept = sum(accumulate((a == b for a, b in zip(draft, ahead, strict=False)), min))
+        gained = min(1 + kept, len(ahead))
+        self.see([ahead[:gained]], [gained])
 
 
-def test_of_live_sources_the_one_whose_drafts_are_accepted_wins():
-    policy = Policy(biases=(0, 0, 0), live=2)
-    assert policy.k((3, 4, 0)) == [0, K, 0], "nothing is known yet: the longer match"
+READY_DRAFT = list(range(1, 1 + K))
+
+
+@pytest.mark.parametrize(("policy", "gate"), [("fixed", "threshold"), ("confidence", "auto")])
+def test_every_draft_is_that_of_the_rule(policy, gate):
+    """Four sources that are right by turns; rows that move, come and are not verified."""
+    rng = np.random.default_rng(0)
+    least = 0.3 if policy == "confidence" else 0.0
+    ours, reference, seen = Policy(policy, 4, least or 0.1, gate), Reference(least), Counter()
+    drafts, ahead, asked = [], np.zeros((MAX_ROWS, K + 1), int), []
+    for number in range(1500):
+        stays = rng.random() < 0.5
+        rows = np.arange(MAX_ROWS) if stays else rng.permutation(MAX_ROWS)
+        rows[rng.random(MAX_ROWS) < (0.0 if stays else 0.2)] = -1
+        for one in (ours, ours.batch, reference):
+            one.rearrange(rows)
+        drafts = [drafts[row][0] if drafts and row >= 0 else [] for row in rows]
+        texts, gained, ahead = [], [], ahead[rows]
+        for draft, length, new in zip(drafts, ours.batch.length, ahead.tolist(), strict=True):
+            same = accumulate((a == b for a, b in zip(draft, new, strict=False)), min)
+            # Now and then the engine has not verified a row.
+            gained.append((1 + sum(same)) * int(rng.random() < 0.9))
+            texts.append([7] * length + new[: gained[-1]])
+        verified = ours.see(texts, gained)
+        judged, right = verified.judged.tolist(), verified.right.tolist()
+        told = ours.offered(verified)
+        if stays and told is not None:
+            rows = [row for row in asked if gained[row]]
+            chances = [reference.offered(row) for row in rows]
+            edges = [*reversed(CHANCES), math.inf]
+            classes = np.histogram(np.concatenate([[], *chances]), edges)[0]
+            assert (told.rows, told.tokens[0].tolist()) == (len(rows), classes[::-1].tolist())
+            so_far = [c[: judged[row]] for row, c in zip(rows, chances, strict=True)]
+            hits = [min(right[row], len(c)) for row, c in zip(rows, chances, strict=True)]
+            expected = sum(map(len, so_far)), sum(hits), sum(map(sum, so_far))
+            assert told.tokens[1:].sum(axis=1) == pytest.approx(expected)
+            seen["offered"] += len(so_far)
+        for row in np.flatnonzero(verified.source != NO_SOURCE):
+            reference.learn(row, judged[row], right[row], ahead[row])
+        ahead = rng.integers(0, 3, (MAX_ROWS, K + 1))
+        # Each is the best one for a while.
+        shares = [0.4 + 0.15 * ((source + number // 300) % 4) for source in range(4)]
+        ready = [
+            [
+                np.where(rng.random(K) < share, row[:K], rng.integers(0, 3, K))[
+                    : rng.integers(K + 1)
+                ].tolist()
+                for share in shares
+            ]
+            for row in ahead
+        ]
+        budget, least_chance = rng.integers(-1, K + 1, MAX_ROWS), rng.choice([0.0, 0.2, 0.6])
+        asked = np.flatnonzero(budget > 0)
+        ours.batch.length[:] = rng.integers(0, 9, MAX_ROWS)
+        drafts = ours.propose(ready, budget, least_chance)
+        for row, found in enumerate(drafts):
+            assert found == reference.draft(row, ready[row], budget[row], least_chance)
+            seen["held back"] += bool(found[1])
+            seen[f"from {found[2]}"] += 1
+    assert (seen["offered"] > 500) == (gate == "auto")
+    assert min(seen[f"from {source}"] for source in range(-1, 4)) > 100 < seen["held back"], seen
+
+
+def test_tokens_of_equal_votes_add_up():
+    policy = Policy(sources=3)
+    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([6, 7], 1)
+    assert policy.one([4, 5], [6, 7]) == [4, 5], "the first of two that weigh the same"
     for _ in range(20):
-        siblings = policy.k((3, 4, 0))[1]
-        policy.see(0 if siblings else 3)
-    assert policy.k((3, 4, 0)) == [K, 0, 0]
-    assert policy.k((0, 4, 0)) == [0, K, 0], "there is no other"
-    assert policy.k((3, 4, 4)) == [K, 0, 0], "other sources go by length, as before"
-    assert policy.k((3, 4, 5)) == [0, 0, K]
+        policy.one([4], [6], [6])
+        policy.go_on([4])
+    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([4, 5], 0)
 
 
-def test_a_single_source_needs_no_longer_match_than_others():
-    policy = Policy(biases=(5, 0), live=0)
-    assert policy.k((2, 0)) == [K, 0]
-    assert policy.k((2, 2)) == [K, 0], "others still have to be longer"
-    assert policy.k((2, 3)) == [0, K]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "winner"),
-    [
-        ((3, 3, 3, 3), 0),  # ties go to the first
-        ((3, 4, 4, 4), 1),
-        ((3, 3, 4, 9), 2),
-        ((3, 3, 4, 10), 3),  # the last one needs more than five more
-        ((0, 0, 0, 5), None),
-        ((0, 0, 0, 6), 3),
-        ((0, 0, 1, 0), 2),
-        ((0, 0, 0, 0), None),
-        ((7, 1, 1, 12), 0),
-    ],
-)
-def test_the_longest_match_wins(lengths, winner):
-    k = Policy(biases=(0, 0, 0, 5)).k(lengths)
-    assert k == [K if source == winner else 0 for source in range(4)]
-
-
-@pytest.mark.parametrize("budget", [-3, 0, 1, 5])
-def test_the_budget_is_kept(budget):
-    for policy in ("fixed", "confidence"):
-        assert Policy(policy).k([4], budget) == [max(budget, 0)]
-
-
-def trained(policy, lengths, accepted, times=400, **match):
-    """Let a policy see drafts from the source with the longest match, each accepted so far."""
+def trained(policy, right, times=400, **options):
+    """Let a policy see drafts of which so many tokens are right."""
     for _ in range(times):
-        policy.k(lengths, **match)
-        policy.see(accepted)
+        policy.one(READY_DRAFT, **options)
+        policy.go_on([*READY_DRAFT[:right], 99])
     return policy
 
 
 @pytest.mark.parametrize(
-    ("policy", "times", "accepted", "k"),
+    ("policy", "times", "right", "k"),
     [
         ("confidence", 0, 0, K),  # without experience like fixed
         ("confidence", 400, 0, 0),
         ("confidence", 400, 1, 1),
         ("confidence", 400, 3, 3),
         ("confidence", 400, K, K),
-        ("fixed", 400, 0, K),  # learns nothing
+        ("fixed", 400, 0, K),
     ],
 )
-def test_drafts_become_as_long_as_what_is_accepted(policy, times, accepted, k):
-    assert trained(Policy(policy), [4], accepted, times).k([4]) == [k]
-
-
-def test_a_price_ends_drafts_as_a_least_confidence_does():
-    """Two of three drafts have one right token, the third has all."""
-    both = Policy(gate="auto"), Policy("confidence", least=0.5)
-    for policy in both:
-        for number in range(300):
-            policy.k([4])
-            policy.see(K if number % 3 == 0 else 1)
-    assert both[0].k([4], price=0.5) == both[1].k([4]) == [1]
-    assert both[0].k([4], price=0.1) == [K]
-    assert both[1].k([4], price=0.1) == [1], "the higher of the two"
-    assert both[0].k([4], price=2.0) == [0] and both[0].drawn == 1
+def test_drafts_become_as_long_as_what_is_accepted(policy, times, right, k):
+    assert len(trained(Policy(policy), right, times).one(READY_DRAFT)) == k
 
 
 def test_what_is_held_back_is_learned_from():
     """Nothing is handed over, and chances follow what the text does."""
-    policy = trained(Policy(gate="auto"), [4], 0, price=2.0)
-    assert policy.k([4], price=0.2) == [0]
-    trained(policy, [4], 1, times=6000, price=2.0)
-    assert policy.k([4], price=0.9)[0] >= 1
-
-
-def test_offers_are_told_by_chance():
-    policy = trained(Policy(gate="auto"), [4], 2)
-    policy.k([4], price=0.5)
-    assert policy.handed_over == 2
-    policy.see(2)
-    rows, tokens = policy.offered(policy.verified)
-    assert rows == 1 and tokens[0].sum() == K
-    assert tokens[0, : CHANCES.index(0.8) + 1].sum() == 2, "two that are sure"
-    assert tokens[1].sum() == 3 and tokens[2].sum() == 2, "the one held back was judged"
-    assert 1.5 < tokens[3].sum() < 2.2
-    policy.k([4], budget=0)
-    policy.see(0)
-    assert policy.offered(policy.verified)[0] == 0, "it was not allowed any"
-    assert Policy().offered(policy.verified) is None, "nobody asks"
-
-
-def test_lengths_and_sources_are_learned_apart():
-    policy = trained(Policy("confidence", biases=(0, 0)), [1, 0], 0)
-    assert policy.k([1, 0]) == [0, 0]
-    assert policy.k([20, 0]) == [K, 0]
-    assert policy.k([0, 1]) == [0, K]
-
-
-def test_what_was_confirmed_is_learned_apart():
-    policy = trained(Policy("confidence"), [4], 0)
-    trained(policy, [4], K, confirmed=1)
-    assert policy.k([4], confirmed=1) == [K]
-    policy.k([4])
-    policy.see(0)  # the last draft is a feature, too
-    assert policy.k([4]) == [0]
+    policy = trained(Policy(gate="auto"), 0, least=2.0)
+    assert policy.one(READY_DRAFT, least=0.2) == []
+    trained(policy, 1, times=6000, least=2.0)
+    assert policy.one(READY_DRAFT, least=0.9) != []
 
 
 def test_experience_is_forgotten():
-    policy = trained(Policy("confidence"), [1], 0, times=3000)
-    assert policy.k([1]) == [0]
-    assert trained(policy, [1], K, times=9000).k([1]) == [K]
+    policy = trained(Policy("confidence"), 0, times=3000)
+    assert policy.one(READY_DRAFT) == []
+    assert trained(policy, K, times=9000).one(READY_DRAFT) == READY_DRAFT
 
 
 def test_estimates_are_not_distorted_by_the_drafts_that_ended_early():
@@ -191,7 +273,5 @@ def test_estimates_are_not_distorted_by_the_drafts_that_ended_early():
     rng = np.random.default_rng(0)
     policy = Policy("confidence", least=0.2)
     for _ in range(6000):
-        k = max(policy.k([4]))
-        policy.see(int((np.cumprod(rng.random(k) < 0.7)).sum()))
-    chosen = [max(policy.k([4])) for _ in range(20)]
-    assert set(chosen) <= {3, 4, 5}
+        trained(policy, int(np.cumprod(rng.random(K) < 0.7).sum()), times=1)
+    assert {len(policy.one(READY_DRAFT)) for _ in range(20)} <= {3, 4, 5}

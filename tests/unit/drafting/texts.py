@@ -7,14 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.automaton.interface import MATCH_LENGTH, MATCH_WIDTH
-from sam_rollout.automaton.pool import AutomatonPool
+from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_LENGTH, PLACE_WIDTH
+from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Source
-from tests.unit.automaton.pools import draft, int32
 
 WIDTH = 4096
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
 
 
 def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
@@ -43,25 +48,32 @@ def step(
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
-def match_and_draft(
+def draft_from(
     source: Source, texts: Iterable[Sequence[int]], k: int = 3
 ) -> list[tuple[int, list[int]]]:
-    """Length of the match and the draft of every bound row, as the drafter asks for them."""
+    """How much of each bound row's end the source knows, and what is drafted from it alone."""
     token_ids, num_tokens = rows_of(texts)
     rows = len(num_tokens)
-    matches, counts = np.full((rows, MATCH_WIDTH), -1, np.int32), np.zeros(rows, np.int32)
-    tokens = np.zeros((rows, k), np.int32)
-    source.match(token_ids, num_tokens, np.ones(rows, bool), matches)
-    source.draft(matches, np.full(rows, k, np.int32), tokens, counts)
-    lengths = matches[:, MATCH_LENGTH].tolist()
-    drafts = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
-    return list(zip(lengths, drafts, strict=True))
+    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(rows, k)
+    source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
+    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, rows)
+    policy.draft(
+        places, np.full(rows, k, np.int32), batch.tokens, batch.counts, batch.held_back,
+        batch.source,
+    )  # fmt: skip
+    lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
+    drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
+    return list(zip(lengths.tolist(), drafts, strict=True))
 
 
-def expected_draft(text: Sequence[int], k: int) -> list[int]:
-    """The draft of an automaton that reads the text in one go."""
-    pool = AutomatonPool()
-    return draft(pool, pool.open(), [*text, 0], len(text), k)
+def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
+    """The draft of a drafter that reads the text in one go, having learned what another has."""
+    config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
+    drafter = SamDrafter(config, 1, WIDTH)
+    if like is not None:
+        for learned in ("_shares", "_weights"):
+            getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)
+    return step(drafter, {"a": text})["a"]
 
 
 def identity(

@@ -156,14 +156,14 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     assert not any(later["steps"].values())
 
 
-def test_drafts_of_a_source_that_fails_half_way_are_not_handed_over(monkeypatch):
+def test_drafts_of_a_policy_that_fails_half_way_are_not_handed_over(monkeypatch):
     engine = Engine("a", pad_drafts="always")
 
-    def fail(_matches, _k, out_tokens, out_counts):
+    def fail(_places, _budget, out_tokens, out_counts, *_):
         out_tokens[0], out_counts[0] = 77, K
         raise MemoryError
 
-    monkeypatch.setattr(engine.session.drafter.sources[0], "draft", fail)
+    monkeypatch.setattr(engine.session.drafter._policy, "draft", fail)
     assert engine.step("a") == [engine.texts["a"][-1:] * K]
 
 

@@ -14,7 +14,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.sources import Limits
 from sam_rollout.sources.corpus import CorpusSource, CorpusSourceConfig, check_corpus, check_fit
 from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
-from tests.unit.drafting.texts import match_and_draft, rows_of
+from tests.unit.drafting.texts import draft_from, rows_of
 
 
 class Words:
@@ -200,12 +200,12 @@ def test_a_corpus_that_cannot_be_used(config, tmp_path):
 
 def test_the_source_drafts_for_every_row(config):
     source = CorpusSource(config, Limits(4, 100))
-    assert (source.name, source.bias) == ("corpus", 5)
+    assert source.name == "corpus"
     source.bind(["a", "b"], [None, None])
     source.catch_up(*rows_of([[9, 0, 1], [3]]), np.ones(2, bool))
-    assert match_and_draft(source, [[9, 0, 1], [3]]) == [(2, [2]), (1, [3])]
+    assert draft_from(source, [[9, 0, 1], [3]]) == [(2, [2]), (1, [3, 3, 3])]
     # The same id again is a new request, whose old cursor must not count.
     source.finish(["a"])
     source.bind(["b", "a"], [None, None])
-    assert [length for length, _ in match_and_draft(source, [[3], [9, 9, 9, 1]])] == [1, 1]
+    assert [length for length, _ in draft_from(source, [[3], [9, 9, 9, 1]])] == [1, 1]
     assert source.levels()["corpus_bytes"] > 0

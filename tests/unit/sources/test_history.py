@@ -9,7 +9,7 @@ from sam_rollout.settings import ConfigError
 from sam_rollout.sources import Limits, history
 from sam_rollout.sources.history import HistorySource, HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
-from tests.unit.drafting.texts import WIDTH, identity, match_and_draft
+from tests.unit.drafting.texts import WIDTH, draft_from, identity
 
 
 class AtOnce(Executor):
@@ -54,11 +54,11 @@ class Engine:
         self.ids = []
 
     def step(self, requests, texts):
-        """One step; `texts` are the known tokens. Returns (match, draft) of each row."""
+        """One step; `texts` are the known tokens. Returns what `draft_from` does."""
         if list(requests) != self.ids:
             self.source.bind(list(requests), list(requests.values()))
             self.ids = list(requests)
-        return match_and_draft(self.source, texts)
+        return draft_from(self.source, texts)
 
     def finish(self, *request_ids):
         self.source.finish(request_ids)
@@ -97,10 +97,12 @@ def test_the_current_step_is_not_history(tmp_path):
     engine.respond("a", identity(step=5), PROMPT, RESPONSE)
     for step in (4, 5):  # a resumed run may come to earlier steps again
         engine.source.end_step()
-        assert engine.step({"b": identity(step=step)}, [PROMPT + RESPONSE[:9]]) == [(0, [])]
+        ((_, draft),) = engine.step({"b": identity(step=step)}, [PROMPT + RESPONSE[:9]])
+        assert draft == []
         engine.finish("b")
     engine.source.end_step()
-    assert engine.step({"b": identity(step=6)}, [PROMPT + RESPONSE[:9]])[0][0] == 17
+    found = engine.step({"b": identity(step=6)}, [PROMPT + RESPONSE[:9]])
+    assert found == [(17, RESPONSE[9:12])]
 
 
 def test_a_restart_and_another_engine_see_the_same_history(tmp_path):

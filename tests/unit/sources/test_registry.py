@@ -38,7 +38,11 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, DraftNote
 from sam_rollout.telemetry.schema import METRICS
 
 config = SamConfig.from_mapping(
-    {"sources": {"own": {"enabled": False}, "toy": {"enabled": True, "token": 9}}}
+    {
+        "max_draft_tokens": 3,
+        "gate": {"kind": "threshold"},
+        "sources": {"own": {"enabled": False}, "toy": {"enabled": True, "token": 9}},
+    }
 )
 found = {"package": sam_rollout.__file__, "names": NAMES, "section": config.sources.toy.token}
 try:
