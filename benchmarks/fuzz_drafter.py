@@ -8,10 +8,11 @@ k, the policy, which sources, short texts or such that cross many blocks of memo
 say what they sample of the same groups: with gaps, late, or damaged.
 
 Every token drafted from own text has to be one that followed, in that text, the longest suffix that
-went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text with
-itself at every distance. A draft from other sources has to go on, token after token, as some known
-text did. With policy `fixed` it has all the tokens there can be. When all requests have ended, nothing may be held. The first failure ends
-the run with its seed; a run that meets none writes down what it has gone through.
+went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
+with itself at every distance. A draft from other sources has to go on, token after token, as some
+known text did. With policy `fixed` it has all the tokens there can be. When all requests have
+ended, nothing may be held. The first failure ends the run with its seed; a run that meets none
+writes down what it has gone through.
 """
 
 from __future__ import annotations

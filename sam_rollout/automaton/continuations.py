@@ -22,9 +22,9 @@ VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one,
 COMPARED_BRANCHES = 16
 
 # What is known of a continuation, as a number below CLASSES.
-LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24, 40)  # of the suffix: lowest values of the classes but one
-COUNTS = (2, 3, 5, 10, 30)  # how often the suffix went on
-SHARES = (0.4, 0.66, 0.9)  # how often with this token
+LENGTHS = (2, 3, 5, 9, 20)  # of the suffix: lowest values of the classes but one
+COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix went on
+SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # how often with this token
 WRITERS = 3  # whose text did so last: any other's, that of a sibling, this one's own
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
