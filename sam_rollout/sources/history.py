@@ -80,6 +80,13 @@ class HistorySourceConfig(Section):
         minimum=1,
         meaning="Responses drafted from, the newest ones.",
     )
+    share: bool = setting(
+        True,
+        meaning="Where engines do not all see the same folder: tell one engine's server of every "
+        "other folder each response once it has ended, to be stored there, too. Every folder then "
+        "holds the whole run, and `max_bytes` is about all of it. Nothing waits for it; with one "
+        "folder nothing is sent. See [many nodes](multinode.md#history-of-other-nodes).",
+    )
 
 
 @dataclasses.dataclass
@@ -377,6 +384,18 @@ SOURCE = SourceEntry(
             "history_dropped",
             "responses",
             "Responses not stored: the disk was too slow, or they were too long.",
+        ),
+        Metric(
+            "history_heard",
+            "responses",
+            "Responses sampled beside another folder that were stored in one, once for each "
+            "folder. Absent where all replicas share one.",
+        ),
+        Metric(
+            "history_unheard",
+            "responses",
+            "Responses that another folder lacks: its replica was gone, failed or was too slow, or "
+            "they were malformed or too long.",
         ),
         Metric(
             "history_failures",
