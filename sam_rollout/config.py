@@ -24,11 +24,11 @@ class GateConfig(Section):
     """When to draft, and how many tokens at most.
 
     `auto`: what the engine's own step times and acceptance make fastest, request by request;
-    trials may lose the share `exploration` of step time. `threshold`: at most so many running requests (the
-    article's long-tail condition, section 3.2: 8 of 128 for Qwen3-32B). 0 never drafts. `closed`:
-    never, whatever the threshold; what is left is the cost of the path itself (the matched
-    baseline). `schedule`: most running requests -> draft tokens; above the largest number nothing.
-    Its keys are kept as text, as in JSON.
+    trials may lose the share `exploration` of step time. `threshold`: at most so many running
+    requests (the article's long-tail condition, section 3.2: 8 of 128 for Qwen3-32B). 0 never
+    drafts. `closed`: never, whatever the threshold; what is left is the cost of the path itself
+    (the matched baseline). `schedule`: most running requests -> draft tokens; above the largest
+    number nothing. Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"

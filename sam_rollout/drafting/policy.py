@@ -28,13 +28,24 @@ from numba import njit, types
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.continuations import (
     CLASSES,
+    LANE_FIRST,
+    LANE_HEADER,
+    LANE_LENGTH,
+    LANE_STATE,
+    LANE_TEXT,
+    LANE_WIDTH,
     LENGTH_CLASSES,
     LEVELS,
+    TASK_WIDTH,
     VOTES_PER_LEVEL,
     follow,
+    follow_lane,
+    take_votes,
     vote,
+    vote_lanes,
 )
 from sam_rollout.automaton.interface import (
+    LIVE,
     NOWHERE,
     PLACE_HEADER,
     PLACE_KIND,
@@ -52,6 +63,7 @@ from sam_rollout.verified import CHANCES, Offered, Verified
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _FIRST_WEIGHT = 4.0  # in votes
 _LARGEST_SHARE = 0.995
+_CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in training is followed
 
 # A token's chance is told by its sum, its position and what was accepted of the draft before.
@@ -64,6 +76,7 @@ _CHANCE_CLASSES = _SUMS * _POSITIONS * _BEFORE
 _BORROWED = 8.0
 _ASSUMED = 4.0
 _CHANCE_MEMORY = 1 << 14
+_ROWS_AT_ONCE = 32  # that wait for memory together, see `vote_lanes`
 
 
 class DraftPolicy:
@@ -96,6 +109,13 @@ class DraftPolicy:
         self._accepted = np.zeros(max_rows, np.int32)  # of the request's draft before
         self._offered = np.zeros(max_rows, np.int32)
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
+        # To write to: see `vote_lanes`, and `_draft_some`.
+        lanes = _ROWS_AT_ONCE * sources
+        self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
+        self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
+        self._lists = np.zeros((4, LEVELS * lanes), np.int64)
+        self._found = np.zeros((3, votes), np.int64)
+        self._reached = np.zeros(_ROWS_AT_ONCE)
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
@@ -142,7 +162,8 @@ class DraftPolicy:
         return _draft(
             places, budget, self._least, max(self._least, least_chance), out_tokens, out_counts,
             out_held_back, out_source, self._votes, self._class, self._chances, self._offered,
-            self._accepted, self._weights, self._chances_of,
+            self._accepted, self._weights, self._chances_of, self._lanes, self._tasks,
+            self._lists, self._found, self._reached,
         )  # fmt: skip
 
     def offered(self, verified: Verified) -> Offered | None:
@@ -176,39 +197,82 @@ def _count(table, number, is_right, memory):
 @njit(nogil=True)
 def _draft(
     places, budget, least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
-    classes, chances, offered, accepted, weights, chances_of,
+    classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found, reached,
 ):  # fmt: skip
     """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`."""
-    sources = places.shape[0]
-    most_votes = (votes.shape[2] - 1) // 2
-    tokens, of_class = np.empty(most_votes, np.int64), np.empty(most_votes, np.int64)
-    origin = np.empty(most_votes, np.int64)
-    state, length = np.empty(sources, np.int64), np.empty(sources, np.int64)
     total = 0
-    for i in range(budget.size):
+    for first in range(0, budget.size, _ROWS_AT_ONCE):
+        total += _draft_some(
+            first, min(first + _ROWS_AT_ONCE, budget.size), places, budget, least_offered, least,
+            out_tokens, out_counts, out_held_back, out_source, votes, classes, chances, offered,
+            accepted, weights, chances_of, lanes, tasks, lists, found, reached,
+        )  # fmt: skip
+    return total
+
+
+@njit(nogil=True)
+def _draft_some(
+    first, stop, places, budget, least_offered, least, out_tokens, out_counts, out_held_back,
+    out_source, votes, classes, chances, offered, accepted, weights, chances_of, lanes, tasks,
+    lists, found, reached,
+):  # fmt: skip
+    """The same for the rows `first` to `stop`, one position after the other for all of them.
+
+    The lane of a row and a source is the place that its draft has reached there.
+    """
+    sources = places.shape[0]
+    lanes_at, tasks_at = np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data)
+    most_votes = (votes.shape[2] - 1) // 2
+    tokens, of_class, origin = found[0], found[1], found[2]
+    asked, going = lists[2], lists[3]
+    rows = 0
+    for i in range(first, stop):
         out_counts[i] = out_held_back[i] = offered[i] = 0
         out_source[i] = NO_SOURCE
         if budget[i] < 1:
             offered[i] = -1  # not asked for any
             continue
+        going[rows] = i
+        rows += 1
         for s in range(sources):
-            state[s], length[s] = places[s, i, PLACE_STATE], places[s, i, PLACE_LENGTH]
-        chance, drawn, worth = 1.0, 0, 0
-        for j in range(budget[i]):
+            place = places[s, i]
+            if place[PLACE_KIND] != NOWHERE:
+                lane = lanes[(i - first) * sources + s]
+                lane[LANE_HEADER] = place[PLACE_HEADER]
+                lane[LANE_STATE] = place[PLACE_STATE]
+                lane[LANE_LENGTH] = place[PLACE_LENGTH]
+                lane[LANE_TEXT] = place[PLACE_TEXT]
+                lane[LANE_FIRST] = s * CLASSES
+    total, j = 0, 0
+    while rows > 0:
+        count = 0
+        for n in range(rows):
+            i = going[n]
+            for s in range(sources):
+                asked[count] = (i - first) * sources + s
+                count += places[s, i, PLACE_KIND] == LIVE
+        vote_lanes(lanes_at, tasks_at, asked, count, lists)
+        still = 0
+        for at in range(rows):
+            i = going[at]
             count = 0
             for s in range(sources):
-                place = places[s, i]
-                if place[PLACE_KIND] == NOWHERE:
-                    continue
+                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[slot]
                 before = count
-                count = vote(
-                    place[PLACE_KIND], place[PLACE_HEADER], state[s], length[s], place[PLACE_TEXT],
-                    s * CLASSES, tokens, of_class, count,
-                )  # fmt: skip
+                if kind == LIVE:
+                    count = take_votes(lanes_at, tasks_at, slot, tokens, of_class, count)
+                elif kind != NOWHERE:
+                    count = vote(
+                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
+                        lane[LANE_TEXT], lane[LANE_FIRST], tokens, of_class, count,
+                    )  # fmt: skip
                 for n in range(before, count):
                     origin[n] = s
             if count == 0:
-                break
+                if j == 0:
+                    accepted[i] = 0
+                continue
             best, most = 0, -1.0
             for n in range(count):
                 weight = 0.0
@@ -235,26 +299,33 @@ def _draft(
             number = number * _POSITIONS + min(j, _POSITIONS - 1)
             number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
             classes[i, j] = number
-            chance *= _share(chances_of, number)
-            chances[i, j] = chance
+            chance = _share(chances_of, number)
+            if j > 0:
+                chance *= reached[i - first]
+            reached[i - first] = chances[i, j] = chance
             out_tokens[i, j] = token
-            drawn = j + 1
             if chance >= least_offered:
-                offered[i] = drawn
+                offered[i] = j + 1
             if chance < least:
-                break
-            worth = drawn
-            if j + 1 < budget[i]:
-                for s in range(sources):
-                    place = places[s, i]
-                    if place[PLACE_KIND] != NOWHERE:
-                        state[s], length[s] = follow(
-                            place[PLACE_KIND], place[PLACE_HEADER], state[s], length[s], token
-                        )
-        out_counts[i], out_held_back[i] = worth, drawn - worth
-        if drawn == 0:
-            accepted[i] = 0
-        total += worth
+                out_held_back[i] = 1
+                continue
+            out_counts[i] = j + 1
+            total += 1
+            if j + 1 == budget[i]:
+                continue
+            going[still] = i
+            still += 1
+            for s in range(sources):
+                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+                lane = lanes[slot]
+                if kind == LIVE:
+                    follow_lane(lanes_at, tasks_at, slot, token)
+                elif kind != NOWHERE:
+                    lane[LANE_STATE], lane[LANE_LENGTH] = follow(
+                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
+                    )
+        rows = still
+        j += 1
     return total
 
 
@@ -271,14 +342,17 @@ def _learn(
             for n in range(votes[i, j, 0]):
                 number = votes[i, j, 1 + most_votes + n]
                 _count(shares, number, votes[i, j, 1 + n] == token, _SHARE_MEMORY)
-                share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
-                weights[number] = -np.log1p(-share)
+                weights[number] = _CHANGED
             number = classes[i, j]
             is_right = j < right[i]
             _count(chances_of, number, is_right, _CHANCE_MEMORY)
             wider = _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
             _count(chances_of, wider, is_right, _CHANCE_MEMORY)
         accepted[i] = right[i]
+    for number in range(weights.size):  # once each: a class has many votes in a step
+        if weights[number] == _CHANGED:
+            share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
+            weights[number] = -np.log1p(-share)
 
 
 @njit(nogil=True)
@@ -306,6 +380,7 @@ _INT32 = types.Array(types.int32, 1, "C")
 _INPUT = types.Array(types.int32, 1, "A", readonly=True)
 _TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
 _INT32_2D = types.Array(types.int32, 2, "C")
+_INT64_2D = types.Array(types.int64, 2, "C")
 _INT32_3D = types.Array(types.int32, 3, "C")
 _CHANCES = types.Array(types.float32, 2, "C")
 _FLOATS = types.Array(types.float64, 1, "C")
@@ -316,7 +391,7 @@ _SIGNATURES = (
         (
             types.Array(types.int64, 3, "C"), _INT32, types.float64, types.float64, _INT32_2D,
             _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32, _FLOATS,
-            _TABLE,
+            _TABLE, _INT64_2D, _INT64_2D, _INT64_2D, _INT64_2D, _FLOATS,
         ),
     ),
     (

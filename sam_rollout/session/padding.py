@@ -92,7 +92,12 @@ class DraftPadding:
         max_batched_tokens: int,
         max_model_len: int,
     ) -> None:
-        self._by_rows = padding_by_rows(setting, graph_of, k, max_rows, max_batched_tokens)
+        by_rows = padding_by_rows(setting, graph_of, k, max_rows, max_batched_tokens)
+        self._by_rows = by_rows
+        # Asked in every step: whether one of so many requests is filled up, gate closed and open.
+        closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
+        self._applies = closed.tolist(), opened.tolist()
+        self._in_use = bool(by_rows.any())
         self._k = k
         self._max_model_len = max_model_len
         self._row = np.arange(max_rows)
@@ -101,7 +106,7 @@ class DraftPadding:
     @property
     def in_use(self) -> bool:
         """Whether any step is ever filled up."""
-        return bool(self._by_rows.any())
+        return self._in_use
 
     def describe(self) -> str:
         """Say for the start-up report which steps are filled up."""
@@ -117,8 +122,7 @@ class DraftPadding:
 
     def applies(self, rows: int, gate_open: bool) -> bool:
         """Whether a step of so many requests is filled up."""
-        padding = self._by_rows[rows]
-        return padding == Padding.EVERY_STEP or (gate_open and padding == Padding.DRAFTING_STEPS)
+        return self._applies[gate_open][rows]
 
     def fill_up(
         self,

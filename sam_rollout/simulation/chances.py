@@ -5,10 +5,11 @@ tokens accepts at least 1, 2, ... K drafts. A table is for steps of K drafts: wi
 begin elsewhere in the text, and a shorter draft is accepted a little better than the table says.
 
 Exactly: with greedy or coupled verification a draft is accepted as far as it agrees with the text
-that the request goes on to write. What the own source drafts depends on the text alone, so how many
-drafts are right at each token follows from a trace, once for all k, gates and batches. What
-siblings draft depends on how far each of them is; there, tables are fitted on replays in which all
-siblings advance together.
+that the request goes on to write. What is drafted from own text follows from that text and, to a
+small part, from which votes the drafter has learned to trust by then. So how many drafts are right
+at each token follows from a trace, once for all k, gates and batches. What siblings draft depends
+on how far each of them is; there, tables are fitted on replays in which all siblings advance
+together.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def right_drafts(
 
     Entry j is what a verify step accepts when j response tokens are known; entry 0 is never used,
     for the first token comes with the prompt. Many are read at once, which is several times as fast
-    as one by one: `side` has to be one whose requests do not learn from each other.
+    as one by one: `side` has to be one whose requests do not draft from each other.
 
     Args:
         traces: texts.

@@ -103,7 +103,7 @@ def test_the_wandb_run_can_be_found_and_grouped(logged):
     assert logged.wandb.config["sam_run"]["label"] == "sam=on"
     assert "git" in logged.wandb.config["sam_run"]
     gate = logged.wandb.config["sam"]["gate"]
-    assert (gate["kind"], gate["threshold"]) == ("threshold", 16)
+    assert gate["kind"] == "auto"
 
 
 def test_the_training_step_is_the_axis_and_times_are_summed_up_by_their_mean(logged):

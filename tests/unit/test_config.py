@@ -49,7 +49,7 @@ FULL = {
             "max_memory_bytes": 1 << 28,
             "max_responses_per_prompt": 8,
         },
-        "corpus": {"enabled": True, "path": "/a.sam", "l_bias": 3, "max_bytes": 1 << 31},
+        "corpus": {"enabled": True, "path": "/a.sam", "max_bytes": 1 << 31},
     },
 }
 

@@ -86,7 +86,8 @@ class TextSharing:
     async def start(self) -> None:
         """Begin; does nothing where there is nobody to share with."""
         if self._peers or len(self._arrived) > 1:
-            await self._exchange(self._arrived)  # engines keep what they sample from now on
+            nothing: list[list[tuple]] = [[] for _ in self._arrived]
+            await self._exchange(nothing)  # engines keep what they sample from now on
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager

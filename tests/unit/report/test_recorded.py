@@ -35,7 +35,13 @@ def root(synthetic, tmp_path, monkeypatch):
     for name, path in runs.items():
         store(path, results / RUNS / name, traces=True)
     setting = {"repeats": 1, "steps": 6, "unfair_steps": 3}
-    dapo_ab.write_record({"cpu": "made up", "date": "2026-01-01"}, setting, repeats=1)
+    dapo_ab.write_record(
+        {
+            "machine": {"cpu": "made up", "date": "2026-01-01"},
+            "setting": setting,
+            "pairs": dapo_ab.pairs(1),
+        }
+    )
     page = "\n\n".join(published(recorded.load_recorded(results).comparisons).values())
     (root / recorded.PAGE).write_text(page)
     return root

@@ -22,7 +22,7 @@ from tests.records import engine_step, engine_steps, request, requests
 from tests.unit.session.engine import MAX_ROWS, Engine, K, next_of_period
 from tests.unit.verification.distributions import bits, layout_of, target
 
-OPEN = GateConfig(threshold=MAX_ROWS)
+OPEN = GateConfig("threshold", MAX_ROWS)
 _ROLLOUTS = itertools.count()
 
 
