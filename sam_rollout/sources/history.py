@@ -65,9 +65,9 @@ class HistorySourceConfig(Section):
         8_000_000_000,
         minimum=64 << 20,
         meaning="Size of that folder, about 4 bytes per token. The oldest responses are deleted "
-        "first. Each engine writes a segment of its own, a 256th of this; at most 255 "
-        "engines share a folder, and a response that is longer than a segment is not "
-        "stored.",
+        "first. Each engine writes a segment of its own, a 256th of this, and so does a server "
+        "that adds those of other folders; at most 255 share a folder, and a response that is "
+        "longer than a segment is not stored.",
     )
     max_memory_bytes: int = setting(
         1_000_000_000,

@@ -25,16 +25,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
-from sam_rollout.automaton.recorder import CONTEXT
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.integrations.verl.sharing import has_died
-from sam_rollout.sources.contract import Limits, Piece
+from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
-from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
+from sam_rollout.sources.support.pieces import (
+    BadPieceError,
+    read_response,
+    whole_response,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -177,10 +179,8 @@ class HistorySharing:
         if not response_ids:
             return
         self._told += 1
-        tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
         name = f"{self._replica}/{self._told}"
-        who = (identity.split, identity.step, identity.group)
-        piece = tuple(Piece(*who, name, start=0, is_last=True, tokens=to_bytes(tokens)))
+        piece = tuple(whole_response(identity, name, prompt_ids, response_ids))
         for number, keeper in self._keepers.items():
             if dropped := keeper.put(piece):
                 self._lose(number, keeper, dropped, "it is slower than they come")
@@ -250,8 +250,7 @@ class HistorySharing:
             if self._has_failed:
                 break
             try:
-                piece, tokens = read_piece(raw, self._limits)
-                _check_whole(piece)
+                piece, tokens = read_response(raw, self._limits)
                 stored += self._open().append(piece.group, piece.step, tokens)
             except BadPieceError as error:
                 if not self._has_refused:
@@ -285,14 +284,6 @@ def forget_keeper(folder: Path, run: str) -> None:
     """Remove what `find_keeper` left, once all have asked."""
     with contextlib.suppress(OSError):
         _mark(folder, run).unlink(missing_ok=True)
-
-
-def _check_whole(piece: Piece) -> None:
-    """Raise BadPieceError for what is no response of a training step."""
-    if piece.start or not piece.is_last or not piece.tokens:
-        raise BadPieceError("not a whole response")
-    if piece.split != TRAIN_SPLIT or not 0 <= piece.step < 1 << 31:
-        raise BadPieceError(f"of step {piece.step}, {piece.split}; the history keeps training's")
 
 
 def _size(piece: tuple) -> int:

@@ -240,7 +240,9 @@ def test_ended_responses_go_through_the_server_to_other_folders(ours, collecting
         assert await ours.find_history_keeper("run") == 0
         await ours.share_history("run", {})
         assert ours._history is None, "one folder"
-        await ours.share_history("run", {1: SimpleNamespace(hear_history=SimpleNamespace(remote=hear))})
+        await ours.share_history(
+            "run", {1: SimpleNamespace(hear_history=SimpleNamespace(remote=hear))}
+        )
         await respond(ours, "val")
         await respond(ours)
         await asyncio.sleep(0)
