@@ -1,7 +1,7 @@
 """The source `run`: all responses that an engine samples draft from each other, step after step.
 
-They share one automaton, since prompts of one task are solved with the same phrases. It votes beside
-`siblings`, which knows this prompt and step only. Texts of other engines are left to `siblings`.
+They share one automaton, since prompts of one task are solved with the same phrases. It votes
+beside `siblings`, which knows this prompt and step only. Texts of other engines are left to that.
 
 Old text goes by generations. An automaton that has grown too large gets a successor, made of the
 newest ended responses beside the engine (`support/kept_texts.py`). Live requests move there a few

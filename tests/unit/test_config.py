@@ -47,6 +47,7 @@ FULL = {
             "max_bytes": 1 << 32,
             "max_memory_bytes": 1 << 28,
             "max_responses_per_prompt": 8,
+            "share": False,
         },
         "corpus": {"enabled": True, "path": "/a.sam", "max_bytes": 1 << 31},
     },
