@@ -98,7 +98,7 @@ class SamDrafter:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
         rows = np.fromiter((row_of.get(request_id, -1) for request_id in ids), np.int64, len(ids))
-        self._policy.rearrange(rows)
+        self._policy.rearrange(rows, in_flight=self.batch.pending)
         self.batch.rearrange(rows)
         self._bound = ids
 
@@ -242,7 +242,7 @@ class SamDrafter:
         """Of all sources: sums, but the most live requests of any."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
-        return total._replace(live_requests=max(usage.live_requests for usage in usages))
+        return total._replace(live_requests=max((usage.live_requests for usage in usages), default=0))
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""
