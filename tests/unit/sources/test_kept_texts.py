@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.sources.contract import Limits
-from sam_rollout.sources.siblings import SiblingsSourceConfig, SiblingTexts
+from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts
 from tests.unit.drafting.texts import identity
 
@@ -153,8 +153,8 @@ def test_nothing_is_made_where_there_is_no_room(tokens):
 
 def test_a_run_of_many_short_turns_turns_over():
     """Requests that end in every engine step: the successor takes over, nothing is given up."""
-    config = SiblingsSourceConfig(enabled=True, scope="run", max_bytes=16 * MIB)
-    source = SiblingTexts(config, Limits(max_rows=64, max_model_len=4096))
+    config = RunSourceConfig(max_bytes=16 * MIB)
+    source = RunTexts(config, Limits(max_rows=64, max_model_len=4096))
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 1 << 20, (64, 4096), np.int32)
     names, born = [f"r{row}" for row in range(64)], 64
