@@ -242,7 +242,7 @@ class SamDrafter:
         """Of all sources: sums, but the most live requests of any."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
-        return total._replace(live_requests=max((usage.live_requests for usage in usages), default=0))
+        return total._replace(live_requests=max(usage.live_requests for usage in usages))
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""

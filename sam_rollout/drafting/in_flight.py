@@ -22,8 +22,8 @@ class DraftBatch:
     """The drafts of one engine step, and the room for the next ones.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` that are not handed over as drafts.
-    `filling[i]` tokens behind the draft, held back ones first, only keep the step's shape. What lies
-    beyond in `tokens[i]` means nothing.
+    `filling[i]` tokens behind the draft, held back ones first, only keep the step's shape. What
+    lies beyond in `tokens[i]` means nothing.
 
     Args:
         max_rows: most requests in one batch.
