@@ -256,8 +256,10 @@ class SamHttpServer(vLLMHttpServer):
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
         ]
-        if self._sharing is not None:
-            records[0].drafter_counters |= self._sharing.take_counters()
+        # An engine without counters has no session, which the trainer is to notice.
+        telling = next((one for one in records if one.drafter_counters), None)
+        if self._sharing is not None and telling is not None:
+            telling.drafter_counters |= self._sharing.take_counters()
         return records
 
     def _records(
