@@ -10,6 +10,7 @@ raise no alarm. Responses to one prompt resemble each other: intervals are over 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +74,8 @@ _ADVICE = {
     "source_failed": _CAUSE + _RESUME.format("drafts from the history return"),
     "gate_failed": _CAUSE + "Where it says that only counters are left out, the gate goes on. "
     "Else: " + _RESUME.format("drafts return"),
-    "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks older texts. "
-    "If a file or the disk is the reason, put it right: no restart is needed for this run, but "
-    "texts that were not written are missing after the next one",
+    "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks older texts, "
+    "so no restart is needed. The next start lacks those that were not written",
 }
 
 
@@ -186,7 +186,7 @@ class Sentinel:
         if not drafts or accepted >= least * verified:
             return []
         # A draft's tokens fall with its first: what counts as a sample is the draft.
-        if (share(accepted * drafts // verified, drafts).high or 0.0) >= least:
+        if (share(math.ceil(accepted * drafts / verified), drafts).high or 0.0) >= least:
             return []
         return [
             Finding(
