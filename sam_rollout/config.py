@@ -174,9 +174,9 @@ class SentinelConfig(Section):
 
     `steps`: training steps that are taken together where one alone tells too little.
     `least_acceptance`: accepted / verified draft tokens below which drafts count as hardly
-    accepted. `largest_fall`: of accepted tokens per verified draft, from one training step to the
-    next. `largest_ratio`: between the differences of rollout and trainer probabilities of drafted
-    and of control requests, either way.
+    accepted. `largest_fall`: of accepted tokens, both per verified draft token and per engine step
+    open to drafts, from one training step to the next. `largest_ratio`: between the differences of
+    rollout and trainer probabilities of drafted and of control requests, either way.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"

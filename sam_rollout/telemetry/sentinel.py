@@ -10,6 +10,7 @@ raise no alarm. Responses to one prompt resemble each other: intervals are over 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +18,28 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sam_rollout.config import SentinelConfig
 from sam_rollout.statistics import Sums, ratio_gain, share
+from sam_rollout.telemetry.records import REQUESTS
 from sam_rollout.telemetry.tables import numpy_column, ratio, sums_of
 
 # Finding -> what its metric means. The metric is `sam/sentinel/<finding>`.
 FINDINGS = {
-    "hardly_accepted": "Drafts were verified, but almost none was accepted, over "
-    "rollout_telemetry.sentinel.steps training steps.",
-    "acceptance_halved": "Accepted tokens per verified draft fell by more than largest_fall from "
-    "the training step with drafts before this one.",
+    "hardly_accepted": "Drafts were verified, but almost none was accepted, over the last "
+    "rollout_telemetry.sentinel.steps training steps. Those in which sam.gate.kind=auto only tried "
+    "drafts do not count.",
+    "acceptance_halved": "Accepted tokens per draft token verified and per engine step open to "
+    "drafts both fell by more than largest_fall from the training step with drafts before this "
+    "one. What the gate lets through moves one of them only.",
     "counters_missing": "Responses were sampled, but an engine, or all of them, reported no "
     "counters or no engine steps.",
     "drafter_failed": "An engine's drafter has failed and is off until the engine starts anew.",
-    "source_failed": "A draft source has failed and is off until its engine starts anew.",
+    "source_failed": "The history has failed and is off until its engine starts anew; other "
+    "sources draft on.",
+    "source_impaired": "A draft source survived an error in this training step. It drafts on, "
+    "without the older texts that it could not read, keep or take over.",
     "gate_failed": "An engine's gate has failed. It stays closed, unless only its counters did.",
     "records_failed": "A worker's notes on engine steps have failed: its steps count as without "
     "drafts.",
@@ -48,11 +56,26 @@ _ROUNDING = 1e-3
 # n is compatible with 3 / n (the rule of three), whatever the spread over prompts says.
 _RULE_OF_THREE = 3.0
 
-# Counter without `sam/` -> finding. Sources that fail count `draft/<source>_failures`.
-_FAILURES = {
+# Counter without `sam/` -> finding that stands for as long as this run's engines do.
+_SWITCHED_OFF = {
     "draft/failures": "drafter_failed",
     "draft/record_failures": "records_failed",
+    "draft/history_failures": "source_failed",
     "gate/failures": "gate_failed",
+}
+# Other sources count what they survive as `draft/<name>_failures`.
+_SURVIVED = "_failures"
+_CAUSE = "The cause is the traceback in that replica's log. "
+_RESUME = "The run is right but slower; {} with the next start: save a checkpoint and resume"
+_ADVICE = {
+    "drafter_failed": _CAUSE + _RESUME.format("drafts return"),
+    "records_failed": _CAUSE + "The run is right and drafts go on, but that engine's steps count "
+    "as without drafts until it starts anew",
+    "source_failed": _CAUSE + _RESUME.format("drafts from the history return"),
+    "gate_failed": _CAUSE + "Where it says that only counters are left out, the gate goes on. "
+    "Else: " + _RESUME.format("drafts return"),
+    "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks older texts, "
+    "so no restart is needed. The next start lacks those that were not written",
 }
 
 
@@ -89,6 +112,19 @@ class TrainingStep:
     probabilities: ProbabilityDifferences | None = None
 
 
+class _Acceptance(NamedTuple):
+    """What became of a training step's drafts, float [prompts] each."""
+
+    accepted: np.ndarray  # tokens
+    verified: np.ndarray  # draft tokens
+    open_steps: np.ndarray  # engine steps for which drafts were allowed, found or not
+
+    def per(self, name: str, *, spared: float = 0.0) -> Sums:
+        """Accepted tokens, `spared` more of them in all, and what they are counted by."""
+        by = getattr(self, name)
+        return self.accepted + spared * by / max(by.sum(), 1), by
+
+
 class Finding(NamedTuple):
     """What is wrong, and what to do about it."""
 
@@ -110,9 +146,11 @@ class Sentinel:
 
     config: SentinelConfig
     _standing: set[str] = field(default_factory=set)
-    _verified: deque[tuple[float, float]] = field(init=False)  # draft tokens accepted, verified
-    _accepted_before: Sums | None = None  # tokens and verified drafts, by prompt
-    _failed: dict[str, dict[int, str]] = field(default_factory=dict)  # finding -> engine -> counter
+    # Of the last steps: draft tokens accepted and verified, and drafts verified.
+    _verified: deque[tuple[int, int, int]] = field(init=False)
+    _before: _Acceptance | None = None
+    # Finding -> engine -> counters.
+    _failed: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     _differences: deque[ProbabilityDifferences] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,20 +178,20 @@ class Sentinel:
         return new, metrics
 
     def _hardly_accepted(self, step: TrainingStep) -> list[Finding]:
-        names = ("sam/draft/accepted_tokens", "sam/draft/drafted_tokens")
-        accepted, verified = (step.metrics.get(name, 0.0) for name in names)
-        if verified:
-            self._verified.append((accepted, verified))
-        accepted, verified = np.sum(self._verified, axis=0).tolist() if self._verified else (0, 0)
-        least = self.config.least_acceptance
-        if len(self._verified) < self.config.steps or accepted >= least * verified:
+        self._verified.append(_verified_in(step))
+        if len(self._verified) < self.config.steps:
             return []
-        if (share(int(accepted), int(verified)).high or 0.0) >= least:
+        accepted, verified, drafts = (sum(column) for column in zip(*self._verified, strict=True))
+        least = self.config.least_acceptance
+        if not drafts or accepted >= least * verified:
+            return []
+        # A draft's tokens fall with its first: what counts as a sample is the draft.
+        if (share(math.ceil(accepted * drafts / verified), drafts).high or 0.0) >= least:
             return []
         return [
             Finding(
                 "hardly_accepted",
-                f"{accepted:,.0f} of {verified:,.0f} draft tokens verified in {self.config.steps} "
+                f"{accepted:,} of {verified:,} draft tokens verified in {self.config.steps} "
                 f"training steps were accepted, less than {least:g}",
                 "Verifying them costs time and gains none: see which source drafts them "
                 "(sam/draft/drafted_<source>), replay it with 'sam-rollout bench drafter "
@@ -162,27 +200,31 @@ class Sentinel:
         ]
 
     def _acceptance_fell(self, step: TrainingStep) -> list[Finding]:
-        """Compare with the last step that verified drafts, over the prompts of both."""
-        tables = [engine.requests for engine in step.engines if engine.requests.num_rows]
-        if not tables:
+        """Compare with the last step that verified drafts, over the prompts of both.
+
+        A gate that lets less through, or opens where it was closed, lowers what an open step gains
+        and not the share accepted. One that lets more through does the opposite.
+        """
+        now = _acceptance(step)
+        if not now.verified.sum():
             return []
-        requests = pa.concat_tables(tables)
-        columns = (numpy_column(requests[name]) for name in ("accepted_tokens", "verify_steps"))
-        accepted, verified = sums_of(numpy_column(requests["group"]), *columns)
-        if not verified.sum():
-            return []
-        before, self._accepted_before = self._accepted_before, (accepted, verified)
+        before, self._before = self._before, now
         if before is None:
             return []
-        spared = _RULE_OF_THREE * verified / verified.sum()
-        change = ratio_gain((accepted + spared, verified), before)
-        if change is None or change.high is None or change.high >= -self.config.largest_fall:
-            return []
-        now, then = (ratio(one.sum(), of.sum()) for one, of in ((accepted, verified), before))
+        for by in ("verified", "open_steps"):
+            change = ratio_gain(now.per(by, spared=_RULE_OF_THREE), before.per(by))
+            if change is None or change.high is None or change.high >= -self.config.largest_fall:
+                return []
+        (share_now, gained_now), (share_then, gained_then) = (
+            [ratio(one.accepted.sum(), of.sum()) for of in (one.verified, one.open_steps)]
+            for one in (now, before)
+        )
         return [
             Finding(
                 "acceptance_halved",
-                f"a verified draft brought {now:.2f} accepted tokens, one step before {then:.2f}",
+                f"{share_now:.0%} of the draft tokens were accepted, one step before "
+                f"{share_then:.0%}; {gained_now:.2g} per engine step open to drafts, before "
+                f"{gained_then:.2g}",
                 "Compare what changed in between: weights (critic/rewards/mean, "
                 "response_length/mean), memory given up (sam/draft/evictions), sources that lost "
                 "their texts (sam/draft/accepted_<source>)",
@@ -218,22 +260,24 @@ class Sentinel:
         ]
 
     def _something_failed(self, step: TrainingStep) -> list[Finding]:
-        """What fails stays off, so a failure stands for as long as this run's engines do."""
+        """What is off stays off and stands; what an engine survived is of this step."""
+        survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
-                name = _FAILURES.get(counter)
-                if name is None and counter.endswith("_failures"):
-                    name = "source_failed"
-                if name is not None and count > 0:
-                    self._failed.setdefault(name, {})[engine.replica] = counter
+                if count <= 0 or not counter.endswith(("/failures", _SURVIVED)):
+                    continue
+                name = _SWITCHED_OFF.get(counter)
+                where = survived if name is None else self._failed.setdefault(name, {})
+                where.setdefault(engine.replica, set()).add(counter)
+        found = self._failed | ({"source_impaired": survived} if survived else {})
         return [
             Finding(
                 name,
-                f"on replica {_listed(engines)} ({', '.join(sorted(set(engines.values())))})",
-                "The cause is the traceback in that replica's log. The run is right but slower; "
-                "drafts as configured return with the next start: save a checkpoint and resume",
+                f"on replica {_listed(engines)} ({', '.join(sorted(set().union(*counted)))})",
+                _ADVICE[name],
             )
-            for name, engines in self._failed.items()
+            for name, engines in found.items()
+            if (counted := engines.values())
         ]
 
     def _probabilities_differ(self, step: TrainingStep) -> list[Finding]:
@@ -273,7 +317,36 @@ class Sentinel:
         return sums, tokens
 
 
-def _listed(replicas: Mapping[int, str] | Sequence[int]) -> str:
+def _verified_in(step: TrainingStep) -> tuple[int, int, int]:
+    """Draft tokens accepted and verified, and verified drafts; none if the gate only tried them.
+
+    On hopeless texts `auto` stays closed and looks again now and then, within its share of time.
+    Its trials tell that it works, not that drafts cost anything.
+    """
+    trials = step.metrics.get("sam/gate/trials", 0.0)
+    if trials and step.metrics.get("sam/gate/open_steps", 0.0) <= 2 * trials:
+        return 0, 0, 0
+    names = ("accepted_tokens", "draft_tokens", "draft_requests")
+    tables = [engine.engine_steps for engine in step.engines]
+    accepted, verified, drafts = (
+        sum(pc.sum(table[name]).as_py() or 0 for table in tables) for name in names
+    )
+    return accepted, verified, drafts
+
+
+def _acceptance(step: TrainingStep) -> _Acceptance:
+    """By prompt, without requests of control: no drafts are allowed for them."""
+    tables = [engine.requests for engine in step.engines]
+    requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
+    requests = requests.filter(pc.invert(requests["control"]))
+    groups = numpy_column(requests["group"])
+    names = ("accepted_tokens", "drafted_tokens", "open_steps")
+    accepted, verified, open_steps = (numpy_column(requests[name]) for name in names)
+    sums = sums_of(groups, accepted, verified)
+    return _Acceptance(*sums, sums_of(groups, open_steps, verified)[0])
+
+
+def _listed(replicas: Mapping[int, object] | Sequence[int]) -> str:
     """Some numbers, and how many more there are."""
     numbers = sorted(replicas)
     more = len(numbers) - 8

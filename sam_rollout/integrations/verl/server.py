@@ -295,10 +295,11 @@ class SamHttpServer(vLLMHttpServer):
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
         ]
-        if self._sharing is not None:
-            records[0].drafter_counters |= self._sharing.take_counters()
-        if self._history is not None:
-            records[0].drafter_counters |= self._history.take_counters()
+        # An engine without counters has no session, which the trainer is to notice.
+        telling = next((one for one in records if one.drafter_counters), None)
+        for shared in (self._sharing, self._history):
+            if shared is not None and telling is not None:
+                telling.drafter_counters |= shared.take_counters()
         return records
 
     def _records(

@@ -30,7 +30,7 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.names import TRAINER_NAME
-from sam_rollout.integrations.verl.probability_difference import probability_differences
+from sam_rollout.integrations.verl.probability_difference import FIELDS, probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.router import write_settings
@@ -43,7 +43,7 @@ from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
-from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
+from sam_rollout.telemetry.sentinel import ProbabilityDifferences, Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, fl
 @register_trainer(TRAINER_NAME)
 class SamTrainerSync(PPOTrainerSync):
     """Synchronous PPO/DAPO trainer that records what its rollouts did."""
+
+    _compares = True  # rollout and trainer probabilities, as long as both can be read
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -194,12 +196,7 @@ class SamTrainerSync(PPOTrainerSync):
     ) -> dict[str, float]:
         """Say what is wrong with the step's drafts, in the log and to wandb."""
         reports, self._reports = self._reports, []
-        differences = None
-        if self._control.share and self.config.actor_rollout_ref.rollout.calculate_log_probs:
-            try:
-                differences = probability_differences(batch, self._responses.counts)
-            except Exception:
-                logger.warning("Probabilities of this step are not compared.", exc_info=True)
+        differences = self._probability_differences(batch)
         findings, values = sentinel.look(TrainingStep(metrics, reports, differences))
         for finding in findings:
             text = f"training step {self.global_steps}: {finding}."
@@ -208,6 +205,25 @@ class SamTrainerSync(PPOTrainerSync):
             if isinstance(backend, GuardedWandb):
                 backend.alert(f"sam_rollout: {finding.name}", text)
         return values
+
+    def _probability_differences(self, batch: KVBatchMeta) -> ProbabilityDifferences | None:
+        """Of the step's responses; None where they are not asked for, or not to be had."""
+        if not (self._compares and self._control.share):
+            return None
+        if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            return None
+        try:
+            return probability_differences(batch, self._responses.counts)
+        except Exception:
+            # What is not stored in one step (old_log_probs is not with every loss) never is.
+            self._compares = False
+            logger.warning(
+                "The sentinel cannot read %s: rollout and trainer probabilities are not compared "
+                "in this run.",
+                ", ".join(FIELDS),
+                exc_info=True,
+            )
+            return None
 
     def _log_curve(self) -> None:
         """Draw the step's rollout, outside of what the step's timers measure."""

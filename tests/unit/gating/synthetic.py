@@ -40,6 +40,7 @@ class SyntheticEngines:
         seconds: time of a step by requests, scored tokens and context tokens.
         acceptance: chance that a draft token is accepted, given that those before it were, by the
             number of running requests and the seconds since the start. The drafter knows it.
+        fulfilled: what is true of that chance; where it is not 1 the drafter is mistaken.
         lengths: of the responses of each engine.
         drafting: share of requests for which there is a draft.
         noise: standard deviation of a step's time, relative.
@@ -50,6 +51,7 @@ class SyntheticEngines:
     acceptance: Callable[[int, float], float]
     lengths: Sequence[np.ndarray] = (tail(32, 100),)
     drafting: float = 0.8
+    fulfilled: float = 1.0
     noise: float = 0.0
     pauses: float = 0.0
 
@@ -81,7 +83,9 @@ class SyntheticEngines:
                 decided = set()
                 for engine, gate in zip(engines, gates, strict=True):
                     if rows := len(engine.left):
-                        step = engine.step(int(now * 1e9), random.random((rows, K)))
+                        step = engine.step(
+                            int(now * 1e9), random.random((rows, K)) / self.fulfilled
+                        )
                         tokens += int(step.verified.sampled.sum())
                         gate.observe(step)
                         budget, least = gate.budget(rows), gate.least_chance

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
+from sam_rollout.config import (
+    ConfigError,
+    GateConfig,
+    RolloutTelemetryConfig,
+    SentinelConfig,
+    SourcesConfig,
+)
+from sam_rollout.gating.auto import AutoGate
+from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.statistics import Sums, ratio_gain, share
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from sam_rollout.telemetry.schema import declared
@@ -19,6 +28,7 @@ from sam_rollout.telemetry.sentinel import (
 )
 from sam_rollout.verification import draw_tokens, verify_coupled
 from tests.records import engine_step, engine_steps, request, requests
+from tests.unit.gating.synthetic import SyntheticEngines, linear, memory_bound, tail
 from tests.unit.session.engine import MAX_ROWS, Engine, K, next_of_period
 from tests.unit.verification.distributions import bits, layout_of, target
 
@@ -112,6 +122,41 @@ def test_a_few_drafts_that_are_not_accepted_prove_nothing():
     assert names(sentinel, training_step(engine)) == []
 
 
+def drafting(accepted: int, drafts: int, **gate: float) -> TrainingStep:
+    """A step that verified so many drafts of three tokens."""
+    records = engine_step(draft_requests=drafts, draft_tokens=3 * drafts, accepted_tokens=accepted)
+    engine = SimpleNamespace(
+        replica=0,
+        requests=requests(),
+        engine_steps=engine_steps(records),
+        drafter_counters={"draft/failures": 0},
+    )
+    return TrainingStep({f"sam/gate/{name}": value for name, value in gate.items()}, [engine])
+
+
+def test_a_finding_about_drafts_ends_with_the_drafts():
+    """When the gate closes for good there is nothing more to be accepted, or to be warned of."""
+    sentinel, standing = Sentinel(SentinelConfig(steps=3)), []
+    for drafts in (200, 200, 200, 0, 0, 0, 0):
+        _, metrics = sentinel.look(drafting(0, drafts))
+        standing.append(metrics["sam/sentinel/hardly_accepted"])
+    assert standing == [0, 0, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("drafts", "found"), [(60, []), (80, ["hardly_accepted"])])
+def test_what_counts_are_drafts_not_their_tokens(drafts, found):
+    """A draft's tokens are wrong together: 180 of them in 60 drafts are 60 samples."""
+    sentinel = Sentinel(SentinelConfig(steps=1, least_acceptance=0.05))
+    assert names(sentinel, drafting(0, drafts)) == found
+
+
+@pytest.mark.parametrize(("trials", "found"), [(9, []), (1, ["hardly_accepted"])])
+def test_drafts_that_the_gate_chose_to_make_count(trials, found):
+    sentinel = Sentinel(SentinelConfig(steps=1))
+    step = drafting(0, 500, open_steps=10.0, trials=float(trials))
+    assert names(sentinel, step) == found
+
+
 def test_a_gate_that_stays_closed_is_no_finding():
     engine, sentinel = Engine(gate=GateConfig(kind="closed")), Sentinel(SentinelConfig(steps=1))
     for _ in range(3):
@@ -131,7 +176,13 @@ def test_acceptance_that_breaks_down_is_noticed_in_that_step():
 def accepting(rates, verify_steps: int = 40) -> TrainingStep:
     """A step whose prompts have so many accepted tokens per verified draft."""
     rows = [
-        request(group=str(number), verify_steps=verify_steps, accepted_tokens=round(rate * 40))
+        request(
+            group=str(number),
+            verify_steps=verify_steps,
+            drafted_tokens=3 * verify_steps,
+            accepted_tokens=round(rate * 40),
+            open_steps=2 * verify_steps,
+        )
         for number, rate in enumerate(rates)
     ]
     engine = SimpleNamespace(
@@ -166,6 +217,103 @@ def test_steps_without_drafts_are_passed_over():
     for rates, steps in (([1.0, 1.1] * 8, 40), ([0.0] * 16, 0), ([0.1, 0.12] * 8, 40)):
         said = names(sentinel, accepting(rates, steps))
     assert said == ["acceptance_halved"]
+
+
+class Counting(AutoGate):
+    """The gate that measures, with what an engine would record of the steps that it is shown."""
+
+    def begin(self, lengths: np.ndarray) -> None:
+        """A training step begins, with a prompt for each of these responses."""
+        self._left = np.array(lengths, float)
+        self._rows = np.arange(len(lengths))
+        self._totals = np.zeros((3, len(lengths)), np.int64)  # drafted, accepted, open steps
+        self._verify_steps = np.zeros(len(lengths), np.int64)
+        self._records = []
+        self._budget = 0  # of the step before: nobody had drafts
+
+    def observe(self, step) -> None:
+        made = step.verified
+        drafted, accepted = made.drafted, made.accepted
+        self._totals[:, self._rows] += [drafted, accepted, np.full(len(drafted), self._budget > 0)]
+        self._verify_steps[self._rows] += drafted > 0
+        counts = (int((drafted > 0).sum()), int(drafted.sum()), int(accepted.sum()))
+        names_ = ("draft_requests", "draft_tokens", "accepted_tokens")
+        self._records.append(engine_step(**dict(zip(names_, counts, strict=True))))
+        self._left -= made.sampled
+        self._rows, self._left = self._rows[self._left > 0], self._left[self._left > 0]
+        super().observe(step)
+
+    def training_step(self) -> TrainingStep:
+        columns = zip(self._verify_steps.tolist(), *self._totals.tolist(), strict=True)
+        rows = [
+            request(
+                group=str(number),
+                verify_steps=verify_steps,
+                drafted_tokens=drafted,
+                accepted_tokens=accepted,
+                open_steps=open_steps,
+            )
+            for number, (verify_steps, drafted, accepted, open_steps) in enumerate(columns)
+        ]
+        counters = self.drain()
+        metrics = aggregate([], [], tail_threshold=8, drafter_counters={0: counters})
+        engine = SimpleNamespace(
+            replica=0,
+            requests=requests(*rows),
+            engine_steps=engine_steps(*self._records),
+            drafter_counters=counters,
+        )
+        return TrainingStep(metrics, [engine])
+
+    def accepted_per_draft(self) -> Sums:
+        return self._totals[1], self._verify_steps
+
+
+def under_auto(gate: Counting, sentinel: Sentinel, seed: int, world: SyntheticEngines) -> list[str]:
+    """One training step of engines on paper."""
+    gate.begin(world.lengths[0])
+    world.run(gate, rounds=1, seed=seed)
+    return names(sentinel, gate.training_step())
+
+
+LONG_TAIL = tail(48, 100)
+FEW, MANY = np.full(6, 800.0), np.full(48, 600.0)  # lengths of responses
+
+
+@pytest.mark.parametrize("sizes", [(FEW, MANY, FEW), (MANY, FEW, MANY)], ids=["up", "down"])
+def test_a_price_that_changes_with_the_load_is_no_fall(sizes):
+    """The same texts: full drafts while few run, with many only tokens that are worth their time.
+
+    Accepted tokens per verified draft do fall by more than half, whatever the noise.
+    """
+    gate, sentinel, brought = Counting(64, 8, 0.005), Sentinel(SentinelConfig()), []
+    for seed, lengths in enumerate(sizes):
+        world = SyntheticEngines(memory_bound, lambda rows, now: 0.8, lengths=[lengths])
+        assert under_auto(gate, sentinel, seed, world) == []
+        brought.append(gate.accepted_per_draft())
+    falls = [ratio_gain(after, before) for before, after in itertools.pairwise(brought)]
+    assert min(fall.high for fall in falls) < -SentinelConfig().largest_fall
+
+
+def test_a_breakdown_is_noticed_whatever_the_gate_makes_of_it():
+    gate, sentinel, said = Counting(64, 8, 0.005), Sentinel(SentinelConfig()), []
+    for seed, fulfilled in enumerate((1.0, 1.0, 0.02)):
+        world = SyntheticEngines(
+            memory_bound, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=fulfilled
+        )
+        said.append(under_auto(gate, sentinel, seed, world))
+    assert said == [[], [], ["acceptance_halved"]]
+
+
+def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
+    """On hopeless texts it looks again now and then; to switch drafts off would gain nothing."""
+    gate, sentinel = Counting(64, 8, 0.005), Sentinel(SentinelConfig(least_acceptance=0.05))
+    world = SyntheticEngines(linear, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=1e-6)
+    drafts = []
+    for seed in range(6):
+        assert under_auto(gate, sentinel, seed, world) == []
+        drafts.append(int(gate._verify_steps.sum()))
+    assert share(0, sum(drafts[:3])).high < 0.05, "enough of them to tell, had they been chosen"
 
 
 def test_a_drafter_that_raises_is_said_once_and_stands(monkeypatch):
@@ -203,7 +351,42 @@ def test_a_source_that_fails(tmp_path):
     engine.add_siblings([1, 2, 3], "e", step=1)
     engine.step("e")
     engine.session.drafter.wait()
-    assert names(sentinel, training_step(engine)) == ["source_failed"]
+    step = training_step(engine)
+    (found,), _ = sentinel.look(step)
+    assert found.name == "source_failed" and "from the history return" in found.advice
+    _, metrics = sentinel.look(training_step(engine))
+    assert metrics["sam/sentinel/source_failed"] == 1, "it is off still"
+
+
+def test_a_source_that_survives_an_error_is_said_to_be_on(tmp_path):
+    """A folder that cannot be made: the run's texts are kept in memory, and drafted from."""
+    folder = tmp_path / "texts"
+    folder.write_text("no folder")
+    siblings = SiblingsSourceConfig(enabled=True, scope="run", path=str(folder))
+    engine = Engine(gate=OPEN, sources=SourcesConfig(siblings=siblings))
+    sentinel = Sentinel(SentinelConfig())
+    for number in range(2):
+        engine.add_siblings([1, 2, 3], f"{number}", step=number)
+        engine.step(f"{number}")
+        engine.texts.clear()
+        engine.session.drafter.wait()
+        engine.session.end_step()
+    step = training_step(engine)
+    assert [name for name in step.engines[0].drafter_counters if name.endswith("_failures")]
+    (found,), _ = sentinel.look(step)
+    assert found.name == "source_impaired" and "the source is on" in found.advice
+    assert "resume" not in found.advice
+    assert engine.session.drafter is not None
+    _, metrics = sentinel.look(training_step(engine))
+    assert metrics["sam/sentinel/source_impaired"] == 0, "no further error, nothing is off"
+
+
+@pytest.mark.parametrize("counter", ["draft/run_failures", "draft/anything_failures"])
+def test_any_source_that_counts_what_it_survived_is_seen(counter):
+    step = accepting([1.0])
+    step.engines[0].drafter_counters[counter] = 2
+    (found,), _ = Sentinel(SentinelConfig()).look(step)
+    assert found.name == "source_impaired" and counter in found.seen
 
 
 def test_counters_that_are_missing():

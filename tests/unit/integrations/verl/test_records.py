@@ -25,7 +25,7 @@ from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
 from sam_rollout.telemetry.schema import declared
-from sam_rollout.telemetry.sentinel import Sentinel
+from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
 PROMPTS = [[number, number + 1, 7] for number in range(8)]
@@ -275,6 +275,33 @@ def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, 
     assert line.startswith(
         f"Sentinel, training step {STEP}: counters_missing: no drafter's counters from replica 0. "
     )
+
+
+def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
+    ours, collecting, monkeypatch
+):
+    """What the server counts is told by an engine that counts, and by none that is silent."""
+    lost = "draft/shared_lost"
+
+    async def first_is_silent(engine, method):
+        return [[None, None], [drained_worker(DRAFTING), None]]
+
+    async def both_are_silent(engine, method):
+        return [[None, None], [None, None]]
+
+    ours._recorders = EngineRecorders(2)
+    ours._sharing = SimpleNamespace(take_counters=lambda: {lost: 3})
+    for answer, silent in ((first_is_silent, [0]), (both_are_silent, [0, 1])):
+        monkeypatch.setattr(server, "ask_engines", answer)
+        records = asyncio.run(ours.drain_records(STEP, "train"))
+        assert [one.replica for one in records if not one.drafter_counters] == silent
+        assert [one.drafter_counters.get(lost) for one in records] == [
+            None,
+            None if 1 in silent else 3,
+        ]
+        found, _ = Sentinel(SentinelConfig()).look(TrainingStep({}, records))
+        missing = "drafter's counters from replica " + ", ".join(map(str, silent))
+        assert [one.name for one in found] == ["counters_missing"] and missing in found[0].seen
 
 
 def test_records_that_are_lost_are_missed(collecting, monkeypatch):

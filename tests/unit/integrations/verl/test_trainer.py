@@ -172,6 +172,24 @@ def test_a_sentinel_that_fails_costs_its_own_metrics(watched, monkeypatch, caplo
     assert "not looked at by the sentinel" in caplog.text
 
 
+def test_probabilities_that_are_not_stored_are_asked_for_once(watched, monkeypatch, caplog):
+    asked = []
+
+    def get(keys, partition_id, select_fields):
+        asked.append(select_fields)
+        raise KeyError("old_log_probs")
+
+    monkeypatch.setattr(probability_difference.tq, "kv_batch_get", get)
+    trainer, batch = watched(), SimpleNamespace(keys=[], partition_id="train", tags=[])
+    for _ in range(3):
+        metrics = {"response_length/mean": 0.0}
+        trainer._compute_metrics(batch, metrics, {})
+        assert metrics["sam/sentinel/probabilities_differ"] == 0, "it looks at the rest"
+    assert len(asked) == 1
+    (line,) = [one for one in caplog.records if "not compared" in one.message]
+    assert line.exc_info is not None and "old_log_probs" in line.message
+
+
 class Pictures:
     """A TensorBoard logger's writer."""
 
