@@ -33,7 +33,7 @@ class SiblingsSourceConfig(Section):
     enabled: bool = setting(
         True,
         meaning="Draft from the other responses to the same prompt in the same training step "
-        "that this engine samples or has sampled.",
+        "that this engine samples or has sampled, or, with `share`, others do.",
     )
     max_bytes: int = setting(
         2_000_000_000,
