@@ -157,7 +157,7 @@ class Fuzz:
         )
         siblings = config.sources.siblings
         self._share = siblings.enabled and siblings.share
-        self._of_run = config.sources.siblings.scope == "run"
+        self._of_run = config.sources.run.enabled
         self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
         self._live: list[Request] = []
         self._retired: list[str] = []
@@ -176,10 +176,14 @@ class Fuzz:
         sources = {
             "siblings": {
                 "enabled": bool(rng.random() < 0.7),
-                "scope": str(rng.choice(["prompt", "run"])),
-                "path": str(folder / "run"),
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
                 "share": bool(rng.random() < 0.7),
+            },
+            "run": {
+                "enabled": bool(rng.random() < 0.5),
+                "when": "always",
+                "path": str(folder / "run"),
+                "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
             },
             "history": {"enabled": bool(rng.random() < 0.5), "path": str(folder / "history")},
             "corpus": {
@@ -210,7 +214,7 @@ class Fuzz:
         levels = self._drafter.levels()
         assert usage.live_requests == 0, levels
         assert usage.bytes == 0 or self._of_run, levels  # whose texts stay
-        for source in ("history", "siblings"):
+        for source in ("history", "run"):
             assert counters.get(f"draft/{source}_failures", 0) == 0, counters
         refused = counters.get("draft/shared_refused", 0)
         assert refused == self._damaged, counters

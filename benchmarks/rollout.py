@@ -6,8 +6,8 @@ All engines are alive during the whole measurement and take turns, round after r
 drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
 ``on`` and ``article`` are the files of configs/sam (``article`` with the threshold of the tail).
-Any other side is named sources:k:gate: sources out of own, siblings, run (siblings with that
-scope) and history, joined by +, own text always; the gate ``auto`` or the number of a threshold.
+Any other side is named sources:k:gate: sources out of own, siblings, run and history, joined by +,
+own text always; the gate ``auto`` or the number of a threshold.
 
 Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
 samples other responses: that is where history serves. With the coupled sampler responses are the
@@ -82,24 +82,25 @@ def drafting(name: str, folder: Path) -> Any:
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
         # What a run of these sizes decides (docs/defaults.md).
-        config = with_sources(SamConfig(), "run", folder, history=True)
+        config = with_sources(SamConfig(), {"siblings", "run", "history"}, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
     if unknown := kinds - {"own", "siblings", "run", "history"}:
         raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
-    scope = "run" if "run" in kinds else "prompt" if "siblings" in kinds else ""
-    config = with_sources(SamConfig(), scope, folder, history="history" in kinds)
+    config = with_sources(SamConfig(), kinds, folder)
     gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
     return replace(config, max_draft_tokens=int(k), gate=gated)
 
 
-def with_sources(config: Any, scope: str, folder: Path, history: bool) -> Any:
-    """A configuration with own text, siblings of a scope (none if empty), and history or not."""
-    sources = config.sources
-    siblings = replace(sources.siblings, enabled=bool(scope), scope=scope or "prompt")
-    kept = replace(sources.history, enabled=history, path=str(folder) if history else "")
-    return replace(config, sources=replace(sources, siblings=siblings, history=kept))
+def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
+    """A configuration with own text and these sources."""
+    from sam_rollout.config import sources_of
+
+    sources: Any = sources_of("own", *kinds)
+    run = replace(sources.run, when="always")
+    kept = replace(sources.history, path=str(folder) if "history" in kinds else "")
+    return replace(config, sources=replace(sources, run=run, history=kept))
 
 
 class ClockedExtension(SamWorkerExtension):

@@ -367,3 +367,9 @@ class RunConfig:
         """Whether engines tell each other what they sample."""
         siblings = self.sam.sources.siblings
         return self.sam.enabled and siblings.enabled and siblings.share
+
+    @property
+    def shares_history(self) -> bool:
+        """Whether ended responses go to every folder of the history."""
+        history = self.sam.sources.history
+        return self.sam.enabled and history.enabled and history.share

@@ -179,17 +179,13 @@ class OwnSession(Session):
 class _SourcesSession(OwnSession):
     """Our drafter with further sources, by their names, in a folder that ends with the session."""
 
-    def __init__(
-        self, names: tuple[str, ...], k: int, max_rows: int, max_length: int, scope: str = "prompt"
-    ) -> None:
+    def __init__(self, names: tuple[str, ...], k: int, max_rows: int, max_length: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
         sources: dict[str, dict[str, Any]] = {
             entry.name: {"enabled": True, **entry.benchmark(Path(self._folder.name))}
             for entry in SOURCES
             if entry.name in names and entry.benchmark is not None
         }
-        if "siblings" in sources:
-            sources["siblings"]["scope"] = scope
         super().__init__({"sources": sources}, k, max_rows, max_length)
 
 
@@ -294,7 +290,6 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
 
 
 _SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
-_RUN = {"sources": {"siblings": {"enabled": True, "scope": "run"}}}
 OWN = "own"
 # Registered sources that can be measured without data of the user's, each beside own text.
 _JOINING = tuple(e.name for e in SOURCES if e.name != "own" and e.benchmark is not None)
@@ -302,7 +297,7 @@ OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
 OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
-DEFAULT = "own + run + history"  # what sam=on is where several steps fit into memory
+DEFAULT = "own + siblings + run + history"  # what sam=on is where several steps fit into memory
 FIRST = "first occurrence"
 NGRAM, NGRAM_24 = "vllm ngram", "vllm ngram [2,4]"
 ARCTIC, ARCTIC_4 = "arctic", "arctic, factor 4"
@@ -314,12 +309,14 @@ def all_sides() -> list[Side]:
     return [
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
-        Side(OWN_RUN, partial(OwnSession, _RUN), remembers=True),
+        *(
+            Side(f"{OWN} + {name}", partial(_SourcesSession, (name,)), remembers=name == "run")
+            for name in _JOINING
+        ),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
         Side(
             DEFAULT,
-            partial(_SourcesSession, ("siblings", "history"), scope="run"),
+            partial(_SourcesSession, ("siblings", "run", "history")),
             remembers=True,
         ),
         Side(FIRST, _FirstOccurrence),

@@ -48,7 +48,8 @@ class Candidate:
             "gate": {"kind": "threshold", "threshold": self.threshold},
             "sources": {
                 "own": {"enabled": True},
-                "siblings": {"enabled": self.siblings, "scope": "prompt"},
+                "siblings": {"enabled": self.siblings},
+                "run": {"enabled": False},
                 "history": {"enabled": False},
             },
         }
@@ -90,8 +91,7 @@ class Plan:
         return (
             f"sam=article sam.max_draft_tokens={best.k} sam.gate.kind=threshold "
             f"sam.gate.threshold={best.threshold} "
-            f"sam.sources.siblings.enabled={str(best.siblings).lower()} "
-            "sam.sources.siblings.scope=prompt"
+            f"sam.sources.siblings.enabled={str(best.siblings).lower()}"
         )
 
     def fragment(self) -> str:

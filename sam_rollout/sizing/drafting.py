@@ -34,18 +34,16 @@ class DraftTexts:
         Sources without a limit on memory are left out (a corpus is a file that engines share).
         """
         running = min(self.shared.per_engine, self.shared.max_num_seqs)
-        siblings, history = sources.siblings, sources.history
+        siblings, run, history = sources.siblings, sources.run, sources.history
         # Siblings are spread over engines: each may run a response to any prompt.
         groups = min(self.shared.prompts, running)
         past = groups * history.max_responses_per_prompt * self.response_tokens
-        # What a run shares grows until it is replaced.
-        shared = siblings.max_bytes
-        if siblings.scope != "run":
-            shared = self.response_tokens_of_engine * LIVE_BYTES_PER_TOKEN
+        shared = self.response_tokens_of_engine * LIVE_BYTES_PER_TOKEN
         text = self.prompt_tokens + self.response_tokens
         needed = {
             "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),
             "siblings": (shared, siblings.max_bytes),
+            "run": (run.max_bytes, run.max_bytes),  # grows until it is replaced
             "history": (past * HISTORY_BYTES_PER_TOKEN, history.max_memory_bytes),
         }
         return {name: min(pair) for name, pair in needed.items() if getattr(sources, name).enabled}

@@ -65,9 +65,9 @@ class HistorySourceConfig(Section):
         8_000_000_000,
         minimum=64 << 20,
         meaning="Size of that folder, about 4 bytes per token. The oldest responses are deleted "
-        "first. Each engine writes a segment of its own, a 256th of this; at most 255 "
-        "engines share a folder, and a response that is longer than a segment is not "
-        "stored.",
+        "first. Each engine writes a segment of its own, a 256th of this, and so does a server "
+        "that adds those of other folders; at most 255 share a folder, and a response that is "
+        "longer than a segment is not stored.",
     )
     max_memory_bytes: int = setting(
         1_000_000_000,
@@ -79,6 +79,13 @@ class HistorySourceConfig(Section):
         16,
         minimum=1,
         meaning="Responses drafted from, the newest ones.",
+    )
+    share: bool = setting(
+        True,
+        meaning="Where engines do not all see the same folder: tell one engine's server of every "
+        "other folder each response once it has ended, to be stored there, too. Every folder then "
+        "holds the whole run, and `max_bytes` is about all of it. Nothing waits for it; with one "
+        "folder nothing is sent. See [many nodes](multinode.md#history-of-other-nodes).",
     )
 
 
@@ -377,6 +384,18 @@ SOURCE = SourceEntry(
             "history_dropped",
             "responses",
             "Responses not stored: the disk was too slow, or they were too long.",
+        ),
+        Metric(
+            "history_heard",
+            "responses",
+            "Responses sampled beside another folder that were stored in one, once for each "
+            "folder. Absent where all replicas share one.",
+        ),
+        Metric(
+            "history_unheard",
+            "responses",
+            "Responses that another folder lacks: its replica was gone, failed or was too slow, or "
+            "they were malformed or too long.",
         ),
         Metric(
             "history_failures",

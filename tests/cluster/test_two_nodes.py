@@ -34,6 +34,9 @@ SHORT = [
     "reward.reward_kwargs.overlong_buffer_cfg.len=32",
 ]
 REPLICAS = {0, 1}
+# Below the folder of temporary files, of which every machine has its own: each has a history of its
+# own, and hears of the other's responses.
+HISTORY = "sam.sources.history.path=/tmp/history"
 # Half of a prompt's four responses to each replica, which tell each other what they sample.
 GROUPED = (
     "sam.sources.siblings.enabled=true",
@@ -66,12 +69,15 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     assert metrics["sam/routing/grouped_share"] == at_home / len(requests) == 0.5
     assert metrics["sam/draft/shared_tokens"] > 0
     assert metrics["sam/draft/shared_refused"] == 0
+    assert metrics["sam/draft/history_heard"] > 0
+    assert metrics["sam/draft/history_unheard"] == 0
     assert metrics["sam/routing/imbalance"] < 1.5
 
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*small_run(folder), *SHORT, "sam=on", *GROUPED, f"run_dir={run_dir}"]
+    overrides = [*small_run(folder), *SHORT, "sam=on", *GROUPED, HISTORY]
+    overrides.append(f"run_dir={run_dir}")
 
     endless = [*overrides, "trainer.total_training_steps=99"]
     with Launch(lan, folder, *SOONER, "--config", *endless) as launch:

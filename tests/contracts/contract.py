@@ -255,12 +255,14 @@ VLLM_CONFIGURATION: Table = {
     },
     "config.model": {
         "ModelConfig.get_vocab_size": "tokens of a corpus and of other engines are checked",
+        "ModelConfig.max_model_len": "likewise their length",
     },
     "config.parallel": {
         "ParallelConfig.worker_extension_cls": "worker methods of ours",
     },
     "v1.engine.async_llm": {
         "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
+        "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
         "AsyncLLM.logger_manager": "the stat logger's records are drained from the server process",
     },
     "plugins": {

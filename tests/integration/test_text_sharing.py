@@ -1,4 +1,7 @@
-"""Servers tell each other what they sample: real Ray actors, real drafters, no engines."""
+"""Servers tell each other what they sample, and what ended to the history of other folders.
+
+Real Ray actors, real drafters, no engines.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ import asyncio
 import logging.handlers
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
 
-from sam_rollout.integrations.verl import sharing
+from sam_rollout.integrations.verl import history_sharing, sharing
+from sam_rollout.integrations.verl.history_sharing import HistorySharing, find_keeper, forget_keeper
 from sam_rollout.integrations.verl.sharing import TextSharing
+from sam_rollout.sources.contract import Limits
+from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.support.history_store import HistoryStore
 from tests.unit.sources.test_shared_texts import counter, make_engine, piece
 
 REPLICAS = 3
@@ -25,13 +33,15 @@ pytestmark = pytest.mark.timeout(180)
 class Server:
     """Stands for a rollout server whose engine samples what a test says."""
 
-    def __init__(self, replica: int) -> None:
+    def __init__(self, replica: int, folder: Path) -> None:
         sharing.INTERVAL_S = 0.02
+        self._folder = folder
         self._replica, self._name = replica, "abc"[replica]
         self._drafter = make_engine(self._name)
         self._running = None
         self._said = logging.handlers.BufferingHandler(1000)
-        sharing.logger.addHandler(self._said)
+        for module in (sharing, history_sharing):
+            module.logger.addHandler(self._said)
 
     async def share_texts(self, servers) -> None:
         self._sharing = TextSharing(self._replica, servers, 1, self._exchange)
@@ -53,6 +63,35 @@ class Server:
         await asyncio.sleep(0)
         return step(self._drafter, {self._name: [*PROMPT, *tokens]})[self._name]
 
+    async def find_history_keeper(self, run: str) -> int | None:
+        return find_keeper(self._folder, run, self._replica)
+
+    async def share_history(self, run: str, keepers) -> None:
+        forget_keeper(self._folder, run)
+        config = HistorySourceConfig(path=str(self._folder))
+        limits = Limits(max_rows=1, max_model_len=100)
+        self._history = HistorySharing(self._replica, keepers, config, limits)
+
+    async def hear_history(self, *message) -> None:
+        await self._history.hear(*message)
+
+    async def end(self, *tokens: int) -> None:
+        """A response has ended."""
+        from tests.unit.drafting.texts import identity
+
+        self._history.tell(identity(), PROMPT, tokens)
+
+    async def past(self) -> list[list[int]]:
+        """Responses that the next steps of this replica draft from."""
+        from tests.unit.drafting.texts import identity
+
+        store = HistoryStore(self._folder, 100 << 20, max_responses=16)
+        store.refresh()
+        return sorted(text.tolist() for text in store.read(identity().group, 1000, 1000))
+
+    async def unheard(self) -> int:
+        return self._history.take_counters()["draft/history_unheard"]
+
     def counters(self) -> dict[str, int]:
         return {
             "lost": self._sharing.take_counters()["draft/shared_lost"],
@@ -67,10 +106,13 @@ class Server:
 
 
 @pytest.fixture
-def servers():
+def servers(tmp_path):
+    """Three replicas, of which the first two see one folder of history."""
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
-    servers = {number: Server.options(num_cpus=0).remote(number) for number in range(REPLICAS)}
-    ray.get([server.share_texts.remote(servers) for server in servers.values()])
+    servers = {
+        number: Server.options(num_cpus=0).remote(number, tmp_path / f"node-{number // 2}")
+        for number in range(REPLICAS)
+    }
     yield servers
     ray.shutdown()
 
@@ -92,6 +134,7 @@ def drafted(server, tokens: list[int], expected: list[int]) -> bool:
 
 def test_siblings_on_three_replicas_draft_from_each_other_until_one_dies(servers):
     a, b, c = servers.values()
+    ray.get([server.share_texts.remote(servers) for server in servers.values()])
     ray.get([server.sample.remote() for server in servers.values()])
     assert all(eventually(server.has_met_all.remote, True) for server in servers.values())
     ray.get(a.sample.remote(*ANSWER[:4]))
@@ -103,7 +146,7 @@ def test_siblings_on_three_replicas_draft_from_each_other_until_one_dies(servers
     ray.get(b.hear_texts.remote(0, None, [piece([10**9], response="0/1", start=4)]))
     ray.kill(c)
     ray.get(a.sample.remote(*ANSWER))
-    assert drafted(b, [7, 7, 1, 2], [3, 4, 5])
+    assert drafted(b, [7, 7, 1, 2], ANSWER[2:])
     ray.get(b.sample.remote(7, 7, 1, 2, 60, 61, 62))
     assert drafted(a, [*ANSWER, 2, 60], [61, 62])
     assert ray.get(a.counters.remote())["lost"] <= 2, "the dead server is told nothing more"
@@ -111,3 +154,20 @@ def test_siblings_on_three_replicas_draft_from_each_other_until_one_dies(servers
     for number, server in ((0, a), (1, b)):
         (said,) = ray.get(server.said.remote())
         assert f"Replica {number} tells no more replica 2 of its texts" in said
+
+
+def test_responses_reach_the_history_of_the_other_node_until_its_keeper_dies(servers):
+    a, b, c = servers.values()
+    assert history_sharing.join_histories(servers) == 2
+    ray.get([a.end.remote(1, 2), b.end.remote(3), c.end.remote(4)])
+    assert eventually(lambda: c.past.remote(), [[*PROMPT, 1, 2], [*PROMPT, 3]])
+    # Found by both, stored once; their own responses are the engines' to store.
+    assert eventually(lambda: b.past.remote(), [[*PROMPT, 4]])
+    assert ray.get(a.past.remote()) == [[*PROMPT, 4]]
+    ray.kill(c)
+    ray.get(a.end.remote(5))
+    assert eventually(lambda: a.unheard.remote(), 1)
+    ray.get(a.end.remote(6))
+    assert ray.get(a.unheard.remote()) == 0, "the dead server is told nothing more"
+    (said,) = ray.get(a.said.remote())
+    assert "Replica 0 could not tell replica 2 of ended responses" in said

@@ -48,7 +48,7 @@ def _with_absolute_paths(sources: Any, run_dir: Path) -> Any:
     placed = {
         name: replace(section, path=_absolute(section.path or run_dir / "sam" / name))
         for name, section in sections.items()
-        if section.enabled and hasattr(section, "path") and getattr(section, "uses_path", True)
+        if section.enabled and hasattr(section, "path")
     }
     return replace(sources, **placed)
 

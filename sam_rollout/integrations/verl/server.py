@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,11 @@ from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, group_of
+from sam_rollout.integrations.verl.history_sharing import (
+    HistorySharing,
+    find_keeper,
+    forget_keeper,
+)
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.sharing import TextSharing
 from sam_rollout.integrations.vllm.engine_group import (
@@ -34,6 +40,8 @@ from sam_rollout.integrations.vllm.engine_group import (
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.sources.contract import Limits
+from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import (
@@ -106,6 +114,7 @@ class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
     _sharing: TextSharing | None = None
+    _history: HistorySharing | None = None
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
@@ -178,6 +187,8 @@ class SamHttpServer(vLLMHttpServer):
         }
         with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        if self._history is not None:
+            self._history.tell(identity, prompt_ids, output.token_ids)
         self._finished.append(
             _FinishedRequest(
                 request_id=request_id,
@@ -224,6 +235,34 @@ class SamHttpServer(vLLMHttpServer):
         # One rank's drafts are used; the others have no texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
 
+    def _history_config(self) -> HistorySourceConfig:
+        sources: Any = self._settings.sam.sources  # its fields are those of the registry
+        return sources.history
+
+    async def find_history_keeper(self, run: str) -> int | None:
+        """The replica that keeps this one's history; see `find_keeper`."""
+        folder = Path(self._history_config().path)
+        return await asyncio.to_thread(find_keeper, folder, run, self.replica_rank)
+
+    async def share_history(self, run: str, keepers: Mapping[int, Any]) -> None:
+        """Tell the keepers of other folders from now on which responses ended here.
+
+        Args:
+            run: as for `find_history_keeper`; all have asked.
+            keepers: Replica -> its server; none where all share one folder.
+        """
+        config = self._history_config()
+        await asyncio.to_thread(forget_keeper, Path(config.path), run)
+        if keepers:
+            model = self.engine.model_config
+            limits = Limits(1, model.max_model_len, model.get_vocab_size())
+            self._history = HistorySharing(self.replica_rank, keepers, config, limits)
+
+    async def hear_history(self, replica: int, message: int, pieces: list[tuple]) -> None:
+        """Another server says which responses ended there; see `HistorySharing.hear`."""
+        if self._history is not None:
+            await self._history.hear(replica, message, pieces)
+
     async def progress(self) -> EngineProgress:
         """Where this replica's rollout stands; changes nothing and waits for nobody."""
         recorders = getattr(self, "_recorders", None)
@@ -257,9 +296,10 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         # An engine without counters has no session, which the trainer is to notice.
-        telling = next((one for one in records if one.drafter_counters), None)
-        if self._sharing is not None and telling is not None:
-            telling.drafter_counters |= self._sharing.take_counters()
+        telling = next((one.drafter_counters for one in records if one.drafter_counters), None)
+        if telling is not None:
+            for exchange in (self._sharing, self._history):
+                telling |= exchange.take_counters() if exchange is not None else {}
         return records
 
     def _records(

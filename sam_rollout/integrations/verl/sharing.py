@@ -192,7 +192,7 @@ class TextSharing:
     def _complain(self, peer: _Peer, error: Exception) -> None:
         """Name a server that cannot be told anything; one that has died gets nothing any more."""
         replica = next(number for number, other in self._peers.items() if other is peer)
-        is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+        is_dead = has_died(error)
         if is_dead or not peer.has_failed:
             logger.warning(
                 "Replica %s %s replica %s of its texts; siblings there draft without them, the "
@@ -206,6 +206,11 @@ class TextSharing:
         peer.has_failed = True
         if is_dead:
             del self._peers[replica]
+
+
+def has_died(error: Exception) -> bool:
+    """Whether the server that a call was for is gone for good."""
+    return isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
 
 
 def _group_of(piece: Sequence) -> Group:

@@ -1,4 +1,4 @@
-"""What a run decides about its draft sources: their scope, and whether they can serve at all.
+"""What a run decides about its draft sources: whether they can serve.
 
 One rule for each, told with its reasons in docs/defaults.md. Needs the composed configuration, and
 asks training files for their length where it can.
@@ -22,7 +22,7 @@ from sam_rollout.sources.history import DISK_BYTES_PER_TOKEN
 from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 
 # Of the limits of what a run shares: a step may take several rounds, and more than one step has to
-# fit, or the scope `run` would hold little that `prompt` does not.
+# fit, or `run` would hold little that `siblings` does not.
 ROUND_SHARE = 4
 
 
@@ -63,20 +63,26 @@ def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SourcesConfig, list[str]]:
     sources: Any = run.sam.sources  # its fields are those of the registry
     lines = []
-    if sources.siblings.enabled and sources.siblings.scope == "auto":
+    if sources.run.enabled and sources.run.when == "fits":
         tokens = draft_texts(config, run).response_tokens_of_engine
-        most = sources.siblings.max_bytes // LIVE_BYTES_PER_TOKEN
+        most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
         most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
-        scope = "run" if tokens <= most else "prompt"
-        sources = replace(sources, siblings=replace(sources.siblings, scope=scope))
+        fits = tokens <= most
+        shared = replace(sources.run, when="always") if fits else _off(sources.run)
+        sources = replace(sources, run=shared)
         lines.append(
-            f"sam.sources.siblings.scope = {scope}: an engine samples up to {tokens:,} tokens per "
-            f"round, and 'run' is for {most:,} at most"
+            f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "
+            f"up to {tokens:,} tokens per round, and {most:,} at most leave room for other steps"
         )
     if sources.history.enabled and (reason := _no_history(config, run)):
-        sources = replace(sources, history=replace(sources.history, enabled=False))
+        sources = replace(sources, history=_off(sources.history))
         lines.append(f"sam.sources.history.enabled = false: {reason}")
     return sources, lines
+
+
+def _off(section: Any) -> Any:
+    """Without the run's path: vLLM compiles anew when its configuration changes."""
+    return replace(section, enabled=False, path="")
 
 
 def _no_history(config: DictConfig, run: RunConfig) -> str:

@@ -53,8 +53,8 @@ class HistoryStore:
     """Responses by group and training step, bounded in bytes.
 
     Args:
-        folder: made if need be. Engines on several machines see each other's responses only where
-            they share it; it then has to support `flock`.
+        folder: made if need be. Engines on several machines may share it; it then has to support
+            `flock`.
         max_bytes: of all segments, those of other writers included. Each writer needs a segment
             of its own, a 256th of it.
         max_responses: most that are returned for a group, and so remembered.

@@ -6,11 +6,13 @@ Nobody waits for a piece and none is sent twice: one that is lost costs acceptan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 
 _ON_THE_WAY = np.dtype("<i4")
@@ -23,6 +25,31 @@ class BadPieceError(ValueError):
 def to_bytes(tokens: Int32Array) -> bytes:
     """Tokens as a piece carries them."""
     return tokens.astype(_ON_THE_WAY, copy=False).tobytes()
+
+
+def whole_response(
+    identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
+) -> Piece:
+    """A response that has ended, as the history keeps it: with the end of its prompt.
+
+    Args:
+        name: that no other response has.
+    """
+    from sam_rollout.automaton.recorder import CONTEXT  # compiles
+
+    tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
+    who = (identity.split, identity.step, identity.group)
+    return Piece(*who, name, start=0, is_last=True, tokens=to_bytes(tokens))
+
+
+def read_response(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
+    """Check what another server says has ended; arguments, returns and errors as `read_piece`."""
+    piece, tokens = read_piece(raw, limits)
+    if piece.start or not piece.is_last or not len(tokens):
+        raise BadPieceError("not a whole response")
+    if piece.split != TRAIN_SPLIT or not 0 <= piece.step < 1 << 31:
+        raise BadPieceError(f"of step {piece.step}, {piece.split}; the history keeps training's")
+    return piece, tokens
 
 
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rollout import SIDES, TAIL_THRESHOLD, drafting
-from sam_rollout.config import ARTICLE, GateConfig
+from sam_rollout.config import ARTICLE, GateConfig, sources_of
 
 
 def test_every_side_has_a_configuration(tmp_path):
@@ -20,10 +20,12 @@ def test_every_side_has_a_configuration(tmp_path):
 def test_a_name_says_sources_k_and_gate():
     sam = drafting("run+history:5:12", Path("kept"))
     assert (sam.max_draft_tokens, sam.gate) == (5, GateConfig("threshold", 12))
-    assert (sam.sources.siblings.enabled, sam.sources.siblings.scope) == (True, "run")
+    assert (sam.sources.run.enabled, sam.sources.run.when) == (True, "always")
+    assert not sam.sources.siblings.enabled
     assert (sam.sources.history.enabled, sam.sources.history.path) == (True, "kept")
     own = drafting("own:8:auto", Path("kept"))
     assert own.gate.kind == "auto"
-    assert not own.sources.siblings.enabled and not own.sources.history.enabled
+    assert own.sources == replace(sources_of("own"), run=own.sources.run)
+    assert not own.sources.run.enabled
     with pytest.raises(SystemExit, match="no such sources: sibling"):
         drafting("sibling:3:16", Path("kept"))

@@ -11,9 +11,9 @@ TEXTS = DraftTexts(ROUND, prompt_tokens=100, response_tokens=1000)
 
 
 def test_each_source_has_what_its_texts_need():
-    prompt = replace(sources_of("own", "siblings", "history"), siblings=scoped("prompt"))
+    sources = sources_of("own", "siblings", "history")
     assert TEXTS.response_tokens_of_engine == 384 * 1000
-    assert TEXTS.bytes_of(prompt) == {
+    assert TEXTS.bytes_of(sources) == {
         "own": 128 * 1100 * 50,
         "siblings": 384 * 1000 * 50,
         "history": 96 * 16 * 1000 * 36,
@@ -21,8 +21,8 @@ def test_each_source_has_what_its_texts_need():
 
 
 def test_what_a_run_shares_grows_to_its_limit():
-    sources = replace(sources_of("siblings"), siblings=scoped("run"))
-    assert TEXTS.bytes_of(sources) == {"siblings": sources.siblings.max_bytes}
+    sources = sources_of("run")
+    assert TEXTS.bytes_of(sources) == {"run": sources.run.max_bytes}
 
 
 def test_no_source_takes_more_than_it_may():
@@ -31,9 +31,6 @@ def test_no_source_takes_more_than_it_may():
     assert long.bytes_of(sources) == {
         "own": sources.own.max_bytes,
         "siblings": sources.siblings.max_bytes,
+        "run": sources.run.max_bytes,
         "history": sources.history.max_memory_bytes,
     }
-
-
-def scoped(scope: str):
-    return replace(SamConfig().sources.siblings, scope=scope)

@@ -43,9 +43,8 @@ def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):
     return ("train", 1, group, response, start, is_last, to_bytes(np.array(tokens, np.int32)))
 
 
-@pytest.mark.parametrize("scope", ["prompt", "run"])
-def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing(scope):
-    a, b = make_engine("a", scope=scope), make_engine("b", scope=scope)
+def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
+    a, b = make_engine("a"), make_engine("b")
     step(a, {"a": [9]})
     step(a, {"a": [9, 1, 2, 3, 4]})
     step(b, {"b": [9, 6, 2, 3]})

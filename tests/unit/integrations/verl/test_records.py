@@ -1,12 +1,14 @@
 """Records on their way from the server through the trainer to the run folder, without an engine."""
 
 import asyncio
+import dataclasses
 import math
 import platform
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from verl.workers.rollout.replica import TokenOutput
@@ -18,6 +20,7 @@ from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
+from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
@@ -221,6 +224,40 @@ def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
     assert collecting._collect("train")["sam/draft/shared_lost"] == 3
 
 
+def test_ended_responses_go_through_the_server_to_other_folders(ours, collecting, tmp_path):
+    """From a finished request here to the keeper of another folder, and from one elsewhere."""
+    history = HistorySourceConfig(path=str(tmp_path / "history"))
+    sources = dataclasses.replace(ours._settings.sam.sources, history=history)
+    ours._settings = EngineSettings(SamConfig(sources=sources))
+    model = SimpleNamespace(max_model_len=100, get_vocab_size=lambda: 50)
+    ours.engine = SimpleNamespace(model_config=model)
+    told = []
+
+    async def hear(*message):
+        told.append(message)
+
+    async def run():
+        assert await ours.find_history_keeper("run") == 0
+        await ours.share_history("run", {})
+        assert ours._history is None, "one folder"
+        await ours.share_history(
+            "run", {1: SimpleNamespace(hear_history=SimpleNamespace(remote=hear))}
+        )
+        await respond(ours, "val")
+        await respond(ours)
+        await asyncio.sleep(0)
+        await ours.hear_history(1, 1, told[0][2])
+
+    asyncio.run(run())
+    pieces = [piece for _, _, pieces in told for piece in pieces]
+    assert [np.frombuffer(piece[-1], "<i4").tolist() for piece in pieces] == [
+        [*prompt, *RESPONSE] for prompt in PROMPTS
+    ]
+    metrics = collecting._collect("train")
+    assert metrics["sam/draft/history_heard"] == len(told[0][2])
+    assert metrics["sam/draft/history_unheard"] == 0
+
+
 def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, caplog):
     """No session on any rank, as where another drafter was loaded or nobody bound it."""
 
@@ -240,11 +277,14 @@ def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, 
     )
 
 
+@pytest.mark.parametrize(
+    ("exchange", "lost"),
+    [("_sharing", "draft/shared_lost"), ("_history", "draft/history_unheard")],
+)
 def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
-    ours, collecting, monkeypatch
+    ours, collecting, monkeypatch, exchange, lost
 ):
     """What the server counts is told by an engine that counts, and by none that is silent."""
-    lost = "draft/shared_lost"
 
     async def first_is_silent(engine, method):
         return [[None, None], [drained_worker(DRAFTING), None]]
@@ -253,7 +293,7 @@ def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
         return [[None, None], [None, None]]
 
     ours._recorders = EngineRecorders(2)
-    ours._sharing = SimpleNamespace(take_counters=lambda: {lost: 3})
+    setattr(ours, exchange, SimpleNamespace(take_counters=lambda: {lost: 3}))
     for answer, silent in ((first_is_silent, [0]), (both_are_silent, [0, 1])):
         monkeypatch.setattr(server, "ask_engines", answer)
         records = asyncio.run(ours.drain_records(STEP, "train"))

@@ -9,7 +9,7 @@ from sam_rollout.integrations.verl.source_choice import explain_sources
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
-SCOPE = "sam.sources.siblings.scope"
+RUN = "sam.sources.run"
 # 8 prompts x 8 responses on one engine: beyond a quarter of 2^24 tokens where they are this long.
 LONGEST = (1 << 24) // 4 // 64
 
@@ -24,23 +24,26 @@ def sized(response_tokens: int, *overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("response_tokens", "overrides", "scope"),
+    ("response_tokens", "overrides", "shared"),
     [
-        (LONGEST, (), "run"),
-        (LONGEST + 1, (), "prompt"),
-        (LONGEST + 1, ("trainer.n_gpus_per_node=2",), "run"),
-        (1024, ("sam.sources.siblings.max_bytes=13107200",), "run"),
-        (1024, ("sam.sources.siblings.max_bytes=13107199",), "prompt"),
-        (LONGEST + 1, (f"{SCOPE}=run",), "run"),
-        (1024, (f"{SCOPE}=prompt",), "prompt"),
+        (LONGEST, (), True),
+        (LONGEST + 1, (), False),
+        (LONGEST + 1, ("trainer.n_gpus_per_node=2",), True),
+        (1024, (f"{RUN}.max_bytes=13107200",), True),
+        (1024, (f"{RUN}.max_bytes=13107199",), False),
+        (LONGEST + 1, (f"{RUN}.when=always",), True),
+        (1024, (f"{RUN}.enabled=false",), False),
     ],
 )
-def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, scope):
+def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, shared):
     config = sized(response_tokens, *overrides)
-    assert check(config).sam.sources.siblings.scope == scope
-    told = [line for line in explain_sources(config) if line.startswith(SCOPE)]
-    decided = not any(override.startswith(SCOPE) for override in overrides)
-    assert [line.startswith(f"{SCOPE} = {scope}: ") for line in told] == [True] * decided
+    sources = check(config).sam.sources
+    assert sources.run.enabled is shared and sources.siblings.enabled
+    assert sources.run.when == "always" or not shared
+    told = [line for line in explain_sources(config) if line.startswith(RUN)]
+    decided = "always" not in str(overrides) and "enabled" not in str(overrides)
+    said = f"{RUN}.when = always: " if shared else f"{RUN}.enabled = false: "
+    assert [line.startswith(said) for line in told] == [True] * decided
 
 
 def write_prompts(folder, rows: int) -> str:

@@ -121,11 +121,12 @@ def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monke
     assert without.sam.sources.history.path == ""
 
 
-def test_what_a_run_shares_is_kept_in_the_run_folder_and_nothing_where_prompts_do(tmp_path):
-    siblings = ["sam.sources.siblings.enabled=true", f"run_dir={tmp_path}"]
-    assert translated(*siblings).sam.sources.siblings.path == ""
-    config = translated(*siblings, "sam.sources.siblings.scope=run")
-    assert config.sam.sources.siblings.path == str(tmp_path / "sam" / "siblings")
+def test_what_a_run_shares_is_kept_in_the_run_folder_where_it_fits(tmp_path):
+    config = translated("sam=on", f"run_dir={tmp_path}")
+    ours = OmegaConf.select(config, ENGINE).additional_config.sam_rollout.sam
+    assert (ours.sources.run.when, ours.sources.run.path) == ("always", str(tmp_path / "sam/run"))
+    config = translated("sam=on", f"run_dir={tmp_path}", "sam.sources.run.max_bytes=1048576")
+    assert (config.sam.sources.run.enabled, config.sam.sources.run.path) == (False, "")
 
 
 def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):

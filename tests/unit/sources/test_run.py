@@ -1,0 +1,276 @@
+"""All responses of a run draft from each other: who shares, and how old text goes."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sam_rollout.automaton.interface import AutomatonFullError
+from sam_rollout.automaton.pool import AutomatonPool
+from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.run import RunSourceConfig
+from sam_rollout.sources.support import kept_texts, moving
+from tests.unit.drafting.texts import identity, step
+
+
+def make_drafter(*others, **options):
+    """A drafter with the source and no own text, but with other sources by their names."""
+    run = RunSourceConfig(when="always", **options)
+    sources = replace(sources_of(*others), run=run)
+    return SamDrafter(SamConfig(max_draft_tokens=3, sources=sources), 8, 1 << 20)
+
+
+def counter(drafter, name):
+    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
+
+
+def automata(drafter):
+    return len(drafter.sources[0]._groups)
+
+
+@pytest.mark.parametrize(
+    ("other", "shares"),
+    [
+        (identity("h"), True),
+        (identity("h", step=2), True),
+        (identity("g", split="val"), False),
+        (None, True),
+    ],
+)
+def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
+    drafter = make_drafter()
+    drafter.admit("a", identity("g"))
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
+    drafter.finish(["a"])
+    drafter.end_step()
+    if other:
+        drafter.admit("b", other)
+    assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == ([4, 5] if shares else [])
+
+
+def test_it_stands_beside_siblings():
+    """Each votes: of other prompts one knows, of this step the other."""
+    drafter = make_drafter("siblings")
+    assert [source.name for source in drafter.sources] == ["siblings", "run"]
+    ended(drafter, "h", [9, 1, 2, 3, 4, 5])
+    assert continued(drafter, "a", [8, 6, 2, 3], step=2) == [4, 5]
+    drafter.admit("b", identity("a", 1, step=2))
+    assert step(drafter, {"b": [8, 6]})["b"] == [2, 3, 4], "the sibling's, then the run's"
+    assert counter(drafter, "siblings_bytes") > 0 and counter(drafter, "run_bytes") > 0
+
+
+def test_without_a_run_nobody_knows_what_fits():
+    sources = sources_of("own", "run")
+    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 20)
+    assert [source.name for source in drafter.sources] == ["own"]
+
+
+def grown(drafter, name, text, others=()):
+    """A request generates a text after one token of prompt, beside the others as they stand."""
+    drafts = {}
+    for length in (1, 2, len(text)):
+        texts = {**dict(others), name: text[:length]}
+        drafts = step(drafter, texts, width=max(map(len, [text, *texts.values()])) + 8)
+    return drafts
+
+
+def ended(drafter, name, text, **who):
+    """A request comes, generates a text and ends; then the training step is over."""
+    drafter.admit(name, identity(name, **who))
+    grown(drafter, name, text)
+    drafter.finish([name])
+    drafter.end_step()
+    drafter.wait()
+
+
+def continued(drafter, name, start, **who):
+    """What a new request with this text gets for a draft."""
+    drafter.admit(name, identity(name, **who))
+    draft = step(drafter, {name: start})[name]
+    drafter.finish([name])
+    return draft
+
+
+def random_texts(count, length, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(count * length).reshape(count, length).tolist()
+
+
+def test_old_text_of_a_run_goes_by_generations():
+    drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(60, 1000)
+    for number, text in enumerate(texts):
+        ended(drafter, f"r{number}", text)
+        assert drafter.usage().bytes <= 1 << 20
+        assert counter(drafter, "run_evictions") == 0
+        if number >= 5:  # the newest are always there, a change or not
+            for old in (0, 3, 5):
+                start = texts[number - old][500:504]
+                expected = texts[number - old][504:507]
+                assert continued(drafter, f"n{number}{old}", [7, *start]) == expected
+    assert counter(drafter, "run_restarts") > 5
+    assert counter(drafter, "run_evictions") == counter(drafter, "run_failures") == 0
+    assert automata(drafter) == 1
+    assert counter(drafter, "run_seeded_tokens") > 20_000
+    assert continued(drafter, "x", [7, *texts[0][500:504]]) == [], "the oldest are gone"
+
+
+def test_no_engine_step_waits_for_a_successor(monkeypatch):
+    """While one is made, requests join the old automaton; when it is there, later ones join it."""
+    drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(20, 1000)
+    source = drafter.sources[0]
+    submitted = []
+    monkeypatch.setattr(
+        source._kept._executor,
+        "submit",
+        lambda *task: submitted.append((Future(), *task)) or submitted[-1][0],
+    )
+    monkeypatch.setattr(source._kept, "wait", lambda: None)
+    for number, text in enumerate(texts[:15]):
+        ended(drafter, f"r{number}", text)
+    assert len(submitted) == 1 and counter(drafter, "run_restarts") == 0
+    assert continued(drafter, "a", [7, *texts[1][20:24]]) == texts[1][24:27]
+    for _ in range(2):  # what has ended meanwhile is added
+        future, task, *arguments = submitted.pop()
+        future.set_result(task(*arguments))
+        drafter.end_step()
+    assert counter(drafter, "run_restarts") == 1
+    for number in (9, 14):
+        start = texts[number][20:24]
+        assert continued(drafter, f"b{number}", [7, *start]) == texts[number][24:27]
+
+
+def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(monkeypatch):
+    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    drafter, (live, *others) = make_drafter(max_bytes=1 << 20), random_texts(12, 1000)
+    drafter.admit("live", identity("live"))
+    grown(drafter, "live", live)
+    for number, text in enumerate(others):
+        drafter.admit(f"r{number}", identity(f"r{number}"))
+        grown(drafter, f"r{number}", text, {"live": live})
+        drafter.finish([f"r{number}"])
+        drafter.wait()
+        if counter(drafter, "run_restarts"):
+            break
+    assert automata(drafter) == 2
+    text, steps = [*live, *live[20:24]], 0
+    while automata(drafter) == 2:
+        before = drafter.usage().catch_up_tokens
+        assert step(drafter, {"live": text})["live"] == live[24:27]
+        assert drafter.usage().catch_up_tokens - before <= 200, "of live texts and of ended ones"
+        steps += 1
+    assert 9 <= steps <= 12, "1004 tokens"
+    assert step(drafter, {"live": text})["live"] == live[24:27], "from the successor"
+    for _ in range(12):
+        step(drafter, {"live": text})
+    assert continued(drafter, "a", [7, *text[50:54]]) == text[54:57], "others find it there"
+    assert continued(drafter, "b", [7, *others[number][50:54]]) == others[number][54:57]
+    drafter.finish(["live"])
+    assert drafter.usage().live_requests == 0
+
+
+def test_a_request_that_ends_or_pauses_on_its_way_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(15, 1000)
+    names = {"stays": texts[12], "ends": texts[13], "pauses": texts[14]}
+    for name in names:
+        drafter.admit(name, identity(name))
+    step(drafter, names)
+    for number, text in enumerate(texts[:11]):
+        drafter.admit(f"r{number}", identity(f"r{number}"))
+        grown(drafter, f"r{number}", text, names)
+        drafter.finish([f"r{number}"])
+    drafter.end_step()
+    drafter.wait()
+    assert counter(drafter, "run_restarts") == 1
+    step(drafter, names)
+    assert drafter.usage().live_requests == 3
+    drafter.finish(["ends"])
+    assert drafter.usage().live_requests == 2
+    for _ in range(12):
+        step(drafter, {"stays": names["stays"]})
+    assert automata(drafter) == 2, "one that pauses has not moved"
+    for _ in range(12):
+        step(drafter, {"pauses": names["pauses"], "stays": names["stays"]})
+    assert automata(drafter) == 1
+    drafter.finish(["stays", "pauses"])
+    assert drafter.usage().live_requests == 0 and len(drafter.sources[0].pool) == 0
+
+
+def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
+    drafter = make_drafter(max_bytes=1 << 20)
+    text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
+    for life in range(1, 4):
+        names = [f"{life}a", f"{life}b"]
+        for sibling, name in enumerate(names):
+            drafter.admit(name, identity("g", sibling))
+        step(drafter, {names[0]: text, names[1]: text[:5]}, width=len(text))
+        assert counter(drafter, "run_evictions") == life
+        assert counter(drafter, "run_bytes") < 1000
+        read = drafter.usage().catch_up_tokens
+        for _ in range(2):  # the live ones do without, and are not read again
+            drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
+            assert drafts[names[0]] == []
+        assert drafter.usage().catch_up_tokens == read + 3
+        assert step(drafter, {names[1]: text[:6], f"{life}d": [4, 2]})[f"{life}d"] == [3]
+        drafter.finish([f"{life}{name}" for name in "abcd"])
+    assert counter(drafter, "run_restarts") == 0
+
+
+def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path):
+    texts = random_texts(4, 200)
+    first = make_drafter(path=str(tmp_path / "texts"))
+    for number, text in enumerate(texts):
+        ended(first, f"r{number}", text, step=number + 1)
+    again = make_drafter(path=str(tmp_path / "texts"))
+    again.admit("a", identity("a", step=4))
+    step(again, {"a": [7, 7]})
+    again.wait()
+    assert counter(again, "run_seeded_tokens") >= 600
+    draft = {n: step(again, {"a": [7, 7, *texts[n][50:54]]})["a"] for n in range(4)}
+    assert [draft[n] for n in range(3)] == [texts[n][54:57] for n in range(3)], "it has moved"
+    assert draft[3] == [], "of the step that is sampled again"
+    assert continued(again, "b", [7, *texts[2][60:64]], step=4) == texts[2][64:67]
+    assert counter(again, "run_failures") == 0
+
+
+def test_texts_that_cannot_be_read_or_written_cost_a_warning(tmp_path, caplog):
+    (tmp_path / "texts").write_text("no folder")
+    drafter, (text, other) = make_drafter(path=str(tmp_path / "texts")), random_texts(2, 200)
+    ended(drafter, "a", text)
+    ended(drafter, "b", other)
+    assert continued(drafter, "c", [7, *text[50:54]]) == text[54:57]
+    assert counter(drafter, "run_failures") >= 1
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+
+
+def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
+    monkeypatch.setattr(kept_texts, "_make", lambda *_: 1 / 0)
+    drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(40, 1000)
+    for number, text in enumerate(texts):
+        ended(drafter, f"r{number}", text)
+        assert continued(drafter, f"n{number}", [7, *text[50:54]]) in (text[54:57], [])
+    assert 1 <= counter(drafter, "run_failures") < 40
+    assert counter(drafter, "run_evictions") >= 1, "as without successors"
+    assert "cannot be taken over" in caplog.text
+
+
+def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(monkeypatch):
+    drafter = make_drafter()
+    drafter.admit("a", identity("g"))
+    drafter.admit("b", identity("g", split="val"))
+    texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
+    step(drafter, texts)
+    extend = AutomatonPool.extend
+
+    def full(pool, slots, *arguments):
+        if slots[0] >= 0:
+            raise AutomatonFullError("full", pool._automaton_of(int(slots[0])))
+        extend(pool, slots, *arguments)
+
+    monkeypatch.setattr(AutomatonPool, "extend", full)
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
+    assert counter(drafter, "run_evictions") == 1
+    monkeypatch.undo()
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
