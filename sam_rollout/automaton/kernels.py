@@ -892,6 +892,8 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             left[lane] = lane
             token_of[lane] = token_ids[rows[row_of[lane]], position_of[lane]]
             ahead_of[lane], asked_of[lane] = 0, NO_STATE
+            if token_of[lane] < 0:  # no token: reading will refuse it
+                state_of[lane] = NO_STATE
         looking = count
         for _ in range(LINKS_SCOUTED):
             still = 0

@@ -98,7 +98,7 @@ class SamDrafter:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
         rows = np.fromiter((row_of.get(request_id, -1) for request_id in ids), np.int64, len(ids))
-        self._policy.rearrange(rows)
+        self._policy.rearrange(rows, in_flight=self.batch.pending)
         self.batch.rearrange(rows)
         self._bound = ids
 

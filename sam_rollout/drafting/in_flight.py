@@ -21,8 +21,9 @@ NO_SOURCE = -1
 class DraftBatch:
     """The drafts of one engine step, and the room for the next ones.
 
-    Row i holds `counts[i]` draft tokens, then `held_back[i]` that are not handed over or
-    `filling[i]` that only keep the step's shape; what lies beyond in `tokens[i]` means nothing.
+    Row i holds `counts[i]` draft tokens, then `held_back[i]` that are not handed over as drafts.
+    `filling[i]` tokens behind the draft, held back ones first, only keep the step's shape. What
+    lies beyond in `tokens[i]` means nothing.
 
     Args:
         max_rows: most requests in one batch.
@@ -134,7 +135,7 @@ def _verify(
         out_filling[i] = filling[i]
         out_judged[i] = right if right == most else known  # after a wrong token all are wrong
         out_right[i] = right
-        if known > 0:  # all that was held back may have been filled over
+        if known > 0:  # otherwise nothing had a vote
             out_source[i] = source[i]
 
 

@@ -102,7 +102,7 @@ class DraftPolicy:
         # The same of drafted tokens, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
         # Of the drafts in flight: votes and the class of every token; chances of being accepted.
-        votes = sources * LEVELS * VOTES_PER_LEVEL
+        votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, positions, 1 + 2 * votes), np.int32)
         self._class = np.zeros((max_rows, positions), np.int32)
         self._chances = np.zeros((max_rows, positions), np.float32)
@@ -110,18 +110,25 @@ class DraftPolicy:
         self._offered = np.zeros(max_rows, np.int32)
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # To write to: see `vote_lanes`, and `_draft_some`.
-        lanes = _ROWS_AT_ONCE * sources
+        lanes = _ROWS_AT_ONCE * max(sources, 1)
         self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
         self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
         self._lists = np.zeros((4, LEVELS * lanes), np.int64)
         self._found = np.zeros((3, votes), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)
 
-    def rearrange(self, rows: np.ndarray) -> None:
-        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
+    def rearrange(self, rows: np.ndarray, *, in_flight: bool = True) -> None:
+        """Follow a changed batch.
+
+        Args:
+            rows: int[B], each row's former place, -1 for none.
+            in_flight: whether there are drafts to be judged, whose votes have to follow.
+        """
         known = rows >= 0
         count = len(rows)
         self._accepted[:count] = np.where(known, self._accepted[rows], 0)
+        if not in_flight:
+            return
         self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
         self._class[:count] = self._class[rows]
 

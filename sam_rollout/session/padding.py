@@ -138,9 +138,9 @@ class DraftPadding:
         rows = batch.rows
         tokens, counts = batch.tokens[:rows], batch.counts[:rows]
         last = token_ids[self._row[:rows], num_tokens - 1, np.newaxis]
-        np.copyto(tokens, last, where=self._place >= counts[:, np.newaxis])
+        known = (counts + batch.held_back[:rows])[:, np.newaxis]  # held back ones come first
+        np.copyto(tokens, last, where=self._place >= known)
         room = np.clip(self._max_model_len - 1 - num_tokens, 0, self._k)
         np.maximum(np.where(decoding, room, 0) - counts, 0, out=batch.filling[:rows])
-        batch.held_back[:rows] = 0  # filled over
         batch.length[:rows] = num_tokens
         batch.pending = True

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+from sam_rollout.settings import ConfigError
 from sam_rollout.sources.contract import (
     UNKNOWN_VOCABULARY,
     Limits,
@@ -78,4 +79,8 @@ def make_sources(sections: Any, limits: Limits) -> list[Source]:
                     "in SourceEntry.metrics"
                 )
             made.append(source)
+    if not made:
+        enabled = [entry.name for entry in SOURCES if getattr(sections, entry.name).enabled]
+        needs = "outside a training run `history` needs a path, and `run` `when: always`"
+        raise ConfigError("sam.sources", enabled, f"none of these has anything to read: {needs}")
     return made

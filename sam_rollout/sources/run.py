@@ -65,10 +65,10 @@ class RunSourceConfig(Section):
     path: str = setting(
         "",
         allowed="a folder",
-        meaning="Where ended responses are kept for a run that is resumed, at most as many bytes "
-        "as `max_bytes` or 64 MiB; empty: `sam/run` in the run folder. Engines that share it "
-        "begin with each other's. What was learned of drafts' chances is not kept: it is learned "
-        "anew from the first few hundred drafts.",
+        meaning="Where ended responses are kept for a run that is resumed, at most 64 MiB; empty: "
+        "`sam/run` in the run folder. Engines that share it begin with each other's. What was "
+        "learned of drafts' chances is not kept: it is learned anew from the first few hundred "
+        "drafts.",
     )
 
 
@@ -177,8 +177,14 @@ class RunTexts(GroupedTexts[_Key]):
             if self._kept.is_making(split):
                 if (seeded := self._kept.take(split)) is not None:
                     self._succeed(key, seeded)
+            elif self._is_moving(split):
+                continue
             elif self._kept.arrived(split) or self._is_due(key, group):
                 self._kept.make(split, self._room_for_old_text(group))
+
+    def _is_moving(self, split: str) -> bool:
+        """Whether live requests have yet to leave an automaton that was replaced."""
+        return any(group.is_over and key[0] == split for key, group in self._groups.items())
 
     def _is_due(self, key: _Key, group: Group) -> bool:
         """Whether it is so large that it has to be replaced, and another one would be smaller."""
@@ -187,9 +193,7 @@ class RunTexts(GroupedTexts[_Key]):
             return False
         places = self.pool.places_of_automaton(group.automaton)
         full = nbytes > self._max_bytes * _DUE or places > LARGEST_AUTOMATON // 2 * _DUE
-        if not full or any(
-            one.is_over and other[0] == key[0] for other, one in self._groups.items()
-        ):
+        if not full:
             return False
         # Not at every engine step, where live texts fill it or nothing can be made.
         self._due_at[key] = nbytes + self._max_bytes // 32

@@ -296,10 +296,10 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         # An engine without counters has no session, which the trainer is to notice.
-        telling = next((one.drafter_counters for one in records if one.drafter_counters), None)
-        if telling is not None:
-            for exchange in (self._sharing, self._history):
-                telling |= exchange.take_counters() if exchange is not None else {}
+        telling = next((one for one in records if one.drafter_counters), None)
+        for shared in (self._sharing, self._history):
+            if shared is not None and telling is not None:
+                telling.drafter_counters |= shared.take_counters()
         return records
 
     def _records(

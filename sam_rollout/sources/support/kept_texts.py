@@ -2,23 +2,27 @@
 
 The newest ones stay in memory, 4 bytes per token. With a folder they also go to disk, where a run
 that is resumed finds them (`history_store.py`). An automaton of them is made in a thread and a pool
-of its own, most of it without the GIL: no engine step waits for it.
+of its own, most of it without the GIL: no engine step waits for it. Responses of validation are not
+kept: they would take the place of those that training drafts from.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits
+from sam_rollout.sources.support.moving import TOKENS_PER_STEP
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -29,8 +33,12 @@ logger = logging.getLogger(__name__)
 # Of the source's memory, for kept texts: they take 4 of the 50 bytes per token of an automaton, so
 # this is what an automaton of 6/16 of the memory is made of.
 _SHARE = 1 / 32
-# A segment of the folder, a 256th of it, has to hold a response.
-_LEAST_DISK_BYTES = 64 << 20
+# Of these, what may be added to an automaton that is being made: 3/32 of the memory.
+_LATE_SHARE = 1 / 4
+# Of the folder: four times what is ever read back, as the newest steps may be sampled again. All of
+# it is walked when a run is resumed, beside the engine. A segment, a 256th, holds a response.
+_DISK_BYTES = 4 * LARGEST_AUTOMATON
+_LONGEST_ON_DISK = _DISK_BYTES // 256 // 4 - 16  # tokens; of a longer response its end is written
 _LARGEST_BACKLOG = 64 << 20  # bytes that wait for the disk; responses beyond it stay in memory only
 _MOST_READ = 1 << 16  # responses, when a run is resumed
 
@@ -51,8 +59,18 @@ class _Live(NamedTuple):
     slot: int  # of the recorder
 
 
+@dataclasses.dataclass
+class _Making:
+    """An automaton that is being made, or waits to be taken."""
+
+    pool: AutomatonPool
+    made: Future[Seeded]
+    since: int = 0  # texts kept after those that it is being made of
+    is_late: bool = False  # made, and late texts are being added
+
+
 class KeptTexts:
-    """What a run's requests have written, split by split.
+    """What a run's requests have written.
 
     Args:
         limits: of the engine.
@@ -73,15 +91,14 @@ class KeptTexts:
         self._recorder = TextRecorder(2 * limits.max_rows + 16, limits.max_model_len)
         self._most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
         self._executor = executor or ThreadPoolExecutor(1, "sam-run-texts")
-        self._store = _Store(Path(path).expanduser(), max_bytes) if path else None
+        self._store = _Store(Path(path).expanduser()) if path else None
         self._live: dict[str, _Live] = {}
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)
-        self._kept: dict[str, deque[Int32Array]] = {}  # by split, oldest first
-        self._tokens = 0  # of all kept texts
-        self._reading: dict[str, Future[list[Int32Array]]] = {}  # split -> what lies on disk
-        self._met: set[str] = set()  # splits whose texts were asked for
-        self._making: dict[str, tuple[AutomatonPool, Future[Seeded]]] = {}
-        self._since: dict[str, list[Int32Array]] = {}  # texts that ended while one is made
+        self._kept: deque[Int32Array] = deque()  # of training, oldest first
+        self._tokens = 0  # of kept texts
+        self._reading: Future[list[Int32Array]] | None = None  # what lies on disk
+        self._is_met = False  # whether training's texts were asked for
+        self._making: dict[str, _Making] = {}  # by split
         self._writing: dict[Future[bool], int] = {}  # -> bytes
         self._off = False
         self.failures = 0
@@ -89,20 +106,20 @@ class KeptTexts:
     @property
     def nbytes(self) -> int:
         """Texts, and automata that are being made."""
-        making = sum(max(pool.nbytes, 0) for pool, _ in self._making.values())
+        making = sum(max(one.pool.nbytes, 0) for one in self._making.values())
         return self._recorder.nbytes + 4 * self._tokens + making
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """As `Source.bind`. When a split's first request comes, its texts are read from disk."""
+        """As `Source.bind`. When training's first request comes, older texts are read from disk."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             live = self._live.get(request_id)
             if live is None and identity is not None:
                 live = _Live(identity.split, identity.step, self._recorder.open())
                 self._live[request_id] = live
-                if identity.split not in self._met:
-                    self._meet(identity.split, identity.step)
+                if identity.split == TRAIN_SPLIT and not self._is_met:
+                    self._meet(identity.step)
             self._slots[row] = _NO_SLOT if live is None else live.slot
 
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
@@ -110,7 +127,7 @@ class KeptTexts:
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
 
     def finish(self, request_ids: Iterable[str]) -> dict[str, Int32Array]:
-        """Keep the texts of requests that ended, and return them; unknown ids are passed over."""
+        """Keep training's texts of requests that ended, and return all; unknown ids are skipped."""
         texts = {}
         for request_id in request_ids:
             live = self._live.pop(request_id, None)
@@ -120,40 +137,40 @@ class KeptTexts:
             text = self._recorder.take(live.slot)
             if len(text):
                 texts[request_id] = text
-                self._keep(live.split, text)
-                self._write(live, text)
+                if live.split == TRAIN_SPLIT:
+                    self._keep(text)
+                    self._write(live.step, text)
         return texts
 
     def arrived(self, split: str) -> bool:
-        """Whether what an interrupted run had kept on disk has just come in; said once."""
-        reading = self._reading.get(split)
-        if reading is None or not reading.done():
+        """Whether texts that an interrupted run had kept on disk have just come in; said once.
+
+        False where all of them had to go again: newer ones are kept in their place.
+        """
+        if split != TRAIN_SPLIT or self._reading is None or not self._reading.done():
             return False
-        del self._reading[split]
+        reading, self._reading = self._reading, None
         try:
             texts = reading.result()
         except Exception:
             self._fail("The texts of the run before this one cannot be read")
             return False
-        kept = self._kept.setdefault(split, deque())
-        kept.extendleft(reversed(texts))  # older than all that was kept since
+        newer = len(self._kept)
+        self._kept.extendleft(reversed(texts))  # older than all that was kept since
         self._tokens += sum(map(len, texts))
-        self._shorten(split)
-        return bool(texts)
+        self._shorten()
+        return len(self._kept) > newer
 
     def make(self, split: str, tokens: int) -> None:
-        """Begin to make an automaton of the newest texts, of so many tokens at most."""
+        """Begin to make an automaton of the newest texts, of so many tokens; of none, nothing."""
         from sam_rollout.automaton.pool import AutomatonPool
 
-        texts: list[Int32Array] = []
-        for text in reversed(self._kept.get(split, ())):
-            tokens -= len(text)
-            if tokens < 0:
-                break
-            texts.append(text)
+        if tokens <= 0:
+            return
+        texts = self._newest(len(self._kept) if split == TRAIN_SPLIT else 0, tokens)
         pool = AutomatonPool()
-        self._since[split] = []
-        self._making[split] = (pool, self._submit(_make, Seeded(pool, pool.create(), 0), texts))
+        made = self._submit(_make, Seeded(pool, pool.create(), 0), texts)
+        self._making[split] = _Making(pool, made)
 
     def is_making(self, split: str) -> bool:
         """Whether an automaton is being made, or waits to be taken."""
@@ -162,17 +179,21 @@ class KeptTexts:
     def take(self, split: str) -> Seeded | None:
         """The automaton that was being made; None while it is not finished, or if that failed.
 
-        What has ended meanwhile is read, too, beside the engine like the rest.
+        What has ended meanwhile is added beside the engine, too, but only once: texts may end all
+        the time. The newest of what has ended during that is read here, so few tokens that no
+        engine step is held up. What is left out, a later automaton has.
         """
-        pool, made = self._making[split]
-        if not made.done():
+        making = self._making[split]
+        if not making.made.done():
             return None
         try:
-            seeded = made.result()
-            if since := self._since[split]:
-                self._since[split] = []
-                self._making[split] = (pool, self._submit(_make, seeded, since[::-1]))
+            seeded = making.made.result()
+            if making.since and not making.is_late:
+                late = self._newest(making.since, int(self._most_tokens * _LATE_SHARE))
+                making.made = self._submit(_make, seeded, late)
+                making.since, making.is_late = 0, True
                 return None
+            seeded = _make(seeded, self._newest(making.since, TOKENS_PER_STEP))
         except Exception:
             del self._making[split]
             self._fail("Older texts of the run cannot be taken over")
@@ -182,39 +203,50 @@ class KeptTexts:
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""
-        made = [future for _, future in self._making.values()]
-        futures: list[Future[Any]] = [*self._writing, *self._reading.values(), *made]
+        futures: list[Future[Any]] = [*self._writing, *(one.made for one in self._making.values())]
+        if self._reading is not None:
+            futures.append(self._reading)
         for future in futures:
             future.exception()
 
-    def _meet(self, split: str, step: int) -> None:
-        self._met.add(split)
+    def _meet(self, step: int) -> None:
+        self._is_met = True
         if self._store is not None:
-            self._reading[split] = self._submit(self._store.read, split, step, self._most_tokens)
+            self._reading = self._submit(self._store.read, TRAIN_SPLIT, step, self._most_tokens)
 
-    def _keep(self, split: str, text: Int32Array) -> None:
+    def _keep(self, text: Int32Array) -> None:
         text = text[-self._most_tokens :]
-        self._kept.setdefault(split, deque()).append(text)
+        self._kept.append(text)
         self._tokens += len(text)
-        if split in self._making:
-            self._since[split].append(text)
-        self._shorten(split)
+        if (making := self._making.get(TRAIN_SPLIT)) is not None:
+            making.since += 1
+        self._shorten()
 
-    def _shorten(self, split: str) -> None:
-        """Forget the oldest texts of a split until all fit."""
-        kept = self._kept[split]
-        while self._tokens > self._most_tokens and kept:
-            self._tokens -= len(kept.popleft())
+    def _shorten(self) -> None:
+        """Forget the oldest texts until the rest fits."""
+        while self._tokens > self._most_tokens:
+            self._tokens -= len(self._kept.popleft())
 
-    def _write(self, live: _Live, text: Int32Array) -> None:
+    def _newest(self, count: int, tokens: int) -> list[Int32Array]:
+        """Of the last `count` texts those that together have `tokens` at most, newest first."""
+        texts = []
+        for text in islice(reversed(self._kept), count):
+            tokens -= len(text)
+            if tokens < 0:
+                break
+            texts.append(text)
+        return texts
+
+    def _write(self, step: int, text: Int32Array) -> None:
         for done in [future for future in self._writing if future.done()]:
             del self._writing[done]
             if done.exception() is not None:
                 self._fail("Texts of the run cannot be written", done.exception())
         if self._store is None or self._off:
             return
+        text = text[-_LONGEST_ON_DISK:]
         if sum(self._writing.values()) + text.nbytes <= _LARGEST_BACKLOG:
-            written = self._submit(self._store.append, live.split, live.step, text)
+            written = self._submit(self._store.append, TRAIN_SPLIT, step, text)
             self._writing[written] = text.nbytes
 
     def _submit(self, task: Callable[..., Any], *arguments: object) -> Future[Any]:
@@ -251,9 +283,8 @@ def _make(seeded: Seeded, newest_first: list[Int32Array]) -> Seeded:
 class _Store:
     """The folder, opened by the first task: ranks whose drafts are unused never have one."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._max_bytes = max(max_bytes, _LEAST_DISK_BYTES)
         self._opened: HistoryStore | None = None
 
     def read(self, split: str, before_step: int, max_tokens: int) -> list[Int32Array]:
@@ -270,5 +301,5 @@ class _Store:
         if self._opened is None:
             from sam_rollout.sources.support.history_store import HistoryStore
 
-            self._opened = HistoryStore(self._path, self._max_bytes, _MOST_READ)
+            self._opened = HistoryStore(self._path, _DISK_BYTES, _MOST_READ)
         return self._opened

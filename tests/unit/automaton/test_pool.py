@@ -278,6 +278,19 @@ def test_a_negative_token_is_named_and_the_text_before_it_kept(pool):
     assert draft(pool, slot, [1, 2, 1], 3, 3) == [2, 1, 2]
 
 
+def test_a_negative_token_is_no_way_to_memory_that_was_never_written(pool):
+    """At the end of a text, where its next state will lie, in blocks that were used before."""
+    rng = np.random.default_rng(5)
+    for length in range(3, 40):
+        slot = pool.open()
+        text = rng.integers(0, 3, length + 8)
+        text[length] = -1
+        read(pool, slot, text, length)
+        with pytest.raises(ValueError, match=rf"token_ids\[0, {length}\] = -1"):
+            read(pool, slot, text, length + 8)
+        pool.close(slot)
+
+
 def test_an_automaton_that_is_full_is_named(pool):
     other, automaton = pool.create(), pool.create()
     slots = int32(pool.open(other), pool.open(automaton))

@@ -13,7 +13,7 @@ from sam_rollout.sources.siblings import SiblingsSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
-NOTHING = ([], 0, NO_SOURCE)  # no draft, no filling
+NOTHING = [], [], NO_SOURCE
 
 
 class Request:
@@ -29,7 +29,7 @@ class Request:
     def verify(self, flight: tuple, cut: int) -> tuple[int, ...]:
         """Score the first `cut` tokens in flight; the row of `Verified` that this makes."""
         draft, filling, source = flight
-        offered = (draft + [self.text[self.known - 1]] * filling)[:cut]
+        offered = (draft + filling)[:cut]
         ahead = self.text[self.known :]
         kept = 0
         while kept < len(offered) and offered[kept] == ahead[kept]:
@@ -40,7 +40,7 @@ class Request:
         # That the engine cut a draft short shows where it went on with the next drafted token.
         cut_short = kept == cut < len(draft) and draft[cut] == ahead[cut]
         drafted = cut if cut_short else len(draft)
-        return kept + 1, drafted, min(kept, len(draft)), filling, source
+        return kept + 1, drafted, min(kept, len(draft)), len(filling), source
 
     def judge(self, drawn: list[int], gained: int) -> tuple[int, int]:
         """Tokens drawn that the text it just gained told about, and the right ones."""
@@ -89,7 +89,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
                 expected.append((0, 0, 0, 0, NO_SOURCE))
                 judged.append((0, 0))
                 continue
-            length = len(draft) + filling
+            length = len(draft) + len(filling)
             cut = int(rng.integers(length + 1)) if rng.random() < 0.2 else length
             row = request.verify(flight, cut)
             if skips:
@@ -121,10 +121,11 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
         in_flight = {}
         for row, (name, verifies) in enumerate(zip(running, batch.to_lists(), strict=True)):
             count, filling = int(batch.counts[row]), int(batch.filling[row])
-            assert verifies[count:] == [texts[row][-1]] * filling
             drawn = batch.tokens[row, : count + batch.held_back[row]].tolist()
+            fill = drawn[count:] + [texts[row][-1]] * K
+            assert verifies[count:] == fill[:filling]
             source = int(batch.source[row]) if drawn else NO_SOURCE
-            in_flight[name] = (verifies[:count], filling, source), drawn
+            in_flight[name] = (verifies[:count], verifies[count:], source), drawn
             assert policy != "fixed" or drawn == verifies[:count]
     held_back = seen.pop("held back and right")
     assert held_back == 0 if policy == "fixed" else held_back > 100

@@ -100,6 +100,21 @@ def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
     assert filling == [3, 2, 0]
 
 
+def test_held_back_tokens_fill_first_and_are_still_judged():
+    """Otherwise rows whose chances fell too low to draft would never be drafted for again."""
+    batch = DraftBatch(1, K)
+    batch.clear(1)
+    batch.pending = True
+    batch.tokens[0, 0], batch.held_back[0], batch.source[0] = 7, 1, 0
+    text = np.array([[5, 6, 7, 6, 9, 0]], np.int32)
+    two = np.array([2], np.int32)
+    padding(graphs(BUDGET, "NONE")).fill_up(batch, text, two, np.ones(1, bool))
+    assert batch.to_lists() == [[7, 6, 6]]
+    verified = batch.verify(text, two + 3, np.array([3], np.int32))
+    assert (verified.drafted[0], verified.filling[0], verified.source[0]) == (0, 3, 0)
+    assert (verified.judged[0], verified.right[0]) == (1, 1)
+
+
 def test_prompts_that_are_still_computed_get_none():
     filled, filling = fill_up([[], []], [4, 5], [False, True])
     assert filled == [[], [15, 15, 15]]
