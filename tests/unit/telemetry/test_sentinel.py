@@ -15,7 +15,7 @@ from sam_rollout.config import (
     SourcesConfig,
 )
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.statistics import Sums, ratio_gain, share
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
@@ -362,17 +362,17 @@ def test_a_source_that_survives_an_error_is_said_to_be_on(tmp_path):
     """A folder that cannot be made: the run's texts are kept in memory, and drafted from."""
     folder = tmp_path / "texts"
     folder.write_text("no folder")
-    siblings = SiblingsSourceConfig(enabled=True, scope="run", path=str(folder))
-    engine = Engine(gate=OPEN, sources=SourcesConfig(siblings=siblings))
+    run = RunSourceConfig(when="always", path=str(folder))
+    engine = Engine(gate=OPEN, sources=SourcesConfig(run=run))
     sentinel = Sentinel(SentinelConfig())
-    for number in range(2):
+    for number in range(3):
         engine.add_siblings([1, 2, 3], f"{number}", step=number)
         engine.step(f"{number}")
         engine.texts.clear()
         engine.session.drafter.wait()
         engine.session.end_step()
     step = training_step(engine)
-    assert [name for name in step.engines[0].drafter_counters if name.endswith("_failures")]
+    assert step.engines[0].drafter_counters["draft/run_failures"] > 0
     (found,), _ = sentinel.look(step)
     assert found.name == "source_impaired" and "the source is on" in found.advice
     assert "resume" not in found.advice

@@ -277,11 +277,14 @@ def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, 
     )
 
 
+@pytest.mark.parametrize(
+    ("exchange", "lost"),
+    [("_sharing", "draft/shared_lost"), ("_history", "draft/history_unheard")],
+)
 def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
-    ours, collecting, monkeypatch
+    ours, collecting, monkeypatch, exchange, lost
 ):
     """What the server counts is told by an engine that counts, and by none that is silent."""
-    lost = "draft/shared_lost"
 
     async def first_is_silent(engine, method):
         return [[None, None], [drained_worker(DRAFTING), None]]
@@ -290,7 +293,7 @@ def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
         return [[None, None], [None, None]]
 
     ours._recorders = EngineRecorders(2)
-    ours._sharing = SimpleNamespace(take_counters=lambda: {lost: 3})
+    setattr(ours, exchange, SimpleNamespace(take_counters=lambda: {lost: 3}))
     for answer, silent in ((first_is_silent, [0]), (both_are_silent, [0, 1])):
         monkeypatch.setattr(server, "ask_engines", answer)
         records = asyncio.run(ours.drain_records(STEP, "train"))
