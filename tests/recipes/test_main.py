@@ -42,6 +42,7 @@ def run_command(monkeypatch, *arguments: str) -> object:
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # a note would say that it counts
     code = run_command(monkeypatch, *flags, overrides, f"run_dir={tmp_path}/run")
     assert code.startswith(f"Configuration error: {said}") and "\n" not in code
     assert capsys.readouterr() == ("", "")
