@@ -160,7 +160,7 @@ def graph_of_next_step(runner) -> str:
     return mode.name
 
 
-OPEN, CLOSED = GateConfig(), GateConfig(kind="closed")
+OPEN, CLOSED = GateConfig("threshold"), GateConfig("closed")
 
 
 @pytest.mark.parametrize(
