@@ -47,8 +47,7 @@ def measure(traces: Path) -> dict[str, dict[str, float]]:
     for name, one in read_sets([traces]).items():
         data = Data(name, MEASURED, [run_of(one)], generated=False)
         found[name] = {
-            side: round(accept(there[side], data, K).mean_acceptance_length, 4)
-            for side in MEASURED
+            side: round(accept(there[side], data, K).mean_acceptance_length, 4) for side in MEASURED
         }
     return found
 

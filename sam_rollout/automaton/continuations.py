@@ -73,10 +73,8 @@ LANE_WIDTH = 8
 TASK_HEADER, TASK_STATE = 0, 1
 TASK_BRANCHES = 2  # continuations found so far
 TASK_TOKEN = 3  # the next one in the edge table
-TASK_SLOT, TASK_ROOM = (
-    4,
-    5,
-)  # address where its search begins, and slots from there to a block's end
+TASK_SLOT = 4  # address where its search begins
+TASK_ROOM = 5  # slots from there to a block's end
 TASK_ALL = 6  # whether all were found
 TASK_LENGTH, TASK_NEWEST = 7, 8
 TASK_FOUND = 9  # two words each: token and target in the halves of one, address of the target
@@ -98,12 +96,7 @@ def _task_at(tasks, lane, level):
 @_inlined
 def _find_slot(header, task, token):
     """Prefetch where the search for an edge begins, and note it."""
-    hashed = live._hash(task[TASK_STATE], token)
-    directory, home = header[live.EDGES], live._home(hashed, header[live.EDGE_SLOTS])
-    if header[live.OLD_EDGE_SLOTS] != 0:
-        old_home = live._home(hashed, header[live.OLD_EDGE_SLOTS])
-        if old_home >= header[live.FRONTIER]:
-            directory, home = header[live.OLD_EDGES], old_home
+    directory, _, home = live._table_of(header, task[TASK_STATE], token)
     slot = live._int64_pointer(directory)[home >> live.BLOCK_SHIFT] + home * live.ENTRY_BYTES
     live._prefetch(slot)
     live._prefetch(slot + 2 * live.ENTRY_BYTES)  # edges give way to others

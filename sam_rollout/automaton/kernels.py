@@ -399,16 +399,21 @@ def _probe(directory, slots, home, state, token):
 
 
 @_inlined
-def _search_table(header, state, token):
-    """As `_probe`, in the table that is in charge of the key."""
+def _table_of(header, state, token):
+    """Directory and slots of the table in charge of a key, and the slot where its search begins."""
     hashed = _hash(state, token)
     if header[OLD_EDGE_SLOTS] != 0:
         home = _home(hashed, header[OLD_EDGE_SLOTS])
         if home >= header[FRONTIER]:
-            return _probe(header[OLD_EDGES], header[OLD_EDGE_SLOTS], home, state, token)
-    return _probe(
-        header[EDGES], header[EDGE_SLOTS], _home(hashed, header[EDGE_SLOTS]), state, token
-    )
+            return header[OLD_EDGES], header[OLD_EDGE_SLOTS], home
+    return header[EDGES], header[EDGE_SLOTS], _home(hashed, header[EDGE_SLOTS])
+
+
+@_inlined
+def _search_table(header, state, token):
+    """As `_probe`, in the table that is in charge of the key."""
+    directory, slots, home = _table_of(header, state, token)
+    return _probe(directory, slots, home, state, token)
 
 
 @_inlined
@@ -837,12 +842,7 @@ def _edge_at_hand(states, address, state, token):
 @_inlined
 def _fetch_slot(header, state, token):
     """Prefetch where the edge table is searched for a key."""
-    hashed = _hash(state, token)
-    directory, home = header[EDGES], _home(hashed, header[EDGE_SLOTS])
-    if header[OLD_EDGE_SLOTS] != 0:
-        old_home = _home(hashed, header[OLD_EDGE_SLOTS])
-        if old_home >= header[FRONTIER]:
-            directory, home = header[OLD_EDGES], old_home
+    directory, _, home = _table_of(header, state, token)
     block = _int64_pointer(directory)[home >> BLOCK_SHIFT]
     if block != 0:
         _prefetch(block + home * ENTRY_BYTES)

@@ -192,8 +192,7 @@ class RunTexts(GroupedTexts[_Key]):
         if nbytes < self._due_at.get(key, 0):
             return False
         places = self.pool.places_of_automaton(group.automaton)
-        full = nbytes > self._max_bytes * _DUE or places > LARGEST_AUTOMATON // 2 * _DUE
-        if not full:
+        if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
         # Not at every engine step, where live texts fill it or nothing can be made.
         self._due_at[key] = nbytes + self._max_bytes // 32
@@ -222,8 +221,8 @@ class RunTexts(GroupedTexts[_Key]):
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Read on in what moves, too; requests that have caught up draft from the successor."""
-        keys = {group.automaton: key for key, group in self._groups.items()}
         moved = self._moving.read(self._bound, token_ids, num_tokens, eligible)
+        keys = {group.automaton: key for key, group in self._groups.items()} if moved else {}
         for row, slot, automaton in moved:
             request_id, key = self._bound[row], keys[automaton]
             self._leave(request_id)

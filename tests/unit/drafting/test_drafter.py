@@ -1,6 +1,5 @@
 """The drafter as an engine drives it: requests that come, go, move, pause and grow."""
 
-
 import numpy as np
 import pytest
 

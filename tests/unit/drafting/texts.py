@@ -80,3 +80,8 @@ def identity(
     group: str = "g", sibling: int = 0, step: int = 1, split: str = "train"
 ) -> RequestIdentity:
     return RequestIdentity(group=group, sibling=sibling, step=step, split=split, key=sibling)
+
+
+def counter(drafter, name):
+    """A count or level of a drafter, by its name below `draft/`."""
+    return (drafter.counters() | drafter.levels())[f"draft/{name}"]

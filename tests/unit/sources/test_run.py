@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.interface import AutomatonFullError
-from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.sources.support import kept_texts, moving
-from tests.unit.drafting.texts import identity, step
+from tests.unit.drafting.texts import counter, identity, step
 
 
 def make_drafter(*others, **options):
@@ -20,10 +18,6 @@ def make_drafter(*others, **options):
     run = RunSourceConfig(when="always", **options)
     sources = replace(sources_of(*others), run=run)
     return SamDrafter(SamConfig(max_draft_tokens=3, sources=sources), 8, 1 << 20)
-
-
-def counter(drafter, name):
-    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
 def automata(drafter):
@@ -254,23 +248,3 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
     assert 1 <= counter(drafter, "run_failures") < 40
     assert counter(drafter, "run_evictions") >= 1, "as without successors"
     assert "cannot be taken over" in caplog.text
-
-
-def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(monkeypatch):
-    drafter = make_drafter()
-    drafter.admit("a", identity("g"))
-    drafter.admit("b", identity("g", split="val"))
-    texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
-    step(drafter, texts)
-    extend = AutomatonPool.extend
-
-    def full(pool, slots, *arguments):
-        if slots[0] >= 0:
-            raise AutomatonFullError("full", pool._automaton_of(int(slots[0])))
-        extend(pool, slots, *arguments)
-
-    monkeypatch.setattr(AutomatonPool, "extend", full)
-    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
-    assert counter(drafter, "run_evictions") == 1
-    monkeypatch.undo()
-    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}

@@ -11,7 +11,7 @@ from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import TOKENS_PER_STEP
-from tests.unit.drafting.texts import WIDTH, identity, step
+from tests.unit.drafting.texts import WIDTH, counter, identity, step
 
 VOCABULARY = 1000
 
@@ -33,10 +33,6 @@ def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
     pieces = sender.exchange(origin, [])
     receiver.exchange("y", pieces)
     return pieces
-
-
-def counter(drafter, name):
-    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
 def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):

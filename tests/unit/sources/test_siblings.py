@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.automaton.interface import AutomatonFullError
-from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
-from tests.unit.drafting.texts import identity, step
+from tests.unit.drafting.texts import counter, identity, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
@@ -30,10 +28,6 @@ def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
 def admitted(drafter, group, *names, **who):
     for sibling, name in enumerate(names):
         drafter.admit(name, identity(group, sibling, **who))
-
-
-def counter(drafter, name):
-    return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
 def test_a_response_drafts_what_its_sibling_wrote():
@@ -74,25 +68,6 @@ def test_a_request_of_another_prompt_step_or_split_shares_nothing(other):
     if other:
         drafter.admit("b", other)
     assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == []
-
-
-def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(monkeypatch):
-    drafter = make_drafter("a", own=False)
-    drafter.admit("b", identity("g", split="val"))
-    texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
-    step(drafter, texts)
-    extend = AutomatonPool.extend
-
-    def full(pool, slots, *arguments):
-        if slots[0] >= 0:
-            raise AutomatonFullError("full", pool._automaton_of(int(slots[0])))
-        extend(pool, slots, *arguments)
-
-    monkeypatch.setattr(AutomatonPool, "extend", full)
-    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
-    assert counter(drafter, "siblings_evictions") == 1
-    monkeypatch.undo()
-    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
 
 
 def test_a_closed_gate_reads_all_the_same():
