@@ -20,6 +20,8 @@ TRAIN_SPLIT = "train"
 OUTSIDE_TRAINING = -1  # the step of requests that no training run made
 VAL_SPLIT = "val"
 
+GroupKey = tuple[str, int, str]  # split, step, group
+
 
 @dataclasses.dataclass(frozen=True)
 class RequestIdentity:
@@ -38,6 +40,11 @@ class RequestIdentity:
     step: int
     split: str
     key: int
+
+    @property
+    def group_key(self) -> GroupKey:
+        """The same for all responses to a prompt in one step, and for no others."""
+        return self.split, self.step, self.group
 
     def to_extra_args(self) -> dict[str, dict[str, Any]]:
         """Return the mapping to merge into ``SamplingParams.extra_args``."""

@@ -185,9 +185,15 @@ class DraftPolicy:
 
 
 @njit(nogil=True)
+def _wider(number):
+    """The class of all tokens with the sum of a class."""
+    return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
+
+
+@njit(nogil=True)
 def _share(table, number):
     """Of a class's drafted tokens, the share that was right."""
-    wider = _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
+    wider = _wider(number)
     share = (table[1, wider] + _ASSUMED) / (table[0, wider] + _ASSUMED)
     return (table[1, number] + _BORROWED * share) / (table[0, number] + _BORROWED)
 
@@ -353,8 +359,7 @@ def _learn(
             number = classes[i, j]
             is_right = j < right[i]
             _count(chances_of, number, is_right, _CHANCE_MEMORY)
-            wider = _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
-            _count(chances_of, wider, is_right, _CHANCE_MEMORY)
+            _count(chances_of, _wider(number), is_right, _CHANCE_MEMORY)
         accepted[i] = right[i]
     for number in range(weights.size):  # once each: a class has many votes in a step
         if weights[number] == _CHANGED:

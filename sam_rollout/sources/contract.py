@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.identity import GroupKey, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 
@@ -44,6 +44,11 @@ class Piece(NamedTuple):
     start: int  # tokens told before these
     is_last: bool  # the response has ended
     tokens: bytes  # four each, little-endian
+
+    @property
+    def group_key(self) -> GroupKey:
+        """As the response's identity has it."""
+        return self.split, self.step, self.group
 
 
 class Usage(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.identity import GroupKey, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section, setting
 from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
@@ -72,10 +72,7 @@ class SiblingsSourceConfig(Section):
     )
 
 
-_GroupKey = tuple[str, int, str]  # split, step, group
-
-
-class SiblingTexts(GroupedTexts[_GroupKey]):
+class SiblingTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its requests have ended.
 
     A request without identity shares none. Where a group was given up, requests that join it in
@@ -93,9 +90,9 @@ class SiblingTexts(GroupedTexts[_GroupKey]):
         self._share = config.share
         self._shared = SharedTexts(self.pool, limits, config.max_bytes, self._place_of)
 
-    def key_of(self, identity: RequestIdentity | None) -> _GroupKey | None:
+    def key_of(self, identity: RequestIdentity | None) -> GroupKey | None:
         """As `GroupedTexts`."""
-        return None if identity is None else (identity.split, identity.step, identity.group)
+        return None if identity is None else identity.group_key
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -140,7 +137,7 @@ class SiblingTexts(GroupedTexts[_GroupKey]):
 
     def _place_of(self, piece: Piece) -> Place | None:
         """Where a piece belongs; None if its group is given up."""
-        key = (piece.split, piece.step, piece.group)
+        key = piece.group_key
         if key in self._given_up:
             return None
         group = self._groups.get(key)
@@ -150,11 +147,11 @@ class SiblingTexts(GroupedTexts[_GroupKey]):
         super()._read(token_ids, num_tokens, eligible)
         self._shared.step(token_ids, num_tokens, eligible)
 
-    def _begin(self, key: _GroupKey) -> None:
+    def _begin(self, key: GroupKey) -> None:
         super()._begin(key)
         self._shared.attach(key, self._groups[key].automaton)
 
-    def _free(self, key: _GroupKey) -> None:
+    def _free(self, key: GroupKey) -> None:
         self._shared.forget(key)
         super()._free(key)
 

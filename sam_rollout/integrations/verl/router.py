@@ -67,7 +67,7 @@ class GroupLoadBalancer(GlobalRequestLoadBalancer):
         group: Hashable = request_id
         siblings = 1
         if identity is not None:
-            group = (identity.split, identity.step, identity.group)
+            group = identity.group_key
             siblings = self._siblings.get(identity.split, 1)
         server = self._request_id_to_server.get(request_id)
         if server in self._servers:

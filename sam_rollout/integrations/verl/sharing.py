@@ -23,7 +23,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.identity import GroupKey, RequestIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ PIECES_PER_S = 1000
 # Pieces on their way to one server, or to one engine; beyond, the oldest are dropped.
 MOST_WAITING = 4096
 
-Group = tuple[str, int, str]  # split, step, group of an identity
 Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
 
 
@@ -46,8 +45,8 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
-    runs: frozenset[Group] = frozenset()  # as it said last
-    told: frozenset[Group] = frozenset()  # what it was told runs here
+    runs: frozenset[GroupKey] = frozenset()  # as it said last
+    told: frozenset[GroupKey] = frozenset()  # what it was told runs here
     waiting: list[tuple] = dataclasses.field(default_factory=list)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -74,9 +73,9 @@ class TextSharing:
             other: _Peer(server) for other, server in servers.items() if other != replica
         }
         self._exchange = exchange
-        self._running: Counter[Group] = Counter()
+        self._running: Counter[GroupKey] = Counter()
         # By engine. Of several, one is known to run a group once it has told of it.
-        self._runs: list[set[Group]] = [set() for _ in range(engines)]
+        self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived: list[list[tuple]] = [[] for _ in range(engines)]
         self._lost = 0
         self._has_failed = False
@@ -96,7 +95,7 @@ class TextSharing:
         if identity is None:
             yield
             return
-        group = (identity.split, identity.step, identity.group)
+        group = identity.group_key
         self._running[group] += 1
         try:
             yield
@@ -176,7 +175,7 @@ class TextSharing:
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
             self._lost += _append(waiting, [one for one in pieces if _group_of(one) in runs])
 
-    async def _send(self, peer: _Peer, runs: frozenset[Group]) -> None:
+    async def _send(self, peer: _Peer, runs: frozenset[GroupKey]) -> None:
         """Send what waits for a server; one that is gone is forgotten."""
         pieces, peer.waiting = peer.waiting, []
         news = None if runs == peer.told else list(runs)
@@ -213,7 +212,7 @@ def has_died(error: Exception) -> bool:
     return isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
 
 
-def _group_of(piece: Sequence) -> Group:
+def _group_of(piece: Sequence) -> GroupKey:
     """Of the fields of a `Piece`, a list after some channels."""
     return tuple(piece[:3])
 

@@ -112,9 +112,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 self._begin(key)
             self._key_of[request_id] = key
             group = self._groups[key]
-            number = 0
-            if identity is not None:
-                number = number_of(identity.split, identity.step, identity.group)
+            number = 0 if identity is None else number_of(identity.group_key)
             group.slots[request_id] = self.pool.open(group.automaton, number)
         self._groups.move_to_end(key)
         return self._groups[key].slots[request_id]

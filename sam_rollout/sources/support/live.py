@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
+from sam_rollout.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
@@ -15,9 +16,9 @@ LIVE_BYTES_PER_TOKEN = 50
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
-def number_of(split: str, step: int, group: str) -> int:
-    """The same for siblings, to tell their texts from those of other prompts; below 2**31."""
-    return zlib.crc32(f"{split}/{step}/{group}".encode()) >> 1
+def number_of(key: GroupKey) -> int:
+    """A number of siblings, to tell their texts from those of other prompts; below 2**31."""
+    return zlib.crc32("{}/{}/{}".format(*key).encode()) >> 1
 
 
 class LiveTexts(Source):

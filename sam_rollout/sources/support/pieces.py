@@ -38,8 +38,7 @@ def whole_response(
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
-    who = (identity.split, identity.step, identity.group)
-    return Piece(*who, name, start=0, is_last=True, tokens=to_bytes(tokens))
+    return Piece(*identity.group_key, name, start=0, is_last=True, tokens=to_bytes(tokens))
 
 
 def read_response(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:

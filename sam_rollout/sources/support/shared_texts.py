@@ -50,7 +50,7 @@ class _Told:
         """The next tokens."""
         who, start = self.identity, self.tokens
         self.tokens += len(tokens)
-        return Piece(who.split, who.step, who.group, self.name, start, is_last, to_bytes(tokens))
+        return Piece(*who.group_key, self.name, start, is_last, to_bytes(tokens))
 
 
 class SharedTexts:
@@ -279,7 +279,7 @@ class OthersTexts:
             row = self._free.pop()
             self._place[piece.response] = (group, row)
             self._members.setdefault(group, set()).add(piece.response)
-            self._numbers[row] = number_of(piece.split, piece.step, piece.group)
+            self._numbers[row] = number_of(piece.group_key)
             self._begin(row, piece.start, automaton)
         elif piece.start != self._starts[row] + self._known[row]:
             self._end(row)
