@@ -18,8 +18,6 @@ from sam_rollout.automaton.kernels import _inlined
 # more places and went on.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one, the latest
-# Continuations of a state that are compared, the newest first.
-COMPARED_BRANCHES = 16
 
 # What is known of a continuation, as a number below CLASSES.
 LENGTHS = (2, 3, 5, 9, 20)  # of the suffix: lowest values of the classes but one
@@ -47,15 +45,9 @@ def _class_of(length, count, votes, is_latest, writer):
 
 
 @_inlined
-def _times(target):
-    """How often an edge to the state at an address was followed, as far as noted; once at least."""
-    return max(int(live._int32_pointer(target)[live.LATEST]) >> COUNT_SHIFT, 1)
-
-
-@_inlined
-def _writer(states, target, text):
-    """Whose text followed an edge to the state at an address last, as a class."""
-    writer = live._row_of(states, live._end_of(live._int32_pointer(target)))[live.WRITER]
+def _writer_of(states, end, text):
+    """Who wrote a prefix, as a class."""
+    writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
     return 1 if writer >> live.GROUP_SHIFT == text >> live.GROUP_SHIFT else 0
@@ -70,16 +62,11 @@ LANE_TASKS = 5  # suffixes that were asked
 LANE_SEEN = 6  # state of the suffix that is looked at
 LANE_WIDTH = 8
 # A lane has a task for each suffix that is asked, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
-TASK_HEADER, TASK_STATE = 0, 1
-TASK_BRANCHES = 2  # continuations found so far
-TASK_TOKEN = 3  # the next one in the edge table
-TASK_SLOT = 4  # address where its search begins
-TASK_ROOM = 5  # slots from there to a block's end
-TASK_ALL = 6  # whether all were found
-TASK_LENGTH, TASK_NEWEST = 7, 8
-TASK_FOUND = 9  # two words each: token and target in the halves of one, address of the target
-TASK_WIDTH = TASK_FOUND + 2 * (COMPARED_BRANCHES + live.CLONE_EDGES)
-_TOKEN_MASK = (1 << 32) - 1
+TASK_STATE, TASK_LENGTH = 0, 1
+# Its most frequent continuation and, if it is another one, the latest: token 0 targets are none.
+TASK_BEST_TOKEN, TASK_BEST_TARGET = 2, 3
+TASK_LATEST_TOKEN, TASK_LATEST_TARGET = 4, 5
+TASK_WIDTH = 6
 _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 
@@ -94,123 +81,70 @@ def _task_at(tasks, lane, level):
 
 
 @_inlined
-def _find_slot(header, task, token):
-    """Prefetch where the search for an edge begins, and note it."""
-    directory, _, home = live._table_of(header, task[TASK_STATE], token)
-    slot = live._int64_pointer(directory)[home >> live.BLOCK_SHIFT] + home * live.ENTRY_BYTES
-    live._prefetch(slot)
-    live._prefetch(slot + 2 * live.ENTRY_BYTES)  # edges give way to others
-    task[TASK_TOKEN], task[TASK_SLOT] = token, slot
-    task[TASK_ROOM] = live.BLOCK_ENTRIES - (home & live.BLOCK_MASK)
-
-
-@_inlined
-def _edge_of(header, task):
-    """The edge that `_find_slot` was told of: it is there."""
-    slot, token, state = task[TASK_SLOT], task[TASK_TOKEN], task[TASK_STATE]
-    for _ in range(task[TASK_ROOM]):
-        edge = live._int32_pointer(slot)
-        if edge[live.SOURCE] == state and edge[live.TOKEN] == token and edge[live.TARGET] != 0:
-            return edge
-        slot += live.ENTRY_BYTES
-    return live._int32_pointer(live._search_table(header, state, token))
-
-
-@_inlined
-def _add_branch(states, task, token, target):
-    address = live._address_of(states, target)
-    live._prefetch(address)
-    at = TASK_FOUND + 2 * task[TASK_BRANCHES]
-    task[at], task[at + 1] = (target << 32) | token, address  # tokens are not negative
-    task[TASK_BRANCHES] += 1
-
-
-@_inlined
-def _begin_task(lane, task, header, state, newest):
+def _begin_task(task, lane, header, state, entry):
+    """Note how a suffix went on; return whether it did."""
     states = header[live.STATES]
-    entry = live._at(states, state)
-    task[TASK_HEADER], task[TASK_STATE] = lane[LANE_HEADER], state
-    task[TASK_NEWEST], task[TASK_BRANCHES] = newest, 0
+    task[TASK_STATE] = state
+    if state < 0:
+        latest, target = np.int64(entry[live.LATEST_TOKEN]), np.int64(entry[live.LATEST_TARGET])
+        best, best_target = np.int64(entry[live.BEST_TOKEN]), np.int64(entry[live.BEST_TARGET])
+    else:  # few prefixes have edges beside their run's
+        latest, target = live._latest_of(header, state)
+        best, best_target = latest, target
+        if entry[live.NEXT_TOKEN] != latest and entry[live.NEXT_TOKEN] != live.NONE:
+            after = live._after(states, state)
+            if live._times(states, after) > live._times(states, target):
+                best, best_target = np.int64(entry[live.NEXT_TOKEN]), after
+    if target == 0:
+        return False
+    live._fetch_state(states, best_target)
+    if best == latest:
+        target = 0
+    else:
+        live._fetch_state(states, target)
+    task[TASK_BEST_TOKEN], task[TASK_BEST_TARGET] = best, best_target
+    task[TASK_LATEST_TOKEN], task[TASK_LATEST_TARGET] = latest, target
     if state == lane[LANE_STATE]:
         task[TASK_LENGTH] = lane[LANE_LENGTH]
     else:
         task[TASK_LENGTH] = live._length_of(states, state)
-    if state >= 0:
-        if entry[live.NEXT_TOKEN] != live.NONE:
-            token = np.int64(entry[live.NEXT_TOKEN])
-            _add_branch(states, task, token, live._after(states, state))
-    else:
-        for column in (live.OLDEST_TOKEN, live.SECOND_TOKEN):
-            target = np.int64(entry[column + 1])
-            if target != 0:
-                _add_branch(states, task, np.int64(entry[column]), target)
-    token = np.int64(entry[live.FIRST_EDGE])
-    task[TASK_ALL] = token == live.NONE
-    if token != live.NONE:
-        _find_slot(header, task, token)
+    return True
 
 
 @njit(nogil=True)
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find what followed the suffixes of many places that stand in automata that grow.
 
-    Each place waits for memory many times, for one address after the other. Here all of them take
-    one step at a time and prefetch what the next one needs, so that their waits overlap.
+    Each place waits for memory several times, for one address after the other. Here all of them
+    take one step at a time and prefetch what the next one needs, so that their waits overlap.
 
     Args:
         lanes, tasks: addresses of the tables above.
         asked: int64[count], lanes to find this for.
-        waiting: int64[2, LEVELS * count or more], to write to.
+        waiting: int64[count or more], to write to.
     """
-    left, chains = live._pointer_of_row(waiting, 0), live._pointer_of_row(waiting, 1)
-    looking, chained = 0, 0
+    looking = 0
     for n in range(count):
         lane = _lane_at(lanes, asked[n])
         lane[LANE_TASKS] = 0
         lane[LANE_SEEN] = lane[LANE_STATE]
-        left[looking] = asked[n]
+        waiting[looking] = asked[n]
         looking += int(lane[LANE_STATE] != 0)
     while looking > 0:
-        for n in range(looking):
-            lane = _lane_at(lanes, left[n])
-            states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
-            entry = live._at(states, lane[LANE_SEEN])
-            live._fetch_state(states, live._end_of(entry))
-            live._fetch_state(states, np.int64(entry[live.LINK]))
         still = 0
         for n in range(looking):
-            number = left[n]
+            number = waiting[n]
             lane = _lane_at(lanes, number)
             header = live._int64_pointer(lane[LANE_HEADER])
             states, state, level = header[live.STATES], lane[LANE_SEEN], lane[LANE_TASKS]
             entry = live._at(states, state)
-            newest = np.int64(live._at(states, live._end_of(entry))[live.NEXT_TOKEN])
-            if newest != live.NONE:
-                task = _task_at(tasks, number, level)
-                _begin_task(lane, task, header, state, newest)
-                chains[chained] = LEVELS * number + level
-                chained += 1 - task[TASK_ALL]
-                level += 1
-                lane[LANE_TASKS] = level
-            lane[LANE_SEEN] = np.int64(entry[live.LINK])
-            left[still] = number
-            still += int((lane[LANE_SEEN] != 0) & (level < LEVELS))
+            link = np.int64(entry[live.LINK])
+            live._fetch_state(states, link)
+            level += int(_begin_task(_task_at(tasks, number, level), lane, header, state, entry))
+            lane[LANE_TASKS], lane[LANE_SEEN] = level, link
+            waiting[still] = number
+            still += int((link != 0) & (level < LEVELS))
         looking = still
-    for _ in range(COMPARED_BRANCHES):
-        still = 0
-        for n in range(chained):
-            task = _task_at(tasks, 0, chains[n])
-            header = live._int64_pointer(task[TASK_HEADER])
-            edge = _edge_of(header, task)
-            _add_branch(header[live.STATES], task, task[TASK_TOKEN], np.int64(edge[live.TARGET]))
-            token = np.int64(edge[live.NEXT_EDGE])
-            if token == live.NONE:
-                task[TASK_ALL] = 1
-                continue
-            _find_slot(header, task, token)
-            chains[still] = chains[n]
-            still += 1
-        chained = still
 
 
 @_inlined
@@ -218,34 +152,28 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
     """Append the most frequent and the latest continuations that `vote_lanes` found for a lane."""
     lane = _lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
+    text, first = lane[LANE_TEXT], lane[LANE_FIRST]
     for level in range(lane[LANE_TASKS]):
         task = _task_at(tasks, number, level)
-        newest, total = task[TASK_NEWEST], 0
-        # Places of the most frequent one, of two as frequent the latest, and of the latest.
-        best, latest, most = 0, 0, 0
-        for n in range(task[TASK_BRANCHES]):
-            at = TASK_FOUND + 2 * n
-            is_newest = task[at] & _TOKEN_MASK == newest
-            times = _times(task[at + 1])
-            total += times
-            latest = at if is_newest else latest
-            rank = 2 * times + is_newest
-            best = at if rank > most else best
-            most = max(most, rank)
-        if best == 0:
+        state, length = task[TASK_STATE], task[TASK_LENGTH]
+        entry, target = live._at(states, state), task[TASK_BEST_TARGET]
+        best = live._at(states, target)
+        is_latest = np.int64(task[TASK_LATEST_TARGET] == 0)
+        times = live._times(states, target)
+        if state < 0:
+            times = max(np.int64(entry[live.BEST_COUNT]), 1)
+        total = max(np.int64(entry[live.LATEST]) >> COUNT_SHIFT, times)
+        writer = _writer_of(states, live._end_of(entry if is_latest else best), text)
+        tokens[count] = task[TASK_BEST_TOKEN]
+        classes[count] = first + _class_of(length, total, times, is_latest, writer)
+        count += 1
+        if is_latest:
             continue
-        entry = live._at(states, task[TASK_STATE])
-        total = max(total, int(entry[live.LATEST]) >> COUNT_SHIFT)
-        for n in range(VOTES_PER_LEVEL):
-            at = best if n == 0 else latest
-            if n > 0 and (latest == 0 or latest == best):
-                break
-            tokens[count] = task[at] & _TOKEN_MASK
-            classes[count] = lane[LANE_FIRST] + _class_of(
-                task[TASK_LENGTH], total, _times(task[at + 1]), np.int64(at == latest),
-                _writer(states, task[at + 1], lane[LANE_TEXT]),
-            )  # fmt: skip
-            count += 1
+        tokens[count] = task[TASK_LATEST_TOKEN]
+        times = live._times(states, task[TASK_LATEST_TARGET])
+        writer = _writer_of(states, live._end_of(entry), text)
+        classes[count] = first + _class_of(length, total, times, np.int64(1), writer)
+        count += 1
     return count
 
 
@@ -279,7 +207,7 @@ def _vote_live(address, state, length, text, first, tokens, classes, count):
     lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH] = address, state, length
     lane[LANE_TEXT], lane[LANE_FIRST] = text, first
     lanes_at, tasks_at = np.int64(lane.ctypes.data), np.int64(tasks.ctypes.data)
-    vote_lanes(lanes_at, tasks_at, np.zeros(1, np.int64), 1, np.empty((2, LEVELS), np.int64))
+    vote_lanes(lanes_at, tasks_at, np.zeros(1, np.int64), 1, np.empty(1, np.int64))
     return take_votes(lanes_at, tasks_at, 0, tokens, classes, count)
 
 
@@ -344,20 +272,17 @@ def follow_lane(lanes, tasks, number, token):
     if state > 0 and entry[live.NEXT_TOKEN] == live.NONE and entry[live.FIRST_EDGE] == live.NONE:
         state = np.int64(entry[live.LINK])  # a text's newest prefix: nothing has followed it yet
         length = live._length_of(states, state)
-    found = np.int64(0)
     for level in range(lane[LANE_TASKS]):
         task = _task_at(tasks, number, level)
         if task[TASK_STATE] != state:
-            break
-        for n in range(task[TASK_BRANCHES]):
-            at = TASK_FOUND + 2 * n
-            if task[at] & _TOKEN_MASK == token:
-                found = task[at] >> 32
-        if found != 0 or task[TASK_ALL] == 0:
-            break
-        state = np.int64(live._at(states, state)[live.LINK])
-        length = live._length_of(states, state)
-    if found != 0:
-        lane[LANE_STATE], lane[LANE_LENGTH] = found, length + 1
-    else:
-        lane[LANE_STATE], lane[LANE_LENGTH] = follow(LIVE, lane[LANE_HEADER], state, length, token)
+            continue
+        found = np.int64(0)
+        if task[TASK_BEST_TOKEN] == token:
+            found = task[TASK_BEST_TARGET]
+        elif task[TASK_LATEST_TARGET] != 0 and task[TASK_LATEST_TOKEN] == token:
+            found = task[TASK_LATEST_TARGET]
+        if found != 0:
+            lane[LANE_STATE], lane[LANE_LENGTH] = found, length + 1
+            return
+        break
+    lane[LANE_STATE], lane[LANE_LENGTH] = follow(LIVE, lane[LANE_HEADER], state, length, token)

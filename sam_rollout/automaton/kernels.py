@@ -7,8 +7,8 @@ for texts that are read once and left to right:
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
   The edge from s to its successor therefore needs only the token; the length of s and its first end
   position follow from its place. Only branching edges are stored.
-* A clone has a negative number and takes two places, which also hold its first two branching edges.
-  Most clones have no more, so reading a token touches one cache line per state.
+* A clone has a negative number and takes four places, a cache line. They also hold its first three
+  branching edges, and most clones have no more. So reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Those of one
   state are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
@@ -17,12 +17,12 @@ for texts that are read once and left to right:
 * A text that follows another one shares its states until the two differ. From there on it has a run
   of its own, whose first place is no state: it holds the token with which the new run begins.
 
-Three things are kept of how the strings of a state went on. The latest place says with which token
-they did last. A count says how often they did; that of the state an edge leads to says how often
-the edge was followed, and something after it. The writer of a block of the run says whose text it
+Of how the strings of a state went on, this is kept: the latest place where they did, which says
+with which token; how often they did; and of a clone, the token that came latest and the one that
+came most often, with the states they lead to. The writer of a block of the run says whose text it
 was. All are noted when a text adds a state, along a bounded number of suffix links; a text that
-reads what is known notes nothing. The votes for the next token of a draft are made of them
-(`continuations.py`).
+reads what is known notes nothing. The votes for the next token of a draft are made of them, and
+ask for no edges (`continuations.py`).
 
 An example: the arrays of a text with an automaton to itself, after reading "a b c b a b". Letters
 stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
@@ -122,7 +122,7 @@ NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 WRITER = 3  # of a block of prefixes: whose text it holds, as the text's column of that name
 DIRECTORY_WIDTH = 4
 
-# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has twice as many.
+# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many.
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
@@ -130,12 +130,16 @@ LINK = 1
 # the prefix they were first read in. The bits above hold how often one did, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
-# Of a clone only: its two oldest edges, NONE and 0 where it has fewer.
-OLDEST_TOKEN = 4
-OLDEST_TARGET = 5
-SECOND_TOKEN = 6
-SECOND_TARGET = 7
-CLONE_PLACES = 2
+# Of a clone only: edges that were followed latest and most often, NONE and 0 before any was, and how
+# often that was; a place that is not used; its oldest edges, NONE and 0 where it has fewer.
+LATEST_TOKEN = 4
+LATEST_TARGET = 5
+BEST_TOKEN = 6
+BEST_TARGET = 7
+BEST_COUNT = 8
+OWN_EDGES = 10
+CLONE_EDGES = 3
+CLONE_PLACES = 4
 
 # Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
 SOURCE = 0
@@ -148,7 +152,6 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 GROUP_SHIFT = 32
 NONE = -1
-CLONE_EDGES = 2  # that a clone's own places hold
 ENTRY_BYTES = 16  # of a place and of an edge
 BLOCK_SHIFT = 9
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
@@ -167,6 +170,7 @@ ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
 SCOUT_COLUMNS = 11  # of what the scout writes to
+SCOUT_LANES = ROWS_SCOUTED * (TOKENS_SCOUTED + 1)
 NO_STATE = 1 << 32
 # Blocks that one token may need: two of states, and those that moved edges fill.
 BLOCKS_PER_TOKEN = 8
@@ -425,10 +429,9 @@ def _find_edge(header, address, state, token):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        if entry[OLDEST_TOKEN] == token:
-            return address + 4 * OLDEST_TARGET
-        if entry[SECOND_TOKEN] == token:
-            return address + 4 * SECOND_TARGET
+        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+            if entry[column] == token:
+                return address + 4 * (column + 1)
     if entry[FIRST_EDGE] == NONE:
         return np.int64(0)
     edge = _search_table(header, state, token)
@@ -443,14 +446,11 @@ def _put_edge(header, address, state, token, target, found):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        if entry[OLDEST_TARGET] == 0:
-            entry[OLDEST_TOKEN] = token
-            entry[OLDEST_TARGET] = target
-            return DONE
-        if entry[SECOND_TARGET] == 0:
-            entry[SECOND_TOKEN] = token
-            entry[SECOND_TARGET] = target
-            return DONE
+        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+            if entry[column + 1] == 0:
+                entry[column] = token
+                entry[column + 1] = target
+                return DONE
     if _edge_room(header) < 1:
         return NEED_EDGES
     slot = found if found < 0 else _search_table(header, state, token)
@@ -535,7 +535,9 @@ def _branches(header, state):
     if state >= 0:
         count = np.int64(entry[NEXT_TOKEN] != NONE)
     else:
-        count = np.int64(entry[OLDEST_TARGET] != 0) + np.int64(entry[SECOND_TARGET] != 0)
+        count = np.int64(0)
+        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+            count += entry[column + 1] != 0
     token = np.int64(entry[FIRST_EDGE])
     while token != NONE:
         count += 1
@@ -568,27 +570,30 @@ def _clone(header, arena, parent, token, edge, state):
     entry[LINK] = source[LINK]
     entry[LATEST] = source[LATEST]
     entry[FIRST_EDGE] = NONE
-    entry[OLDEST_TOKEN] = NONE
-    entry[OLDEST_TARGET] = 0
-    entry[SECOND_TOKEN] = NONE
-    entry[SECOND_TARGET] = 0
+    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        entry[column], entry[column + 1] = NONE, 0
     source[LINK] = clone
     reason = DONE
-    if state >= 0 and source[NEXT_TOKEN] != NONE:
-        entry[OLDEST_TOKEN] = source[NEXT_TOKEN]
-        entry[OLDEST_TARGET] = _after(states, state)
+    if state < 0:
+        for column in range(LATEST_TOKEN, OWN_EDGES):
+            entry[column] = source[column]
+    else:
+        entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = NONE, 0, 0
+        entry[LATEST_TOKEN], entry[LATEST_TARGET] = _latest_of(header, state)
+        if source[NEXT_TOKEN] != NONE:
+            entry[BEST_TOKEN], entry[BEST_TARGET] = source[NEXT_TOKEN], _after(states, state)
+            entry[BEST_COUNT] = _times(states, np.int64(entry[BEST_TARGET]))
+            entry[OWN_EDGES], entry[OWN_EDGES + 1] = entry[BEST_TOKEN], entry[BEST_TARGET]
     copied = np.int64(source[FIRST_EDGE])
     while copied != NONE:
         original = _int32_pointer(_search_table(header, state, copied))
         reason |= _put_edge(header, address, clone, copied, np.int64(original[TARGET]), 0)
         copied = np.int64(original[NEXT_EDGE])
     if state < 0:
-        if source[SECOND_TARGET] != 0:
-            copied, target = np.int64(source[SECOND_TOKEN]), np.int64(source[SECOND_TARGET])
-            reason |= _put_edge(header, address, clone, copied, target, 0)
-        if source[OLDEST_TARGET] != 0:
-            copied, target = np.int64(source[OLDEST_TOKEN]), np.int64(source[OLDEST_TARGET])
-            reason |= _put_edge(header, address, clone, copied, target, 0)
+        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+            if source[column + 1] != 0:
+                copied, target = np.int64(source[column]), np.int64(source[column + 1])
+                reason |= _put_edge(header, address, clone, copied, target, 0)
     if reason != DONE:
         raise RuntimeError("an edge found no slot in a table that is not full")
     while True:  # lead the shorter contexts of the token to the clone
@@ -596,6 +601,11 @@ def _clone(header, arena, parent, token, edge, state):
         if parent == 0:
             break
         address = _address_of(states, parent)
+        if parent < 0:
+            entry = _int32_pointer(address)
+            for column in (LATEST_TARGET, BEST_TARGET):
+                if entry[column] == state:
+                    entry[column] = clone
         parent = np.int64(_int32_pointer(address)[LINK])
         edge = _find_edge(header, _address_of(states, parent), parent, token)
         if edge <= 0 or _int32_pointer(edge)[0] != state:
@@ -650,10 +660,31 @@ def _link_of_next(header, arena, last, new, token):
 
 
 @_inlined
-def _note_end(header, last, position, max_link_updates):
-    """Note, for the suffixes that a text ended with, that it continued at `position`.
+def _times(states, state):
+    """How often an edge to a state was followed, as far as noted; once at least."""
+    return max(np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT, 1)
 
-    Kept are the latest place and how often there was one.
+
+@_inlined
+def _latest_of(header, state):
+    """With which token a prefix went on latest, and where that leads; NONE and 0 if it did not."""
+    states = header[STATES]
+    address = _address_of(states, state)
+    entry = _int32_pointer(address)
+    end = _end_of(entry)
+    token = np.int64(_at(states, end)[NEXT_TOKEN])
+    if token == NONE or token == entry[NEXT_TOKEN]:
+        return token, _after(states, state) if token != NONE else np.int64(0)
+    edge = _find_edge(header, address, state, token)
+    return token, np.int64(_int32_pointer(edge)[0])
+
+
+@_inlined
+def _note_end(header, last, new, position, token, max_link_updates):
+    """Note, for the suffixes that a text ended with, that it went on with a token at `position`.
+
+    Kept are the latest place and how often there was one, and of clones where the latest edge and
+    the most frequent one lead. They lead to the new prefix or to a suffix of it.
 
     At most `max_link_updates` suffix links are followed. Without that bound, a repeated token
     would cost the length of its run at every step. With it, states far down the chain keep a
@@ -662,12 +693,29 @@ def _note_end(header, last, position, max_link_updates):
     states = header[STATES]
     entry = _at(states, last)
     entry[LATEST] = _counted(entry, position)
-    for _ in range(max_link_updates):
-        state = np.int64(entry[LINK])
-        if state == 0:
-            break
-        entry = _at(states, state)
-        entry[LATEST] = _counted(entry, position)
+    target, times = new, np.int64(1)
+    longest_of_next = np.int64(-1)  # length of the next shorter target: not looked up yet
+    state = last
+    for links in range(max_link_updates + 1):
+        if links > 0:
+            state = np.int64(entry[LINK])
+            if state == 0:
+                break
+            entry = _at(states, state)
+            entry[LATEST] = _counted(entry, position)
+        if state >= 0:
+            continue
+        length = np.int64(entry[CLONE_LENGTH]) + 1
+        if longest_of_next < 0:
+            longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
+        while length <= longest_of_next:
+            target = np.int64(_at(states, target)[LINK])
+            times = (np.int64(_at(states, target)[LATEST]) >> COUNT_SHIFT) + 1
+            longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
+        entry[LATEST_TOKEN], entry[LATEST_TARGET] = token, target
+        if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:
+            entry[BEST_TOKEN], entry[BEST_TARGET] = token, target
+            entry[BEST_COUNT] = min(times, LARGEST_COUNT)
 
 
 @_inlined
@@ -678,7 +726,7 @@ def _counted(entry, position):
 
 
 @_inlined
-def _begin_next(header, arena, text, token, max_link_updates):
+def _begin_next(header, arena, text, token):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
     states = header[STATES]
     last = text[LAST]
@@ -697,7 +745,6 @@ def _begin_next(header, arena, text, token, max_link_updates):
         if reason != DONE:
             return np.int64(0), reason
         _add_prefix_block(header, arena, _length_of(states, last), text[TEXT_WRITER])
-    _note_end(header, last, position, max_link_updates)
     _at(states, position)[NEXT_TOKEN] = token
     _begin_prefix(states, new, new)
     return new, DONE
@@ -730,7 +777,7 @@ def _append(header, arena, text, token, max_link_updates):
             if target != 0:
                 text[LAST] = target
                 return DONE
-        new, reason = _begin_next(header, arena, text, token, max_link_updates)
+        new, reason = _begin_next(header, arena, text, token)
         if reason != DONE:
             return reason
         text[PENDING] = new
@@ -738,6 +785,9 @@ def _append(header, arena, text, token, max_link_updates):
     if reason != DONE:
         return reason
     _at(header[STATES], new)[LINK] = link
+    # The place of the run before the new one, which may begin the next block.
+    position = new - 1 if new & BLOCK_MASK != 0 else last
+    _note_end(header, last, new, position, token, max_link_updates)
     text[LAST] = new
     text[PENDING] = 0
     return DONE
@@ -832,10 +882,9 @@ def _edge_at_hand(states, address, state, token):
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
-    if entry[OLDEST_TOKEN] == token:
-        return np.int64(entry[OLDEST_TARGET])
-    if entry[SECOND_TOKEN] == token:
-        return np.int64(entry[SECOND_TARGET])
+    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        if entry[column] == token:
+            return np.int64(entry[column + 1])
     return np.int64(0)
 
 
@@ -914,7 +963,6 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
                 entry = _int32_pointer(address)
                 link = np.int64(entry[LINK])
                 _fetch_state(states, link)
-                _fetch_state(states, _end_of(entry))
                 state_of[lane] = link if state != 0 else NO_STATE
                 ahead = _edge_at_hand(states, address, state, token)
                 if ahead != 0:
@@ -936,6 +984,9 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             i, state = row_of[lane], state_of[lane]
             chain_header[chains], chain_state[chains] = header_of[lane], state
             chains += np.int64((adds_of[lane] == 1) & (state != 0) & (state != NO_STATE))
+            if position_of[lane] + 1 == lengths[i]:  # here drafts begin
+                chain_header[chains], chain_state[chains] = header_of[lane], ahead_of[lane]
+                chains += np.int64(ahead_of[lane] != 0)
             row_of[still], position_of[still] = i, position_of[lane] + 1
             header_of[still], state_of[still] = header_of[lane], ahead_of[lane]
             adds_of[still] = adds_of[lane]
@@ -945,9 +996,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
         still = 0
         for at in range(chains):
             state, states = chain_state[at], _int64_pointer(chain_header[at])[STATES]
-            entry = _at(states, state)
-            _fetch_state(states, _end_of(entry))
-            link = np.int64(entry[LINK])
+            link = np.int64(_at(states, state)[LINK])
             _fetch_state(states, link)
             chain_header[still], chain_state[still] = chain_header[at], link
             still += np.int64(link != 0)
@@ -964,7 +1013,7 @@ def extend_rows(
 ):  # fmt: skip
     """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
 
-    `lanes` is int64[SCOUT_COLUMNS, ROWS_SCOUTED * TOKENS_SCOUTED] to write to.
+    `lanes` is int64[SCOUT_COLUMNS, SCOUT_LANES] to write to.
     """
     free = _pointer_of(arena)
     for i in range(first, slots.size):

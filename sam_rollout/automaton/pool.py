@@ -82,9 +82,7 @@ class AutomatonPool:
         self._directory_bytes = 0
         self._opened = 0  # texts so far
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
-        self._lanes = np.zeros(
-            (kernels.SCOUT_COLUMNS, kernels.ROWS_SCOUTED * kernels.TOKENS_SCOUTED), np.int64
-        )
+        self._lanes = np.zeros((kernels.SCOUT_COLUMNS, kernels.SCOUT_LANES), np.int64)
 
     def __len__(self) -> int:
         """Number of open slots."""

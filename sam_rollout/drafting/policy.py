@@ -113,7 +113,7 @@ class DraftPolicy:
         lanes = _ROWS_AT_ONCE * max(sources, 1)
         self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
         self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
-        self._lists = np.zeros((4, LEVELS * lanes), np.int64)
+        self._lists = np.zeros((3, lanes), np.int64)
         self._found = np.zeros((3, votes), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)
 
@@ -237,7 +237,7 @@ def _draft_some(
     lanes_at, tasks_at = np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data)
     most_votes = (votes.shape[2] - 1) // 2
     tokens, of_class, origin = found[0], found[1], found[2]
-    asked, going = lists[2], lists[3]
+    asked, going = lists[1], lists[2]
     rows = 0
     for i in range(first, stop):
         out_counts[i] = out_held_back[i] = offered[i] = 0
@@ -264,7 +264,7 @@ def _draft_some(
             for s in range(sources):
                 asked[count] = (i - first) * sources + s
                 count += places[s, i, PLACE_KIND] == LIVE
-        vote_lanes(lanes_at, tasks_at, asked, count, lists)
+        vote_lanes(lanes_at, tasks_at, asked, count, lists[0])
         still = 0
         for at in range(rows):
             i = going[at]
