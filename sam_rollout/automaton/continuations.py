@@ -11,7 +11,7 @@ from numba import njit
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton import static
 from sam_rollout.automaton import static_match as packed
-from sam_rollout.automaton.interface import COUNT_SHIFT, LIVE, READY
+from sam_rollout.automaton.interface import LIVE, READY
 from sam_rollout.automaton.kernels import _inlined
 
 # Suffixes asked: the longest one that something followed, and the next shorter one that occurred in
@@ -162,7 +162,7 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
         times = live._times(states, target)
         if state < 0:
             times = max(np.int64(entry[live.BEST_COUNT]), 1)
-        total = max(np.int64(entry[live.LATEST]) >> COUNT_SHIFT, times)
+        total = max(live._count(states, state), times)
         writer = _writer_of(states, live._end_of(entry if is_latest else best), text)
         tokens[count] = task[TASK_BEST_TOKEN]
         classes[count] = first + _class_of(length, total, times, is_latest, writer)

@@ -127,16 +127,18 @@ NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
 # The latest prefix that ends in the state's strings and went on, see `_note_end`; until one did,
-# the prefix they were first read in. The bits above hold how often one did, up to LARGEST_COUNT.
+# the prefix they were first read in. In a prefix the bits above hold how often one did, up to
+# LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
-# Of a clone only: edges that were followed latest and most often, NONE and 0 before any was, and how
-# often that was; a place that is not used; its oldest edges, NONE and 0 where it has fewer.
-LATEST_TOKEN = 4
-LATEST_TARGET = 5
-BEST_TOKEN = 6
-BEST_TARGET = 7
-BEST_COUNT = 8
+# Of a clone only: how often its strings went on; the edge that was followed latest and the one that
+# was most often, NONE and 0 before any was; its oldest edges, NONE and 0 where it has fewer.
+CLONE_COUNT = 4
+LATEST_TOKEN = 5
+LATEST_TARGET = 6
+BEST_TOKEN = 7
+BEST_TARGET = 8
+BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
@@ -568,7 +570,8 @@ def _clone(header, arena, parent, token, edge, state):
     entry = _int32_pointer(address)
     entry[CLONE_LENGTH] = _length_of(states, parent) + 1
     entry[LINK] = source[LINK]
-    entry[LATEST] = source[LATEST]
+    entry[LATEST] = _end_of(source)
+    entry[CLONE_COUNT] = _count(states, state)
     entry[FIRST_EDGE] = NONE
     for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
         entry[column], entry[column + 1] = NONE, 0
@@ -582,12 +585,19 @@ def _clone(header, arena, parent, token, edge, state):
         entry[LATEST_TOKEN], entry[LATEST_TARGET] = _latest_of(header, state)
         if source[NEXT_TOKEN] != NONE:
             entry[BEST_TOKEN], entry[BEST_TARGET] = source[NEXT_TOKEN], _after(states, state)
-            entry[BEST_COUNT] = _times(states, np.int64(entry[BEST_TARGET]))
+            entry[BEST_COUNT] = _times(states, _after(states, state))
             entry[OWN_EDGES], entry[OWN_EDGES + 1] = entry[BEST_TOKEN], entry[BEST_TARGET]
     copied = np.int64(source[FIRST_EDGE])
     while copied != NONE:
         original = _int32_pointer(_search_table(header, state, copied))
-        reason |= _put_edge(header, address, clone, copied, np.int64(original[TARGET]), 0)
+        target = np.int64(original[TARGET])
+        reason |= _put_edge(header, address, clone, copied, target, 0)
+        if state >= 0:
+            times = _times(states, target)
+            if times > entry[BEST_COUNT] or (
+                times == entry[BEST_COUNT] and copied == entry[LATEST_TOKEN]
+            ):
+                entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = copied, target, times
         copied = np.int64(original[NEXT_EDGE])
     if state < 0:
         for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
@@ -660,9 +670,16 @@ def _link_of_next(header, arena, last, new, token):
 
 
 @_inlined
+def _count(states, state):
+    """How often a state's strings went on, as far as noted."""
+    entry = _at(states, state)
+    return np.int64(entry[CLONE_COUNT]) if state < 0 else np.int64(entry[LATEST]) >> COUNT_SHIFT
+
+
+@_inlined
 def _times(states, state):
-    """How often an edge to a state was followed, as far as noted; once at least."""
-    return max(np.int64(_at(states, state)[LATEST]) >> COUNT_SHIFT, 1)
+    """How often an edge to a state was followed and went on, once at least."""
+    return max(_count(states, state), 1)
 
 
 @_inlined
@@ -680,53 +697,54 @@ def _latest_of(header, state):
 
 
 @_inlined
-def _note_end(header, last, new, position, token, max_link_updates):
-    """Note, for the suffixes that a text ended with, that it went on with a token at `position`.
+def _note_end(states, last, position, max_link_updates):
+    """Note, for the suffixes that a text ended with, that it went on at `position`.
 
-    Kept are the latest place and how often there was one, and of clones where the latest edge and
-    the most frequent one lead. They lead to the new prefix or to a suffix of it.
+    Kept are the latest place and how often there was one.
 
     At most `max_link_updates` suffix links are followed. Without that bound, a repeated token
     would cost the length of its run at every step. With it, states far down the chain keep a
     place that is correct but may be older.
     """
-    states = header[STATES]
-    entry = _at(states, last)
-    entry[LATEST] = _counted(entry, position)
-    target, times = new, np.int64(1)
-    longest_of_next = np.int64(-1)  # length of the next shorter target: not looked up yet
     state = last
     for links in range(max_link_updates + 1):
-        if links > 0:
-            state = np.int64(entry[LINK])
-            if state == 0:
-                break
-            entry = _at(states, state)
-            entry[LATEST] = _counted(entry, position)
-        if state >= 0:
-            continue
-        length = np.int64(entry[CLONE_LENGTH]) + 1
-        if longest_of_next < 0:
-            longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
-        while length <= longest_of_next:
-            target = np.int64(_at(states, target)[LINK])
-            times = (np.int64(_at(states, target)[LATEST]) >> COUNT_SHIFT) + 1
-            longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
-        entry[LATEST_TOKEN], entry[LATEST_TARGET] = token, target
-        if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:
-            entry[BEST_TOKEN], entry[BEST_TARGET] = token, target
-            entry[BEST_COUNT] = min(times, LARGEST_COUNT)
+        if state == 0 and links > 0:
+            break
+        entry = _at(states, state)
+        if state < 0:
+            entry[LATEST] = position
+            entry[CLONE_COUNT] += 1
+        else:
+            count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
+            entry[LATEST] = position | (count << COUNT_SHIFT)
+        state = np.int64(entry[LINK])
 
 
 @_inlined
-def _counted(entry, position):
-    """LATEST of a state after one more text continued from it."""
-    count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
-    return position | (count << COUNT_SHIFT)
+def _note_edges(states, last, new, token, max_link_updates):
+    """Note, for the same suffixes, where they went on to: the new prefix, or a suffix of it.
+
+    An edge was followed as often as something followed it, and once more now.
+    """
+    state, target, times = last, new, np.int64(1)
+    longest_of_next = _length_of(states, np.int64(_at(states, new)[LINK]))
+    for links in range(max_link_updates + 1):
+        if state == 0:
+            break
+        entry = _at(states, state)
+        if state < 0:
+            while entry[CLONE_LENGTH] < longest_of_next:  # shorter strings lead to shorter ones
+                target = np.int64(_at(states, target)[LINK])
+                times = _count(states, target) + 1
+                longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
+            entry[LATEST_TOKEN], entry[LATEST_TARGET] = token, target
+            if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:
+                entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = token, target, times
+        state = np.int64(entry[LINK])
 
 
 @_inlined
-def _begin_next(header, arena, text, token):
+def _begin_next(header, arena, text, token, max_link_updates):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
     states = header[STATES]
     last = text[LAST]
@@ -745,6 +763,7 @@ def _begin_next(header, arena, text, token):
         if reason != DONE:
             return np.int64(0), reason
         _add_prefix_block(header, arena, _length_of(states, last), text[TEXT_WRITER])
+    _note_end(states, last, position, max_link_updates)
     _at(states, position)[NEXT_TOKEN] = token
     _begin_prefix(states, new, new)
     return new, DONE
@@ -777,7 +796,7 @@ def _append(header, arena, text, token, max_link_updates):
             if target != 0:
                 text[LAST] = target
                 return DONE
-        new, reason = _begin_next(header, arena, text, token)
+        new, reason = _begin_next(header, arena, text, token, max_link_updates)
         if reason != DONE:
             return reason
         text[PENDING] = new
@@ -785,9 +804,7 @@ def _append(header, arena, text, token, max_link_updates):
     if reason != DONE:
         return reason
     _at(header[STATES], new)[LINK] = link
-    # The place of the run before the new one, which may begin the next block.
-    position = new - 1 if new & BLOCK_MASK != 0 else last
-    _note_end(header, last, new, position, token, max_link_updates)
+    _note_edges(header[STATES], last, new, token, max_link_updates)
     text[LAST] = new
     text[PENDING] = 0
     return DONE
