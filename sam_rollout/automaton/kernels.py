@@ -28,35 +28,39 @@ An example: the arrays of a text with an automaton to itself, after reading "a b
 stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
 
     run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
-    link            0       -2        0       -2        1        2
+    link            0       -4        0       -4        1        2
 
     state  string  NEXT_TOKEN  LINK  LATEST  COUNT  FIRST_EDGE
         0                   a     0       0      1           c
         1  a                b     0       5      2           -
-        2  ab               c    -2       2      1           -
+        2  ab               c    -4       2      1           -
         3  abc              b     0       3      1           -
-        4  abcb             a    -2       4      1           -
+        4  abcb             a    -4       4      1           -
         5  abcba            b     1       5      1           -
         6  abcbab           -     2       6      0           -
 
-    clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OLDEST  SECOND
-       -2  b                  1     0       4      2           -  c to 3  a to 5
+    clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OWN_EDGES
+       -4  b                  1     0       4      2           -  c to 3, a to 5
+
+    clone  latest edge  most frequent edge  BEST_COUNT
+       -4       a to 5              a to 5           1
 
     slot of the edge table  SOURCE  TOKEN  TARGET  NEXT_EDGE
                         89       0      c       3          b
-                       276       0      b      -2          -
+                       276       0      b      -4          -
 
     text   LAST 6  LENGTH 6
     votes  c after ab  a after b
 
-State 0 is the empty string, and COUNT is held by the upper bits of LATEST. The clone was made when
-the second b was read. It stands for "b", the suffix that "ab" and "abcb" share, and the edge of
-state 0 on b leads to it now, no longer to state 2. Its edge to 3 was copied from state 2, its edge
-to 5 came with the next token. Both fit into the clone, so the table holds only the edges of state
-0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. Nothing has followed prefix 6
-yet. Its link is the longest suffix that occurred before, "ab", which went on once, with the c
-behind prefix 2 (LATEST). The next shorter suffix, "b", went on twice: states 3 and 5, to which its
-edges lead, have the same count, and the token behind prefix 4 is the later one, a.
+State 0 is the empty string. COUNT is held by the upper bits of a prefix's LATEST, and by a clone's
+CLONE_COUNT. The clone was made when the second b was read. It stands for "b", the suffix that "ab"
+and "abcb" share, and the edge of state 0 on b leads to it now, no longer to state 2. Its edge to 3
+was copied from state 2, its edge to 5 came with the next token; of two that were followed as often,
+the later one is kept as the most frequent. Both fit into the clone, so the table holds only the
+edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. Nothing has
+followed prefix 6 yet. Its link is the longest suffix that occurred before, "ab", which went on
+once, with the c behind prefix 2 (LATEST). The next shorter suffix, "b", went on twice, at last with
+the a behind prefix 4.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena; directories of a few bytes per block lead to them. When the edge table is full,

@@ -12,7 +12,7 @@ from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
 # For estimates before there is an automaton: its bytes, and the most tokens that one can share.
-LIVE_BYTES_PER_TOKEN = 50
+LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 

@@ -25,9 +25,11 @@ class Picture(Memory):
         read(self.pool, self.slot, TOKENS, len(TEXT))
         super().__init__(self.pool, self.slot)
 
-    def columns(self, state):
-        latest = state[kernels.LATEST] & kernels.PREFIX_MASK
-        count = state[kernels.LATEST] >> COUNT_SHIFT
+    def columns(self, number, count_column):
+        state = self.state(number)
+        latest, count = state[kernels.LATEST] & kernels.PREFIX_MASK, state[count_column]
+        if number >= 0:
+            count >>= COUNT_SHIFT
         first = letter(state[kernels.FIRST_EDGE])
         return f"{state[kernels.LINK]:>4}  {latest:>6}  {count:>5}  {first:>10}"
 
@@ -41,24 +43,35 @@ class Picture(Memory):
     def draw_states(self):
         yield "state  string  NEXT_TOKEN  LINK  LATEST  COUNT  FIRST_EDGE"
         for number in self.prefixes:
-            state = self.state(number)
-            token = letter(state[kernels.NEXT_TOKEN])
-            yield f"{number:>5}  {TEXT[:number]:<6}  {token:>10}  {self.columns(state)}"
+            token = letter(self.state(number)[kernels.NEXT_TOKEN])
+            columns = self.columns(number, kernels.LATEST)
+            yield f"{number:>5}  {TEXT[:number]:<6}  {token:>10}  {columns}"
 
     def draw_clones(self):
-        yield "clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OLDEST  SECOND"
+        yield "clone  string  CLONE_LENGTH  LINK  LATEST  COUNT  FIRST_EDGE  OWN_EDGES"
         for number in self.clones:
             state = self.state(number)
             length = state[kernels.CLONE_LENGTH]
             end = state[kernels.LATEST] & kernels.PREFIX_MASK
             edges = [
-                f"{letter(state[column])} to {state[column + 1]}"
-                for column in (kernels.OLDEST_TOKEN, kernels.SECOND_TOKEN)
+                self.edge(state, column)
+                for column in range(kernels.OWN_EDGES, len(state), 2)
+                if state[column + 1]
             ]
             yield (
                 f"{number:>5}  {TEXT[end - length : end]:<6}  {length:>12}  "
-                f"{self.columns(state)}  {'  '.join(edges)}"
+                f"{self.columns(number, kernels.CLONE_COUNT)}  {', '.join(edges)}"
             )
+        yield ""
+        yield "clone  latest edge  most frequent edge  BEST_COUNT"
+        for number in self.clones:
+            state = self.state(number)
+            latest = self.edge(state, kernels.LATEST_TOKEN)
+            best = self.edge(state, kernels.BEST_TOKEN)
+            yield f"{number:>5}  {latest:>11}  {best:>18}  {state[kernels.BEST_COUNT]:>10}"
+
+    def edge(self, state, column):
+        return f"{letter(state[column])} to {state[column + 1]}"
 
     def draw_edges(self):
         yield "slot of the edge table  SOURCE  TOKEN  TARGET  NEXT_EDGE"
