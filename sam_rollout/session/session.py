@@ -11,8 +11,9 @@ drafts; it decides nothing. In `DraftSession.step`
 6. the step's record is noted.
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
-in the log and counted; notes on engine steps that fail end alone. While the gate is closed the
-drafter only catches up. And what is kept of a request ends with it; its totals with the next drain.
+in the log and counted; notes on engine steps that fail end alone, and so does an exchange of texts
+with other engines. While the gate is closed the drafter only catches up. And what is kept of a
+request ends with it; its totals with the next drain.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class DraftSession:
         gate, drafter, ledger: its parts; `drafter` is None once it has failed.
         failures: of the drafter.
         record_failures: of notes on engine steps.
+        exchange_failures: of exchanges with other engines.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -124,6 +126,7 @@ class DraftSession:
         )
         self.failures = 0
         self.record_failures = 0
+        self.exchange_failures = 0
         self._request_ids: list[str] = []
         self._control: set[str] = set()  # requests of the batch that get no drafts
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
@@ -268,13 +271,20 @@ class DraftSession:
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Between two steps: take in what other engines sample, hand out what this one does.
 
-        Arguments and result as of `Source.exchange`; nothing is exchanged without a drafter.
+        Arguments and result as of `Source.exchange`; nothing is exchanged without a drafter. What
+        an exchange that fails was to bring is lost; the next one is tried all the same.
         """
         if self.drafter is not None:
             try:
                 return self.drafter.exchange(origin, pieces)
             except Exception:
-                self._switch_off()
+                if not self.exchange_failures:
+                    logger.warning(
+                        "Texts could not be exchanged with other engines; drafting goes on. Others "
+                        "like it are counted (sam/draft/exchange_failures).",
+                        exc_info=True,
+                    )
+                self.exchange_failures += 1
         return []
 
     def end_step(self) -> None:
@@ -320,7 +330,11 @@ class DraftSession:
             where a metric says so, as they stand.
         """
         totals, levels = self._end_and_count()
-        totals |= {"draft/failures": self.failures, "draft/record_failures": self.record_failures}
+        totals |= {
+            "draft/failures": self.failures,
+            "draft/record_failures": self.record_failures,
+            "draft/exchange_failures": self.exchange_failures,
+        }
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
         self._drained = totals
         return {

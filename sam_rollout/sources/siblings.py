@@ -128,7 +128,7 @@ class SiblingTexts(GroupedTexts[GroupKey]):
         return {"siblings_evictions": self.evictions} | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Automata and their memory."""
+        """Automata, and all memory."""
         return {"siblings_groups": len(self._groups), "siblings_bytes": self._nbytes}
 
     @property
@@ -168,7 +168,12 @@ SOURCE = SourceEntry(
             "Automata that responses share when the step is drained, one for each prompt: what is "
             "left then waits for requests that are still running.",
         ),
-        Metric("siblings_bytes", "bytes", "Memory of these automata; part of bytes."),
+        Metric(
+            "siblings_bytes",
+            "bytes",
+            "Memory of these automata, and of texts on their way to and from other engines; part "
+            "of bytes.",
+        ),
         Metric(
             "siblings_evictions",
             "groups",

@@ -186,6 +186,9 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Errors of the worker's notes on engine steps. Drafting goes on, but from that training "
      "step on the engine's steps count as without drafts, the gate closed; counts of requests "
      "stay right."),
+    ("draft/exchange_failures", "failures", SUM,
+     "Errors while texts were exchanged with other engines: what one was to bring is lost, "
+     "drafting and the next exchange go on."),
     ("draft/live_requests", "requests", SUM,
      "Requests that still hold drafter state when the training step is drained; grows if something "
      "leaks."),

@@ -39,7 +39,7 @@ FINDINGS = {
     "source_failed": "The history has failed and is off until its engine starts anew; other "
     "sources draft on.",
     "source_impaired": "A draft source survived an error in this training step. It drafts on, "
-    "without the older texts that it could not read, keep or take over.",
+    "without the texts that it could not read, keep or take over.",
     "gate_failed": "An engine's gate has failed. It stays closed, unless only its counters did.",
     "records_failed": "A worker's notes on engine steps have failed: its steps count as without "
     "drafts.",
@@ -74,7 +74,7 @@ _ADVICE = {
     "source_failed": _CAUSE + _RESUME.format("drafts from the history return"),
     "gate_failed": _CAUSE + "Where it says that only counters are left out, the gate goes on. "
     "Else: " + _RESUME.format("drafts return"),
-    "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks older texts, "
+    "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks some texts, "
     "so no restart is needed. The next start lacks those that were not written",
 }
 

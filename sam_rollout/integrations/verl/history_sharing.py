@@ -19,7 +19,6 @@ import dataclasses
 import logging
 import os
 import uuid
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 import ray
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.integrations.verl.piece_queue import PieceQueue
 from sam_rollout.integrations.verl.sharing import has_died
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
@@ -40,8 +40,8 @@ from sam_rollout.sources.support.pieces import (
 
 logger = logging.getLogger(__name__)
 
-# On their way to one keeper; beyond, the oldest are dropped. What waits for several keepers is the
-# newest of the same responses, and held once.
+# On their way to one keeper. What waits for several is the newest of the same responses, and held
+# once.
 MOST_WAITING_BYTES = 64 << 20
 # One message. The next one leaves when the keeper has written it.
 MESSAGE_BYTES = 4 << 20
@@ -109,35 +109,12 @@ class _Keeper:
     """The server that keeps another folder."""
 
     server: Any
-    waiting: deque[tuple] = dataclasses.field(default_factory=deque)
-    waiting_bytes: int = 0
+    waiting: PieceQueue = dataclasses.field(
+        default_factory=lambda: PieceQueue(MOST_WAITING_BYTES, MESSAGE_BYTES)
+    )
     messages: int = 0  # sent so far
     sending: asyncio.Task | None = None
     has_failed: bool = False
-
-    def put(self, piece: tuple) -> int:
-        """Append; returns how many of the oldest were dropped for it."""
-        self.waiting.append(piece)
-        self.waiting_bytes += _size(piece)
-        dropped = 0
-        while self.waiting_bytes > MOST_WAITING_BYTES:
-            self._pop()
-            dropped += 1
-        return dropped
-
-    def take(self) -> list[tuple]:
-        """The next message: at least one piece, and no more than fit."""
-        pieces = [self._pop()]
-        room = MESSAGE_BYTES - _size(pieces[0])
-        while self.waiting and _size(self.waiting[0]) <= room:
-            pieces.append(self._pop())
-            room -= _size(pieces[-1])
-        return pieces
-
-    def _pop(self) -> tuple:
-        piece = self.waiting.popleft()
-        self.waiting_bytes -= _size(piece)
-        return piece
 
 
 class HistorySharing:
@@ -182,7 +159,7 @@ class HistorySharing:
         name = f"{self._replica}/{self._told}"
         piece = tuple(whole_response(identity, name, prompt_ids, response_ids))
         for number, keeper in self._keepers.items():
-            if dropped := keeper.put(piece):
+            if dropped := keeper.waiting.put(piece):
                 self._lose(number, keeper, dropped, "it is slower than they come")
             if keeper.sending is None:
                 keeper.sending = asyncio.create_task(self._send(number, keeper))
@@ -213,7 +190,7 @@ class HistorySharing:
         """Send all that waits for a keeper; one that has died gets nothing any more."""
         try:
             while keeper.waiting:
-                pieces = keeper.take()
+                pieces = keeper.waiting.take()
                 keeper.messages += 1
                 try:
                     await keeper.server.hear_history.remote(self._replica, keeper.messages, pieces)
@@ -284,7 +261,3 @@ def forget_keeper(folder: Path, run: str) -> None:
     """Remove what `find_keeper` left, once all have asked."""
     with contextlib.suppress(OSError):
         _mark(folder, run).unlink(missing_ok=True)
-
-
-def _size(piece: tuple) -> int:
-    return len(piece[-1])

@@ -7,7 +7,8 @@ where nobody needs it. Servers talk to each other directly, as the Ray actors th
 port or file is added, and with one engine nothing is started.
 
 Nothing waits for any of this. A message is sent by a task of its own; while one is under way to a
-server, what follows for it is collected, up to a limit. What gets lost costs acceptance only: a
+server, what follows for it is collected, up to a limit. What gets lost, with a server that died, a
+malformed message or an engine that could not be asked, is counted and costs acceptance only: a
 piece after a gap begins a text of its own.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.integrations.verl.piece_queue import PieceQueue
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +36,15 @@ INTERVAL_S = 0.05
 # With many servers, which all talk to each other, or many responses, turns come less often.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Pieces on their way to one server, or to one engine; beyond, the oldest are dropped.
-MOST_WAITING = 4096
+# On their way to one server, or to one engine, and what it gets in one turn: some thousand pieces.
+MOST_WAITING_BYTES = 16 << 20
+MESSAGE_BYTES = 2 << 20
 
 Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
+
+
+def _queue() -> PieceQueue:
+    return PieceQueue(MOST_WAITING_BYTES, MESSAGE_BYTES)
 
 
 @dataclasses.dataclass
@@ -47,7 +54,7 @@ class _Peer:
     server: Any
     runs: frozenset[GroupKey] = frozenset()  # as it said last
     told: frozenset[GroupKey] = frozenset()  # what it was told runs here
-    waiting: list[tuple] = dataclasses.field(default_factory=list)
+    waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
 
@@ -76,9 +83,9 @@ class TextSharing:
         self._running: Counter[GroupKey] = Counter()
         # By engine. Of several, one is known to run a group once it has told of it.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
-        self._arrived: list[list[tuple]] = [[] for _ in range(engines)]
+        self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0
-        self._has_failed = False
+        self._has_dropped = self._has_failed = False
         self._task: asyncio.Task | None = None  # a task that nobody keeps may vanish
         self.interval_s = INTERVAL_S
 
@@ -109,8 +116,7 @@ class TextSharing:
         peer = self._peers.get(replica)
         if peer is not None and runs is not None:
             peer.runs = frozenset(tuple(group) for group in runs)
-        if not self._has_failed:
-            self._hand_in(pieces)
+        self._hand_in(pieces)
 
     def take_counters(self) -> dict[str, int]:
         """What got lost since the last call."""
@@ -119,17 +125,20 @@ class TextSharing:
 
     async def _run(self) -> None:
         """Share until the server ends."""
-        try:
-            while True:
-                await asyncio.sleep(self.interval_s)
+        while True:
+            await asyncio.sleep(self.interval_s)
+            try:
                 await self.share()
-        except Exception:
-            self._has_failed = True
-            logger.warning(
-                "Replica %s shares its texts no more; the rollout goes on.",
-                self._replica,
-                exc_info=True,
-            )
+            except Exception:
+                if not self._has_failed:
+                    logger.warning(
+                        "Replica %s could not share texts with its engines; it goes on trying, "
+                        "and the rollout goes on. What gets lost is counted "
+                        "(sam/draft/shared_lost).",
+                        self._replica,
+                        exc_info=True,
+                    )
+                self._has_failed = True
 
     async def share(self) -> None:
         """One turn: engines first, then the other servers."""
@@ -153,9 +162,13 @@ class TextSharing:
         )
         if not is_wanted and not any(self._arrived):
             return 0
-        moved = sum(map(len, self._arrived))
-        arrived, self._arrived = self._arrived, [[] for _ in self._arrived]
-        sampled = await self._exchange(arrived)
+        arrived = [waiting.take() for waiting in self._arrived]
+        moved = sum(map(len, arrived))
+        try:
+            sampled = await self._exchange(arrived)
+        except Exception:
+            self._lost += moved
+            raise
         for runs, pieces in zip(self._runs, sampled, strict=True):
             runs.update(map(_group_of, pieces))
             runs.intersection_update(self._running)
@@ -163,7 +176,7 @@ class TextSharing:
             self._hand_in(pieces, sampled_by=engine)
             for peer in self._peers.values():
                 wanted = [piece for piece in pieces if _group_of(piece) in peer.runs]
-                self._lost += _append(peer.waiting, wanted)
+                self._keep(peer.waiting, wanted)
                 moved += len(wanted)
         return moved
 
@@ -173,11 +186,24 @@ class TextSharing:
             if engine == sampled_by:
                 continue
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
-            self._lost += _append(waiting, [one for one in pieces if _group_of(one) in runs])
+            self._keep(waiting, [one for one in pieces if _group_of(one) in runs])
+
+    def _keep(self, waiting: PieceQueue, pieces: Iterable[tuple]) -> None:
+        """Let pieces wait; those that are dropped for them are counted, and named once."""
+        dropped = sum(map(waiting.put, pieces))
+        self._lost += dropped
+        if dropped and not self._has_dropped:
+            logger.warning(
+                "Replica %s drops texts that came faster than they could be passed on; siblings "
+                "draft without them, the rollout goes on. Others are counted "
+                "(sam/draft/shared_lost).",
+                self._replica,
+            )
+            self._has_dropped = True
 
     async def _send(self, peer: _Peer, runs: frozenset[GroupKey]) -> None:
         """Send what waits for a server; one that is gone is forgotten."""
-        pieces, peer.waiting = peer.waiting, []
+        pieces = peer.waiting.take()
         news = None if runs == peer.told else list(runs)
         try:
             await peer.server.hear_texts.remote(self._replica, news, pieces)
@@ -215,11 +241,3 @@ def has_died(error: Exception) -> bool:
 def _group_of(piece: Sequence) -> GroupKey:
     """Of the fields of a `Piece`, a list after some channels."""
     return tuple(piece[:3])
-
-
-def _append(waiting: list[tuple], pieces: list[tuple]) -> int:
-    """Append, drop the oldest beyond the limit, and return how many those were."""
-    waiting += pieces
-    dropped = max(0, len(waiting) - MOST_WAITING)
-    del waiting[:dropped]
-    return dropped

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 from pyarrow.lib import ArrowInvalid
 
-from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.config import ConfigError, RunConfig, SourcesConfig
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.sizing import DraftTexts, RolloutRound
@@ -111,3 +111,5 @@ def _prompts(config: DictConfig) -> int:
         return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
     except (OSError, ArrowInvalid):
         return 0  # elsewhere, in another format, or not there yet
+    except TypeError as error:
+        raise ConfigError("data.train_files", given, "must be a path or a list of paths") from error

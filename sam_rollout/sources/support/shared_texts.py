@@ -1,14 +1,16 @@
 """The texts of siblings that other engines sample: own ones handed out, theirs taken in.
 
 What is taken in is read beside the engine's own texts, a few tokens per engine step, into the
-automata that those share. It waits in an array of fixed size. Where that is full, or memory short,
-texts of others are what is dropped: nothing of the engine's own gives way to them.
+automata that those share. Both directions wait in arrays of fixed size, whose memory is part of
+that for siblings. Where they are full, or memory short, texts that are shared are what is dropped:
+nothing that the engine drafts from otherwise gives way to them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_byt
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
+    from sam_rollout.automaton.recorder import TextRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +35,13 @@ Place = tuple[Hashable, int | None]  # a group, and its automaton once it has on
 TOKENS_PER_STEP = 512
 # Others' texts that wait to be read, or to be continued.
 MOST_TEXTS = 1024
-# Of the memory for siblings, what those may take while they wait, and what all may take together
-# before others' are read no more.
+# Exchanges without a word of a text that has been read before its place is given away: the piece
+# with its end is lost, or was not for this engine any more. Some 5 s at least.
+SILENT_TURNS = 100
+# Of the memory for siblings, what each direction may take while it waits, and what others' texts
+# and all automata may take together before others' are read no more.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass
@@ -72,8 +79,10 @@ class SharedTexts:
     ) -> None:
         self._limits = limits
         self._place_of = place_of
-        self._own = OwnTexts(limits)
-        self._others = OthersTexts(pool, limits, max_bytes)
+        self._max_bytes = max_bytes
+        self._room = int(max_bytes * _WAITING_SHARE) // (4 * limits.max_model_len)
+        self._own = OwnTexts(limits, self._room)
+        self._others = OthersTexts(pool, limits, self._room, int(max_bytes * _READING_SHARE))
         self._active = False
         self._refused = 0
 
@@ -84,8 +93,8 @@ class SharedTexts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of other engines' texts that wait."""
-        return self._others.nbytes if self._active else 0
+        """Bytes of texts that wait, in both directions."""
+        return self._own.nbytes + self._others.nbytes if self._active else 0
 
     def counters(self) -> dict[str, int]:
         """What became of other engines' texts."""
@@ -97,6 +106,13 @@ class SharedTexts:
 
     def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
         """As `Source.exchange`; refused pieces are counted, the first one is named."""
+        if not self._active and not self._room:
+            logger.warning(
+                "sam.sources.siblings.max_bytes = %d: an eighth of it holds no text of %d tokens, "
+                "the engine's longest; none is shared with other engines, drafting goes on.",
+                self._max_bytes,
+                self._limits.max_model_len,
+            )
         self._active = True
         for raw in pieces:
             try:
@@ -115,6 +131,7 @@ class SharedTexts:
                 self._others.tokens_missed += len(tokens)
             else:
                 self._others.take(*place, piece, tokens)
+        self._others.end_turn()
         return self._own.pieces(origin)
 
     def bind(
@@ -154,17 +171,23 @@ class OwnTexts:
 
     Args:
         limits: of the engine.
+        room: texts that may be kept; where it ends, those that have ended give way to running ones.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        from sam_rollout.automaton.recorder import TextRecorder  # compiles
-
+    def __init__(self, limits: Limits, room: int) -> None:
+        self._limits = limits
         # Of requests that are preempted, too; beyond that, responses are not told.
-        self._recorder = TextRecorder(2 * limits.max_rows + 16, limits.max_model_len)
+        self._texts = min(2 * limits.max_rows + 16, room)
+        self._recorder = self._new_recorder()
         self._slots = np.full(limits.max_rows, NO_SLOT, np.int32)  # of the bound requests
         self._live: dict[str, _Told] = {}
-        self._ended: list[Piece] = []
+        self._ended: deque[_Told] = deque()  # to be told
         self._made = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all texts."""
+        return self._recorder.nbytes
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -174,7 +197,7 @@ class OwnTexts:
             told = self._live.get(request_id)
             if told is None and identity is not None:
                 self._made += 1
-                told = _Told(identity, str(self._made), self._recorder.open())
+                told = _Told(identity, str(self._made), self._open())
                 self._live[request_id] = told
             self._slots[row] = NO_SLOT if told is None else told.slot
         self._slots[len(request_ids) :] = NO_SLOT
@@ -187,15 +210,17 @@ class OwnTexts:
         """Requests ended; unknown ids are passed over."""
         for request_id in request_ids:
             told = self._live.pop(request_id, None)
-            if told is None or told.slot == NO_SLOT:
-                continue
-            self._slots[self._slots == told.slot] = NO_SLOT
-            text = self._recorder.take(told.slot)
-            self._ended.append(told.piece(text[told.tokens :], is_last=True))
+            if told is not None and told.slot != NO_SLOT:
+                self._slots[self._slots == told.slot] = NO_SLOT
+                self._ended.append(told)
 
     def forget_ended(self) -> None:
         """What ended will not be told."""
+        for told in self._ended:
+            self._recorder.take(told.slot)
         self._ended.clear()
+        if not self._live:
+            self._recorder = self._new_recorder()  # which gives its memory back
 
     def pieces(self, origin: str) -> list[Piece]:
         """What is new since the last call.
@@ -203,13 +228,30 @@ class OwnTexts:
         Args:
             origin: of this engine; responses are named after it.
         """
-        pieces, self._ended = self._ended, []
+        pieces = []
+        while self._ended:
+            told = self._ended.popleft()
+            text = self._recorder.take(told.slot)
+            pieces.append(told.piece(text[told.tokens :], is_last=True))
         for told in self._live.values():
             if told.slot != NO_SLOT:
                 tokens = self._recorder.peek(told.slot, told.tokens)
                 if len(tokens):
                     pieces.append(told.piece(tokens))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
+
+    def _new_recorder(self) -> TextRecorder:
+        from sam_rollout.automaton.recorder import TextRecorder  # compiles
+
+        return TextRecorder(self._texts, self._limits.max_model_len)
+
+    def _open(self) -> int:
+        """A slot of the recorder, if need be that of the text that ended first, or NO_SLOT."""
+        slot = self._recorder.open()
+        if slot == NO_SLOT and self._ended:
+            self._recorder.take(self._ended.popleft().slot)
+            slot = self._recorder.open()
+        return slot
 
 
 class OthersTexts:
@@ -218,31 +260,34 @@ class OthersTexts:
     Args:
         pool: of the automata it is read into.
         limits: of the engine.
-        max_bytes: of all texts of siblings, read or waiting.
+        room: texts that may wait.
+        most_bytes: of these and the pool; beyond it nothing is read.
 
     Attributes:
         tokens_read: so far.
         tokens_missed: that came in and were never read: their group has gone, or there was no room.
     """
 
-    def __init__(self, pool: AutomatonPool, limits: Limits, max_bytes: int) -> None:
+    def __init__(self, pool: AutomatonPool, limits: Limits, room: int, most_bytes: int) -> None:
         self._pool = pool
-        self._most_bytes = int(max_bytes * _READING_SHARE)
-        room = int(max_bytes * _WAITING_SHARE) // (4 * limits.max_model_len)
-        rows = max(1, min(MOST_TEXTS, room))
+        self._most_bytes = most_bytes
+        rows = min(MOST_TEXTS, room)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, limits.max_model_len), np.int32)
+        self._touched = np.zeros(rows, np.int32)  # tokens that were ever there
         self._known = np.zeros(rows, np.int32)  # tokens there
         self._done = np.zeros(rows, np.int32)  # of these, read
         self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
         self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
         self._ended = np.zeros(rows, bool)
+        self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
         self._numbers = np.zeros(rows, np.int64)  # of their groups, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
         self._members: dict[Hashable, set[str]] = {}  # group -> its responses
-        self._held = 0  # tokens
-        self._unread = 0
+        self._touched_tokens = 0
+        self._unread = 0  # tokens
+        self._turn = 0
         self._next = 0  # the row that is read first
         self.tokens_read = 0
         self.tokens_missed = 0
@@ -254,8 +299,8 @@ class OthersTexts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what waits."""
-        return 4 * self._held
+        """Memory of what waits, or waited."""
+        return self._touched_tokens * 4
 
     def take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
@@ -287,8 +332,11 @@ class OthersTexts:
         known = self._known[row]
         self._texts[row, known : known + len(tokens)] = tokens
         self._known[row] += len(tokens)
-        self._held += len(tokens)
+        if (grown := int(self._known[row] - self._touched[row])) > 0:
+            self._touched[row] += grown
+            self._touched_tokens += grown
         self._unread += len(tokens)
+        self._heard[row] = self._turn
         self._ended[row] = piece.is_last
         if piece.is_last and self._done[row] == self._known[row]:
             self._forget(piece.response)
@@ -309,9 +357,20 @@ class OthersTexts:
         """All groups are over."""
         for response in list(self._place):
             self._forget(response)
+        self._texts = np.zeros(self._texts.shape, np.int32)  # which gives its memory back
+        self._touched[:] = self._touched_tokens = 0
+
+    def end_turn(self) -> None:
+        """All pieces of an exchange were taken; free the places of texts that fell silent."""
+        self._turn += 1
+        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
+        self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
-        """Read what waits, at most `TOKENS_PER_STEP`; errors as `AutomatonPool.extend`."""
+        """Read what waits, at most `TOKENS_PER_STEP`.
+
+        Errors as `AutomatonPool.extend`; nothing counts as read then, and the next call reads on.
+        """
         if not self._unread or self._pool.nbytes + self.nbytes > self._most_bytes:
             return
         behind = np.where(self._slots != NO_SLOT, self._known - self._done, 0)
@@ -322,16 +381,14 @@ class OthersTexts:
         rows, lengths = rows[lengths > 0], lengths[lengths > 0]
         if not len(rows):
             return
+        ends = (self._done[rows] + lengths).astype(np.int32)
+        self._pool.extend(self._slots[rows], rows.astype(np.int32), self._texts, ends)
         self._next = int(rows[-1]) + 1
-        self._done[rows] += lengths
+        self._done[rows] = ends
         read = int(lengths.sum())
         self._unread -= read
         self.tokens_read += read
-        self._pool.extend(self._slots[rows], rows.astype(np.int32), self._texts, self._done[rows])
-        if self._ended[rows].any():
-            over = {int(row) for row in rows[self._ended[rows] & (lengths == behind[rows])]}
-            for response in [name for name, (_, row) in self._place.items() if row in over]:
-                self._forget(response)
+        self._forget_rows(rows[self._ended[rows] & (ends == self._known[rows])])
 
     def _begin(self, row: int, start: int, automaton: int | None) -> None:
         self._starts[row] = start
@@ -343,7 +400,6 @@ class OthersTexts:
         """Close a row's text; what was not read of it never will be."""
         unread = int(self._known[row] - self._done[row])
         self._unread -= unread
-        self._held -= int(self._known[row])
         self.tokens_missed += unread
         if self._slots[row] != NO_SLOT:
             self._pool.close(int(self._slots[row]))
@@ -351,9 +407,16 @@ class OthersTexts:
         self._known[row] = self._done[row] = 0
         self._ended[row] = False
 
+    def _forget_rows(self, rows: np.ndarray) -> None:
+        if len(rows):
+            over = set(rows.tolist())
+            for response in [name for name, (_, row) in self._place.items() if row in over]:
+                self._forget(response)
+
     def _forget(self, response: str) -> None:
         group, row = self._place.pop(response)
         self._end(row)
+        self._heard[row] = _NEVER
         self._free.append(row)
         members = self._members[group]
         members.discard(response)

@@ -13,11 +13,13 @@ from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.gating import GuardedGate
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.sources import NAMES
+from sam_rollout.sources.siblings import SiblingTexts
 from tests.records import by_source
 from tests.unit.session.engine import (
     MAX_LENGTH,
     MAX_ROWS,
     PERIOD,
+    START,
     THRESHOLD,
     Engine,
     GateOnRecord,
@@ -165,6 +167,32 @@ def test_drafts_of_a_policy_that_fails_half_way_are_not_handed_over(monkeypatch)
 
     monkeypatch.setattr(engine.session.drafter._policy, "draft", fail)
     assert engine.step("a") == [engine.texts["a"][-1:] * K]
+
+
+def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatch, caplog):
+    engine = Engine("a", siblings=True)
+    engine.step("a")
+    exchange = engine.session.exchange_texts
+    assert exchange("0", []) == []
+
+    def fail(*_):
+        raise MemoryError("no room for texts")
+
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert exchange("0", None) == [], "a message that is no list of pieces"
+        with monkeypatch.context() as patched:
+            patched.setattr(SiblingTexts, "exchange", fail)
+            assert exchange("0", []) == []
+        assert engine.step("a") == [next_of_period(engine.texts["a"])]
+    (warning,) = warnings_of(caplog)
+    assert "drafting goes on" in warning.message and warning.exc_info is not None
+    counters = engine.drain()["counters"]
+    assert (counters["draft/exchange_failures"], counters["draft/failures"]) == (2, 0)
+    engine.add_siblings(START, "b")
+    engine.step("b")
+    (told,) = exchange("0", [])
+    assert told.response == "0/1"
+    assert engine.counter("exchange_failures") == 0
 
 
 def test_drafting_goes_on_without_records(caplog):

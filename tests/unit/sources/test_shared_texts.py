@@ -5,12 +5,13 @@ import logging
 import numpy as np
 import pytest
 
+from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes
-from sam_rollout.sources.support.shared_texts import TOKENS_PER_STEP
+from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
 from tests.unit.drafting.texts import WIDTH, counter, identity, step
 
 VOCABULARY = 1000
@@ -197,6 +198,85 @@ def test_more_texts_than_there_are_places_are_missed():
     b.exchange("y", [piece([], start=2, response="x/0", is_last=True)])
     b.exchange("y", [piece([1, 2], response="x/10")])
     assert counter(b, "shared_missed_tokens") == 4, "the place of one that ended"
+
+
+def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
+    b = make_engine("b", max_bytes=1 << 20)
+    step(b, {"b": [9]})
+    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8)])
+    step(b, {"b": [9]})
+    for turn in range(SILENT_TURNS):
+        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one goes on
+        step(b, {"b": [9]})
+    assert counter(b, "live_requests") == 1
+    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8, 16)])
+    assert counter(b, "shared_missed_tokens") == 2, "one place is taken"
+    step(b, {"b": [9]})
+    b.exchange("y", [piece([4], response="x/0", start=2 + SILENT_TURNS)])
+    assert step(b, {"b": [8, 99 + SILENT_TURNS]})["b"] == [4], "it was not cut"
+
+
+def test_others_texts_are_read_to_their_end_when_another_groups_automaton_is_full(monkeypatch):
+    b = make_engine("b")
+    b.admit("h", identity("h"))
+    texts = {"b": [9], "h": [9, 2, 3]}
+    step(b, texts)
+    (pool,) = (one.pool for one in b.sources)
+    extend, calls = pool.extend, []
+
+    def full_once(slots, *rest):
+        calls.append(slots.tolist())
+        if len(calls) == 2:  # of others' texts, after the engine's own
+            raise AutomatonFullError("no room", pool._automaton_of(int(slots[0])))
+        extend(slots, *rest)
+
+    b.exchange(
+        "y",
+        [
+            piece([1, 2, 3, 5]),
+            piece([1, 2, 3, 4], group="h", response="x/2", is_last=True),
+        ],
+    )
+    monkeypatch.setattr(pool, "extend", full_once)
+    assert step(b, texts) == {"b": [], "h": [4]}
+    assert (counter(b, "shared_tokens"), counter(b, "shared_missed_tokens")) == (4, 4)
+    assert counter(b, "siblings_evictions") == 1
+    assert len(pool) == 1, "no text of another engine is open"
+
+
+def test_what_nobody_asks_for_is_bounded_counted_and_freed():
+    """Exchanges stop where no other engine runs the prompts of this one any more."""
+    a = make_engine("a", max_bytes=1 << 20)  # an eighth of it is 8 texts
+    (pool,) = (one.pool for one in a.sources)
+    for number in range(20):
+        name = f"a{number}"
+        a.admit(name, identity(sibling=number))
+        step(a, {name: [9]})
+        step(a, {name: [9] * 500})
+        assert a.usage().bytes == pool.nbytes + 4 * 500 * min(number + 1, 8)
+        if number < 19:
+            a.finish([name])
+    told = a.exchange("x", [])
+    assert [one.response for one in told] == [f"x/{number}" for number in range(13, 21)]
+    assert [one.is_last for one in told] == [True] * 7 + [False]
+    a.finish(["a19"])
+    a.end_step()
+    assert a.usage().bytes == 0
+
+
+def test_where_memory_holds_no_text_nothing_is_shared_and_that_is_named_once(caplog):
+    sources = SourcesConfig(
+        own=OwnSourceConfig(enabled=False), siblings=SiblingsSourceConfig(max_bytes=1 << 20)
+    )
+    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 16)
+    drafter.admit("b", identity())
+    for _ in range(2):
+        assert drafter.exchange("y", [piece([1, 2, 3, 4])]) == []
+        step(drafter, {"b": [9, 1, 2, 1]})
+    assert step(drafter, {"b": [9, 1, 2, 1]})["b"], "its own texts are there"
+    assert counter(drafter, "shared_missed_tokens") == 8
+    (warning,) = caplog.records
+    assert "sam.sources.siblings.max_bytes = 1048576" in warning.getMessage()
 
 
 def test_a_name_that_was_given_twice_does_not_mix_groups():

@@ -16,6 +16,7 @@ from sam_rollout.integrations.verl.history_sharing import (
     forget_keeper,
     join_histories,
 )
+from sam_rollout.integrations.verl.piece_queue import PIECE_BYTES
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
@@ -133,7 +134,7 @@ def test_what_the_history_does_not_keep_is_not_told(join):
 
 
 def test_what_waits_is_told_together_up_to_a_message(join, monkeypatch):
-    monkeypatch.setattr(history_sharing, "MESSAGE_BYTES", 3 * 4 * 9)
+    monkeypatch.setattr(history_sharing, "MESSAGE_BYTES", 3 * (PIECE_BYTES + 4 * 9))
     a, b = join("left", "right")
 
     async def test():
@@ -193,7 +194,7 @@ def test_a_keeper_that_fails_for_a_while_is_named_once_and_told_later(join, capl
 
 
 def test_what_waits_for_a_keeper_that_hangs_is_bounded(join, monkeypatch, caplog):
-    monkeypatch.setattr(history_sharing, "MOST_WAITING_BYTES", 4 * 4 * 9)
+    monkeypatch.setattr(history_sharing, "MOST_WAITING_BYTES", 4 * (PIECE_BYTES + 4 * 9))
     monkeypatch.setattr(history_sharing, "MESSAGE_BYTES", 4 * 9)
     a, b = join("left", "right")
 

@@ -7,6 +7,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from sam_rollout.integrations.verl import sharing
+from sam_rollout.integrations.verl.piece_queue import PIECE_BYTES
 from sam_rollout.integrations.verl.sharing import TextSharing
 from tests.unit.drafting.texts import identity
 
@@ -155,8 +156,9 @@ def test_a_server_that_fails_for_a_while_is_named_once_and_told_later(run, caplo
     run(test, Server(0), Server(1))
 
 
-def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch):
-    monkeypatch.setattr(sharing, "MOST_WAITING", 4)
+@pytest.mark.parametrize("tokens", [1, 1000])
+def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch, caplog, tokens):
+    monkeypatch.setattr(sharing, "MOST_WAITING_BYTES", 4 * (PIECE_BYTES + 4 * tokens))
 
     async def test(a, b):
         with running(a), running(b):
@@ -164,10 +166,11 @@ def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch):
             hanging = asyncio.Event()
             b.remote = lambda *_: hanging.wait()
             for start in range(10):
-                a.sampled = [[piece(start=start)]]
+                a.sampled = [[piece(start=start, tokens=b"1234" * tokens)]]
                 await turn(a)
         # One under way, four waiting.
         assert a.sharing.take_counters() == {"draft/shared_lost": 5}
+        assert len(caplog.records) == 1 and "Replica 0 drops texts" in caplog.text
 
     run(test, Server(0), Server(1))
 
@@ -187,21 +190,47 @@ def test_a_malformed_message_changes_nothing(run):
     run(test, Server(0), Server(1))
 
 
-def test_engines_that_fail_end_the_sharing_not_the_rollout(run, monkeypatch, caplog):
+def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monkeypatch, caplog):
+    size = PIECE_BYTES + 4
+    monkeypatch.setattr(sharing, "MOST_WAITING_BYTES", 4 * size)
+    monkeypatch.setattr(sharing, "MESSAGE_BYTES", 3 * size)
+
+    async def test(a, b):
+        with running(b):
+            b.sharing.hear(0, None, [piece(start=start) for start in range(5)])
+            b.sharing.hear(0, None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
+            assert b.sharing.take_counters() == {"draft/shared_lost": 6}
+            b.sharing.hear(0, None, [piece(start=start) for start in range(4)])
+            await turn(b)
+            assert [one[4] for one in b.got[0]] == [0, 1, 2]
+            await turn(b)
+            assert [one[4] for one in b.got[0]] == [0, 1, 2, 3]
+        assert len(caplog.records) == 1 and "Replica 1 drops texts" in caplog.text
+
+    run(test, Server(0), Server(1))
+
+
+def test_a_turn_that_fails_is_named_once_and_the_next_one_tried(run, monkeypatch, caplog):
     async def test(a, b):
         async def fail(pieces):
-            raise RuntimeError("the engine is gone")
+            raise RuntimeError("the engine does not answer")
+
+        async def go_on():
+            a.sharing.hear(1, [("train", 1, "g")], [piece()])
+            await asyncio.sleep(0.05)
 
         with running(a), running(b):
+            monkeypatch.setattr(sharing, "INTERVAL_S", 0.001)
             a.sharing._exchange, a.sharing.interval_s = fail, 0.001
             a.sharing._task.cancel()
-            with caplog.at_level(logging.WARNING):
-                a.sharing.hear(1, [("train", 1, "g")], [])
-                a.sharing._task = asyncio.create_task(a.sharing._run())
-                await asyncio.sleep(0.05)
-            a.sharing.hear(1, None, [piece()])
-            assert a.sharing._arrived == [[]]
-        assert "shares its texts no more" in caplog.text
+            a.sharing._task = asyncio.create_task(a.sharing._run())
+            await go_on()
+            await go_on()
+            assert a.sharing.take_counters() == {"draft/shared_lost": 2}
+            assert len(caplog.records) == 1 and "could not share" in caplog.text
+            a.sharing._exchange = a.exchange
+            await go_on()
+            assert a.got == [[piece()]]
 
     run(test, Server(0), Server(1))
 

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.source_choice import explain_sources
 from tests.unit.integrations.verl.test_checks import composed
@@ -73,6 +74,13 @@ def test_history_is_kept_where_it_can_serve(tmp_path, rows, overrides, enabled, 
 def test_files_that_cannot_be_read_decide_nothing():
     config = composed("data.train_files=hdfs://elsewhere/train.parquet")
     assert check(config).sam.sources.history.enabled
+
+
+@pytest.mark.parametrize(("files", "shown"), [("[null]", "[None]"), ("7", "7")])
+def test_files_that_are_no_paths_are_one_clear_error(files, shown):
+    with pytest.raises(ConfigError) as error:
+        check(composed(f"data.train_files={files}"))
+    assert str(error.value) == f"data.train_files = {shown}: must be a path or a list of paths"
 
 
 def test_without_drafts_there_is_nothing_to_tell():

@@ -1,0 +1,61 @@
+"""Pieces of texts that wait for one receiver, another server or an engine, within a limit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# What a piece takes beside its tokens, as a tuple of Python values.
+PIECE_BYTES = 400
+
+
+class PieceQueue:
+    """Pieces in order; beyond the limit the oldest are dropped.
+
+    Args:
+        most_bytes: of all that wait.
+        message_bytes: of those that are taken at once, unless one alone has more.
+    """
+
+    def __init__(self, most_bytes: int, message_bytes: int) -> None:
+        self._most_bytes, self._message_bytes = most_bytes, message_bytes
+        self._pieces: deque[tuple] = deque()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def put(self, piece: tuple) -> int:
+        """Append the fields of a `Piece`; returns how many pieces were dropped for it.
+
+        Raises:
+            TypeError: it is no sequence that ends with bytes.
+        """
+        self._nbytes += _size(piece)
+        self._pieces.append(piece)
+        before = len(self._pieces)
+        while self._nbytes > self._most_bytes:
+            self._pop()
+        return before - len(self._pieces)
+
+    def take(self) -> list[tuple]:
+        """The next message; empty where nothing waits."""
+        message: list[tuple] = []
+        room = self._message_bytes
+        while self._pieces and (not message or _size(self._pieces[0]) <= room):
+            message.append(self._pop())
+            room -= _size(message[-1])
+        return message
+
+    def clear(self) -> None:
+        """Nobody needs what waits."""
+        self._pieces.clear()
+        self._nbytes = 0
+
+    def _pop(self) -> tuple:
+        piece = self._pieces.popleft()
+        self._nbytes -= _size(piece)
+        return piece
+
+
+def _size(piece: tuple) -> int:
+    return PIECE_BYTES + len(piece[-1])
