@@ -3,9 +3,9 @@
     python -m benchmarks.vote_rules --traces FOLDER [--output benchmarks/results/vote_rules.json]
 
 FOLDER holds the sets that `benchmarks/real_traces.py` rebuilds; the record names their sources.
-Replay is greedy and does not depend on the machine. Every variant runs in a process of its own with
-a copy of the package in which one line differs, because kernels take constants in when they are
-compiled.
+Replay is greedy; the machine only decides whether a prompt's history is read in time for its first
+step. Every variant runs in a process of its own with a copy of the package in which one line
+differs, because kernels take constants in when they are compiled.
 """
 
 from __future__ import annotations
