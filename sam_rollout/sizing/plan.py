@@ -134,7 +134,7 @@ def _warnings(plan: MemoryPlan, memory: float) -> tuple[str, ...]:
         found.append(
             f"verifying drafts may need {plan.verification / GIB:.1f} GiB beyond the engine's "
             f"share, with {plan.outside_share / GIB:.1f} GiB left: lower "
-            "sam.max_draft_tokens or gpu_memory_utilization, sam.gate.threshold where it decides, or "
-            "max_num_seqs where steps are filled up (sam.pad_drafts)"
+            "sam.max_draft_tokens or gpu_memory_utilization, sam.gate.threshold where it decides, "
+            "or max_num_seqs where steps are filled up (sam.pad_drafts)"
         )
     return tuple(found)
