@@ -18,9 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.measuring import parser, write_record
-from benchmarks.real_traces import SOURCES
+from benchmarks.real_traces import SOURCES, read_rebuilt
 from sam_rollout.bench import draft_tables, draft_targets, drafts
-from sam_rollout.bench.traces import read_sets
 from sam_rollout.bench.verdicts import show_check
 
 DIGITS = 4  # significant ones of a recorded figure
@@ -43,10 +42,7 @@ def main() -> None:
     )
     options.add_argument("--quick", action="store_true", help="fewer and shorter generated texts")
     arguments = options.parse_args()
-    sets = read_sets([arguments.traces])
-    if sets.keys() != SOURCES.keys():
-        options.error(f"--traces: expected {', '.join(SOURCES)} of benchmarks.real_traces")
-    sets = {name: sets[name] for name in SOURCES}
+    sets = read_rebuilt(arguments.traces)
     sizes = drafts.QUICK if arguments.quick else drafts.Sizes()
     result = drafts.Bench(sizes, sets, progress=print).run()
     for one in result["sets"]:

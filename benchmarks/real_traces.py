@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sam_rollout.bench.traces import Trace, TraceError, read_sets
+
 TOKENIZER = "tekken_240911.json"
 TOKENIZER_NAME = "tekken, 131k tokens"
 
@@ -159,6 +161,18 @@ SOURCES = {
         "MIT", _tau_bench,
     ),
 }  # fmt: skip
+
+
+def read_rebuilt(folder: Path) -> dict[str, list[Trace]]:
+    """The rebuilt sets in the order of `SOURCES`; ends the program where they are others."""
+    try:
+        sets = read_sets([folder])
+    except (TraceError, OSError) as error:
+        sys.exit(f"--traces: {error}")
+    if sets.keys() != SOURCES.keys():
+        sys.exit(f"--traces: {folder} must hold {', '.join(SOURCES)} of benchmarks.real_traces and "
+                 f"nothing else; found {', '.join(sets)}")  # fmt: skip
+    return {name: sets[name] for name in SOURCES}
 
 
 def load_tokenizer() -> Callable[[str], list[int]]:

@@ -54,7 +54,8 @@ test composes the experiments and compares."""
 RECORDS = (
     "rollout_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu", "cluster_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "operators_tiny_cpu", "sampler", "drafter",
-    "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate", "simulate_validation",
+    "vote_rules", "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate",
+    "simulate_validation",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
 # The arena grows by slabs that double up to 32 MiB: few enough to look through, large enough for
-# huge pages, without which long texts take half as long again per token.
+# huge pages, without which long texts take longer per token.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 

@@ -23,12 +23,12 @@ from sam_rollout.automaton.memory import Arena, Rows
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
-# First edge table, for the tokens about to be read: in reasoning text a quarter of them bring an
-# edge that clones have no place for, and the table is at most four fifths full.
+# First edge table, for the tokens about to be read: in reasoning text few of them bring an edge
+# that clones have no place for, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which an end position is noted per token: costs 31 ns on the worst text
-# instead of microseconds, and loses under 0.5 % of the accepted tokens.
+# Suffix links along which an end position is noted per token: bounds what a token costs in very
+# repetitive text. What noting more of them would bring: benchmarks/vote_rules.py.
 MAX_LINK_UPDATES = 8
 
 # Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.

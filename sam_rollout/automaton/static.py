@@ -132,8 +132,8 @@ def join(documents: Iterable[npt.ArrayLike]) -> Int32Array:
 def build(text: Int32Array, vocabulary: int = SEPARATOR) -> StaticAutomaton:
     """The automaton of a joined text (`join`), whose tokens are below `vocabulary`.
 
-    Takes 0.3 to 1.5 us per token, more in longer texts, and temporarily about 110 bytes per
-    token. The GIL is released nearly all the time.
+    Takes longer per token in longer texts, and temporarily about 110 bytes per token. The GIL is
+    released nearly all the time.
 
     Raises:
         ValueError: the text is too long for states and edges to be counted in int32.

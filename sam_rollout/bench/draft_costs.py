@@ -46,8 +46,8 @@ class CostSizes:
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Beyond these, memory or patience ends: about 1 kB a token in plain Python, 0.7 kB and 9 us a
-# token in Arctic's trees.
+# Beyond these, memory or patience ends: plain Python and Arctic's trees take many times as much of
+# both per token as the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 

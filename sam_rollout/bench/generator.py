@@ -6,9 +6,9 @@ position; of either, those in front come more often, by Zipf's law. So what a te
 itself, of its siblings and of an earlier epoch grows slowly with how much of each there is, as it
 does in responses of real models.
 
-`benchmarks/calibrate_traces.py` fits the parameters to such responses, sampled at T = 0.6 to 1: a
-greedy text repeats itself more, beyond 9k tokens mostly in loops. The texts stand in where no real
-ones are at hand or none is long enough. Drafters are judged on real ones
+`benchmarks/calibrate_traces.py` fits the parameters to what such responses give if they are
+sampled: a greedy text repeats itself more, and once it is long mostly in loops. The texts stand in
+where no real ones are at hand or none is long enough. Drafters are judged on real ones
 (`benchmarks/real_traces.py`): here a text goes on after a passage in no way that depends on where
 it is, so that which occurrence a drafter copies hardly matters.
 

@@ -40,7 +40,8 @@ _STALE = 512  # steps after which it has to be measured again
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 _LOOK = 2.0  # least chance that no token has: drafts are found and none is handed over
 _LOOK_ROWS = 64  # before so many requests were looked at nothing is known about offers
-# Learning from a step costs some 50 us where other code has emptied the caches since the last one.
+# Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
+# has emptied the caches since the last one.
 # Of steps that tell nothing new one in so many is looked at; few requests tell less a step.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such

@@ -133,8 +133,8 @@ def _warnings(plan: MemoryPlan, memory: float) -> tuple[str, ...]:
     if plan.verification > plan.outside_share >= 0:
         found.append(
             f"verifying drafts may need {plan.verification / GIB:.1f} GiB beyond the engine's "
-            f"share, with {plan.outside_share / GIB:.1f} GiB left: lower sam.gate.threshold, "
-            "sam.max_draft_tokens or gpu_memory_utilization, or max_num_seqs where steps are "
-            "filled up (sam.pad_drafts)"
+            f"share, with {plan.outside_share / GIB:.1f} GiB left: lower "
+            "sam.max_draft_tokens or gpu_memory_utilization, sam.gate.threshold where it decides, "
+            "or max_num_seqs where steps are filled up (sam.pad_drafts)"
         )
     return tuple(found)

@@ -67,8 +67,7 @@ class RunSourceConfig(Section):
         allowed="a folder",
         meaning="Where ended responses are kept for a run that is resumed, at most 64 MiB; empty: "
         "`sam/run` in the run folder. Engines that share it begin with each other's. What was "
-        "learned of drafts' chances is not kept: it is learned anew from the first few hundred "
-        "drafts.",
+        "learned of drafts' chances is not kept: it is learned anew.",
     )
 
 

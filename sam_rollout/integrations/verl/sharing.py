@@ -29,9 +29,8 @@ from sam_rollout.integrations.verl.piece_queue import PieceQueue
 
 logger = logging.getLogger(__name__)
 
-# Least time between two turns. In replays of real responses over four engines, siblings that are
-# told of while they run are worth five times what they are once they have ended, and the more the
-# sooner. A turn costs an engine some tenths of a millisecond, and each piece 10 us.
+# Least time between two turns. The sooner an engine is told of siblings that run elsewhere, the
+# more of its own requests' texts is still to come; but every turn costs the engines time.
 INTERVAL_S = 0.05
 # With many servers, which all talk to each other, or many responses, turns come less often.
 MESSAGES_PER_S = 64

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
-# Read per engine step of others' texts, some 0.1 ms. Fifteen siblings elsewhere write fewer for
-# each request that runs here, once so few run that drafting pays.
+# Read per engine step of others' texts. Fifteen siblings elsewhere write fewer for each request
+# that runs here, once so few run that drafting pays.
 TOKENS_PER_STEP = 512
 # Others' texts that wait to be read, or to be continued.
 MOST_TEXTS = 1024
