@@ -32,6 +32,7 @@ from sam_rollout.bench.machine import machine
 K = 3
 SIDE = sides.DEFAULT
 _VOTES, _POLICY, _POOL = "automaton/continuations.py", "drafting/policy.py", "automaton/pool.py"
+_KERNELS = "automaton/kernels.py"
 _CLASS = "return (2 * number + is_latest) * WRITERS + writer"
 
 
@@ -70,19 +71,15 @@ VARIANTS = (
     Variant("as it is"),
     Variant("the longest suffix alone", _VOTES, "LEVELS = 2\n", "LEVELS = 1\n"),
     Variant("three suffixes instead of two", _VOTES, "LEVELS = 2\n", "LEVELS = 3\n"),
-    Variant("the most frequent token alone", _VOTES, "VOTES_PER_LEVEL = 2", "VOTES_PER_LEVEL = 1"),
-    Variant("the latest token alone", _VOTES, "rank = 2 * times + is_newest",
-            "rank = np.int64(is_newest)"),
+    Variant("the most frequent token alone", _VOTES, "if is_latest:", "if True:"),
+    Variant("the latest token alone", _KERNELS,
+            "if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:", "if True:"),
     Variant("no telling whose text it is", _VOTES, _CLASS, _CLASS.removesuffix(" + writer")),
     Variant("no telling how often", _VOTES, _CLASS,
             "return _class_in(length, LENGTHS) * _PER_LENGTH + is_latest * WRITERS + writer"),
     Variant("no telling but the suffix's length", _VOTES, _CLASS,
             "return _class_in(length, LENGTHS) * _PER_LENGTH"),
     Variant("weights that are not learned", _POLICY, "weights[number] = _CHANGED", "pass"),
-    Variant("8 continuations compared instead of 16", _VOTES, "COMPARED_BRANCHES = 16",
-            "COMPARED_BRANCHES = 8"),
-    Variant("4 continuations compared instead of 16", _VOTES, "COMPARED_BRANCHES = 16",
-            "COMPARED_BRANCHES = 4"),
     Variant("places noted along 24 links instead of 8", _POOL, "MAX_LINK_UPDATES = 8",
             "MAX_LINK_UPDATES = 24"),
 )  # fmt: skip

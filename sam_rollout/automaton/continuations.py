@@ -99,7 +99,7 @@ def _begin_task(task, lane, header, state, entry):
         return False
     live._fetch_state(states, best_target)
     if best == latest:
-        target = 0
+        target = np.int64(0)
     else:
         live._fetch_state(states, target)
     task[TASK_BEST_TOKEN], task[TASK_BEST_TARGET] = best, best_target

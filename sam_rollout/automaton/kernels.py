@@ -732,7 +732,7 @@ def _note_edges(states, last, new, token, max_link_updates):
     """
     state, target, times = last, new, np.int64(1)
     longest_of_next = _length_of(states, np.int64(_at(states, new)[LINK]))
-    for links in range(max_link_updates + 1):
+    for _ in range(max_link_updates + 1):
         if state == 0:
             break
         entry = _at(states, state)

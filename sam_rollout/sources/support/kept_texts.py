@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the source's memory, for kept texts: they take 4 of the 50 bytes per token of an automaton, so
+# Of the source's memory, for kept texts: they take 4 of the 60 bytes per token of an automaton, so
 # this is what an automaton of 6/16 of the memory is made of.
 _SHARE = 1 / 32
 # Of these, what may be added to an automaton that is being made: 3/32 of the memory.

@@ -123,7 +123,9 @@ class Memory:
     @property
     def clones(self):
         """Numbers of the other states, in the order in which they were made."""
-        return range(-kernels.CLONE_PLACES, -int(self.header[kernels.CLONES]) - 1, -kernels.CLONE_PLACES)
+        return range(
+            -kernels.CLONE_PLACES, -int(self.header[kernels.CLONES]) - 1, -kernels.CLONE_PLACES
+        )
 
     def state(self, number):
         """Columns of a state."""
