@@ -118,7 +118,7 @@ class AutoGate:
             self._supply.observe(step.offered)
             if not self._best:
                 self._calibration.look(step.offered)
-                if self._would_pay(step.offered, own_rows):
+                if self._would_pay(step.offered, max(rows, own_rows)):
                     self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
                     # With more or fewer requests it may have changed as well.
                     self._octaves = [None] * len(self._octaves)
