@@ -44,7 +44,7 @@ def test_a_drafter_that_expects_too_much_is_corrected():
 
 @pytest.mark.parametrize(("right", "share"), [(0.75, 0.7), (0.25, 0.25)])
 def test_looks_that_are_far_better_than_expected_outweigh_what_was_learned(right, share):
-    """By far: sixteen tokens of which four are right, where three of sixteen were, prove nothing."""
+    """By far: four right ones of sixteen, where three were before, prove nothing."""
     calibration = Calibration()
     for _ in range(200):
         calibration.observe(offered(high=16, right=0.2))
