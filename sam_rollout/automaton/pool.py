@@ -192,6 +192,13 @@ class AutomatonPool:
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
+    def nbytes_of_text(self, automaton: int, tokens: int) -> int:
+        """Bytes that a text would take in an automaton like this one, blocks it begins included."""
+        places = max(self.places_of_automaton(automaton), 1)
+        beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
+        blocks = (tokens + kernels.BLOCK_MASK) >> kernels.BLOCK_SHIFT
+        return blocks * kernels.BLOCK_BYTES + tokens * beside // places
+
     def nbytes_of(self, slot: int) -> int:
         """Bytes held by the automaton of a slot."""
         return self.nbytes_of_automaton(self._automaton_of(slot))

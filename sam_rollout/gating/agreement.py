@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sam_rollout.gating.gate import Gate
+from sam_rollout.gating.gate import Gate, hands_over
 from sam_rollout.gating.step import EngineStep, GroupStep, LoadMeter, StepLoad
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class AgreedGate:
         self.least_chance = 0.0
         self._steps_with = [0] * (max_draft_tokens + 1)
         self._trials = self._lone_steps = 0
+        self._prices = 0.0
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
@@ -140,7 +141,9 @@ class AgreedGate:
             self._decision = leader.proposal, bool(leader.trial)
             self.least_chance = leader.price / _UNITS
         budget, trial = self._decision
-        self._steps_with[budget] += 1
+        is_open = hands_over(budget, self.least_chance)
+        self._steps_with[budget * is_open] += 1
+        self._prices += self.least_chance * is_open
         self._trials += trial
         return budget
 
@@ -158,10 +161,13 @@ class AgreedGate:
         """The gate's own, with what the group decided in the place of what this one proposed."""
         report = self._gate.drain()
         if "gate/trials" in report:
+            opened = sum(self._steps_with[1:])
+            report |= {"gate/open_steps": opened, "gate/prices": self._prices}
             report["gate/trials"] = self._trials
         decided = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._steps_with)}
         agreed = sum(self._steps_with) - self._lone_steps
         together = {"gate/agreed_steps": agreed, "gate/lone_steps": self._lone_steps}
         self._steps_with = [0] * len(self._steps_with)
         self._trials = self._lone_steps = 0
+        self._prices = 0.0
         return report | decided | together

@@ -25,20 +25,21 @@ import math
 
 import numpy as np
 
+from sam_rollout.gating.gate import LOOK, hands_over
 from sam_rollout.gating.step import EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
-from sam_rollout.gating.supply import LEVELS, Calibration, Supply
-from sam_rollout.verified import CHANCES
+from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
+from sam_rollout.verified import CHANCES, Offered
 
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned
 _DECIDE_EVERY = 4  # steps, as long as nobody joins or leaves
 _ENOUGH = 4  # steps after which a load is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
-# Steps after which a closed gate looks again for what is offered: more and more of them while the
-# answer changes nothing.
+# Steps from a trial of a closed gate until it tries the most promising drafts again, since what is
+# offered may have changed: twice as many after each, up to the most, until it opens. After a step
+# that was offered what would pay it tries them with the next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-_LOOK = 2.0  # least chance that no token has: drafts are found and none is handed over
 _LOOK_ROWS = 64  # before so many requests were looked at nothing is known about offers
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
@@ -82,6 +83,7 @@ class AutoGate:
         self._passed_s = 0.0  # of all steps, without what interrupted them
         self._meter = LoadMeter()
         self._drafting_share = 1.0  # of the requests: may draft at all
+        self._whole = False  # steps are filled up to k draft tokens for each request, or have none
         self._best = 0  # the level chosen
         self._decided_for = 0  # requests
         self._budget = 0
@@ -115,6 +117,13 @@ class AutoGate:
         if step.offered is not None:
             self._calibration.observe(step.offered)
             self._supply.observe(step.offered)
+            if not self._best:
+                self._calibration.look(step.offered)
+                if self._would_pay(step.offered, max(rows, own_rows)):
+                    self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
+                    # With more or fewer requests it may have changed as well.
+                    self._octaves = [None] * len(self._octaves)
+                    self._octaves[self._octave] = self._supply
             self._judged += step.offered.tokens[1:].sum(axis=1)
         if not load.steady or before + tokens != context:
             self._left_out += 1
@@ -151,6 +160,7 @@ class AutoGate:
         batch[0] += steps
         batch[1] += steps * rows
         batch[2] += steps * before
+        batch[3] += steps * rows * self._drafting_share
 
     def _expect(self, rows: int, budget: int, draft_tokens: int, context: int) -> float:
         """Expected time of one step, seconds."""
@@ -165,9 +175,10 @@ class AutoGate:
         level = self._decide(rows, whole) if rows else 0
         self.is_trial = level != self._best
         self._budget = self._k if level else 0
-        self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else _LOOK * (level > 0)
-        self._chosen[bool(level)] += 1
-        self._prices += self.least_chance if level < LEVELS else 0.0
+        self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else LOOK * (level > 0)
+        is_open = hands_over(self._budget, self.least_chance)
+        self._chosen[is_open] += 1
+        self._prices += self.least_chance * is_open
         return self._budget
 
     def _decide(self, rows: int, whole: bool) -> int:
@@ -179,8 +190,10 @@ class AutoGate:
             self._best = 0
             return 0
         self._decided_for = rows
-        share, accepted = self._drafting_share, self._supply.by_level().accepted
-        expected = self._work_out(rows, share, whole)
+        self._whole = whole
+        share, levels = self._drafting_share, self._supply.by_level()
+        self._draft_tokens, expected = self._work_out(rows, self._context, share, levels)
+        self._expected, accepted = expected, levels.accepted
         choices = _ENDS if whole else _ALL
         best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
         for level in choices if share else (0,):
@@ -199,26 +212,44 @@ class AutoGate:
         self._fair_s_per_token = expected[best] / (rows * (1 + share * accepted[best]))
         return self._trial(rows, drafting, choices) if share else best
 
-    def _work_out(self, rows: int, share: float, whole: bool) -> list[float]:
-        """Draft tokens and time that are expected of a step with `rows` requests, by level."""
-        offered, _, spread = self._supply.by_level()
+    def _work_out(
+        self, rows: int, context: float, share: float, levels: Levels
+    ) -> tuple[list[float], list[float]]:
+        """Draft tokens and time that are expected of a step, by level.
+
+        Args:
+            rows: requests.
+            context: tokens of all requests together.
+            share: of the requests, those that may draft.
+            levels: what is offered to one that may.
+        """
+        offered, _, spread = levels
         tokens, off = np.array(offered) * share * rows, np.array(spread) * math.sqrt(share * rows)
-        if whole:
+        if self._whole:
             tokens[:], off[:] = rows * self._k, 0.0
         tokens[0] = rows * self._filling
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
         below = np.minimum(tokens, off)
         above = np.divide(off * off, below, out=np.zeros(LEVELS), where=below > 0)
-        larger = self._times.expect(rows, self._context, (tokens + above).tolist())
-        smaller = self._times.expect(rows, self._context, (tokens - below).tolist())
+        larger = self._times.expect(rows, context, (tokens + above).tolist())
+        smaller = self._times.expect(rows, context, (tokens - below).tolist())
         share_larger = np.divide(below, below + above, out=np.zeros(LEVELS), where=below > 0)
-        self._draft_tokens = tokens.tolist()
-        self._expected = [
+        return tokens.tolist(), [
             b + weight * (a - b)
             for a, b, weight in zip(larger, smaller, share_larger.tolist(), strict=True)
         ]
-        return self._expected
+
+    def _would_pay(self, offered: Offered, rows: int) -> bool:
+        """Whether drafts would, were so many always offered as in this step; for a closed gate."""
+        if not self._times.ready:
+            return False
+        supply = Supply(self._calibration)
+        supply.observe(offered)
+        levels, share = supply.by_level(), self._drafting_share
+        _, expected = self._work_out(rows, self._context, share, levels)
+        rates = (1 + share * np.array(levels.accepted)) / np.array(expected)
+        return bool(rates.max() > _LEAD * rates[0])
 
     def _enter(self, octave: int) -> None:
         """Change to what is offered with about so many requests."""
@@ -301,24 +332,28 @@ class AutoGate:
         self._passed_before_s, self._lost_before_s = self._passed_s, self._lost_s
         # Tokens by number of requests and level, and the steps' requests and context.
         self._tokens_of = [[0] * LEVELS for _ in range(self._times.bins)]
-        self._batch_of = [[0, 0, 0] for _ in range(self._times.bins)]  # steps, requests, context
+        # Steps, requests, context, requests that may draft.
+        self._batch_of = [[0, 0, 0, 0.0] for _ in range(self._times.bins)]
 
     def _regret(self) -> tuple[float, float]:
         """Time lost against the best fixed threshold and level, and all time, by the final model.
 
         Both sides are expectations for the tokens that were made, by number of requests.
         """
-        if not any(steps for steps, _, _ in self._batch_of):
+        if not any(steps for steps, *_ in self._batch_of):
             return 0.0, 0.0
         # [requests, level]: seconds that the tokens of a number of requests would take.
         would_s, did_s = [], 0.0
-        for tokens, (steps, rows, context) in zip(self._tokens_of, self._batch_of, strict=True):
+        for tokens, batch in zip(self._tokens_of, self._batch_of, strict=True):
+            steps, rows, context, may_draft = batch
             if not steps:
                 continue
-            mean = round(rows / steps)
-            offered, accepted, _ = (self._octaves[mean.bit_length()] or self._supply).by_level()
-            expected = self._times.expect(mean, context / steps, [mean * n for n in offered])
-            s_per_token = np.array(expected) / (mean * (1 + np.array(accepted)))
+            mean, share = round(rows / steps), may_draft / rows
+            levels = (self._octaves[mean.bit_length()] or self._supply).by_level()
+            _, expected = self._work_out(mean, context / steps, share, levels)
+            s_per_token = np.array(expected) / (mean * (1 + share * np.array(levels.accepted)))
+            if self._whole:
+                s_per_token[1:-1] = s_per_token[-1]  # no level between is a choice
             would_s.append(sum(tokens) * s_per_token)
             did_s += float(np.dot(tokens, s_per_token))
         would = np.array(would_s)

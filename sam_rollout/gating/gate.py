@@ -11,6 +11,13 @@ from typing import Protocol
 
 from sam_rollout.gating.step import EngineStep
 
+LOOK = 2.0  # least chance that no token has: drafts are found and none is handed over
+
+
+def hands_over(budget: int, least_chance: float) -> bool:
+    """Whether a decision lets drafts be verified; a look only finds out what could be drafted."""
+    return budget > 0 and least_chance < LOOK
+
 
 class Gate(Protocol):
     """Sets the budget of draft tokens of every engine step."""

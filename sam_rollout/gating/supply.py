@@ -25,6 +25,9 @@ _ROWS = 256  # requests that are remembered, one counted in every step in which 
 _STEPS = 16  # or so many steps, if these have more requests
 _JUDGED = 2048  # draft tokens of a class that are remembered
 _BELIEVED = 16.0  # the drafter's chances count as so many
+_LOOKED_AT = 32  # those that a closed gate's looks are remembered by
+# What looks contradict is forgotten: so many standard deviations and tokens more are right.
+_DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
@@ -37,6 +40,7 @@ class Calibration:
     def __init__(self) -> None:
         self.steps = 0
         self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
+        self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
         self._usual = (np.array(CHANCES) + np.array((1.0, *CHANCES[:-1]))) / 2
 
     def observe(self, offered: Offered) -> None:
@@ -46,6 +50,19 @@ class Calibration:
         full = self._judged[0] > _JUDGED
         if full.any():
             self._judged[:, full] /= 2
+
+    def look(self, offered: Offered) -> None:
+        """Doubt what was learned before, after a look of a closed gate that `observe` has seen.
+
+        Looks are rare. What was learned while drafts were wrong would outweigh them for long.
+        """
+        self._looks += offered.tokens[1:]
+        judged, right, _ = self._looks
+        expected = self.shares()
+        off = _DEVIATIONS * np.sqrt(judged * expected * (1 - expected)) + _MORE
+        better = right > judged * expected + off
+        self._judged[:, better] = self._looks[:, better]
+        self._looks[:, better | (judged > _LOOKED_AT)] /= 2
 
     def shares(self) -> np.ndarray:
         """Share of right tokens by class, float64[CHANCES]."""

@@ -32,7 +32,7 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.gating import EngineStep, Exchange, GuardedGate, make_gate
+from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
@@ -212,14 +212,16 @@ class DraftSession:
             token_ids,
             num_tokens,
             decoding,
-            budget * self._may_draft,
+            budget * self._may_draft * decoding,
             gate_open=gate_open,
             least_chance=self.gate.least_chance,
         )
         if self.padding.applies(len(request_ids), gate_open):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
         telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
-        self.ledger.offer(decoding if gate_open else None)
+        # A look finds drafts and hands none over.
+        drafts = hands_over(budget, self.gate.least_chance)
+        self.ledger.offer(decoding if drafts else None)
         if self._record and not self.record_failures:
             self._note(started_ns, telemetry_ns, gate_open, budget)
         self._telemetry_ns = 0

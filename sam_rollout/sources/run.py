@@ -11,6 +11,7 @@ tokens per engine step (`support/moving.py`), and the old automaton is freed wit
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -179,7 +180,8 @@ class RunTexts(GroupedTexts[_Key]):
             elif self._is_moving(split):
                 continue
             elif self._kept.arrived(split) or self._is_due(key, group):
-                self._kept.make(split, self._room_for_old_text(group))
+                nbytes_of = functools.partial(self.pool.nbytes_of_text, group.automaton)
+                self._kept.make(split, *self._room_for_old_text(group), nbytes_of)
 
     def _is_moving(self, split: str) -> bool:
         """Whether live requests have yet to leave an automaton that was replaced."""
@@ -195,17 +197,20 @@ class RunTexts(GroupedTexts[_Key]):
             return False
         # Not at every engine step, where live texts fill it or nothing can be made.
         self._due_at[key] = nbytes + self._max_bytes // 32
-        return self._room_for_old_text(group) > 0
+        return min(self._room_for_old_text(group)) > 0
 
-    def _room_for_old_text(self, group: Group) -> int:
-        """Tokens of ended texts with which a successor, live ones added, is as large as allowed."""
+    def _room_for_old_text(self, group: Group) -> tuple[int, int]:
+        """Ended texts with which a successor, live ones added, is as large as allowed.
+
+        Returns:
+            Their tokens, and the bytes that are left for them: short texts take more per token.
+        """
         limit = min(LARGEST_AUTOMATON // 2, self._max_bytes // LIVE_BYTES_PER_TOKEN)
-        # Beside it, in memory, by what a token takes here; a little is left for growth meanwhile.
-        nbytes = self.pool.nbytes_of_automaton(group.automaton)
-        places = self.pool.places_of_automaton(group.automaton)
-        free = (self._max_bytes * 7 // 8 - self._nbytes) * places // max(nbytes, 1)
-        live = sum(self.pool.length(slot) for slot in group.slots.values())
-        return min(int(limit * _SUCCESSOR), free) - live
+        live = [self.pool.length(slot) for slot in group.slots.values()]
+        # Beside it, in memory, by what texts take here; a little is left for growth meanwhile.
+        free = self._max_bytes * 7 // 8 - self._nbytes
+        free -= sum(self.pool.nbytes_of_text(group.automaton, tokens) for tokens in live)
+        return int(limit * _SUCCESSOR) - sum(live), free
 
     def _succeed(self, key: _Key, seeded: Seeded) -> None:
         """Let requests share a successor from now on; live ones move there."""

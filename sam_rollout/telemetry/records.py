@@ -128,7 +128,7 @@ class RequestTotals(NamedTuple):
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # that the gate let the drafter draft for, whether it found a draft or not
+    open_steps: int = 0  # for which the gate allowed drafts, whether one was found or not
     open_tokens: int = 0  # gained in them
 
 
@@ -150,7 +150,7 @@ class RequestRecord:
     end_s: float = column(*_END)
     finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
     open_steps: int = column(
-        _INT, "engine steps that the gate let the drafter draft for, draft or not", 0, added=True
+        _INT, "engine steps for which the gate allowed drafts, found or not", 0, added=True
     )
     open_tokens: int = column(_INT, "tokens gained in them", 0, added=True)
     control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False, added=True)

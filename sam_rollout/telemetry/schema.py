@@ -222,9 +222,11 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "exchanged. Should be 0."),
     ("gate/steps_with_k_<budget>", "steps", SUM,
      "Engine steps for which up to k draft tokens were allowed: with sam.gate.kind=auto (0 or "
-     "sam.max_draft_tokens), and in engines that share experts."),
+     "sam.max_draft_tokens), and in engines that share experts. A look of a closed gate, which "
+     "finds drafts and hands none over, counts as 0."),
     ("gate/open_steps", "steps", SUM,
-     "With sam.gate.kind=auto, like all rows below: steps for which drafts were looked for."),
+     "With sam.gate.kind=auto, like all rows below: steps with draft tokens allowed, trials among "
+     "them. In engines that share experts this, prices and trials are as agreed."),
     ("gate/prices", "1", SUM, "Least chances asked of draft tokens, summed over these steps."),
     ("gate/right_tokens", "tokens", SUM,
      "Draft tokens that the text went on with; those held back count as well."),

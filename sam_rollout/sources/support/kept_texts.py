@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,13 +161,21 @@ class KeptTexts:
         self._shorten()
         return len(self._kept) > newer
 
-    def make(self, split: str, tokens: int) -> None:
-        """Begin to make an automaton of the newest texts, of so many tokens; of none, nothing."""
+    def make(self, split: str, tokens: int, nbytes: int, nbytes_of: Callable[[int], int]) -> None:
+        """Begin to make an automaton of the newest texts; of none, nothing.
+
+        Args:
+            split: of the texts.
+            tokens, nbytes: most that they may have, and take there.
+            nbytes_of: what a text of so many tokens takes there.
+        """
         from sam_rollout.automaton.pool import AutomatonPool
 
-        if tokens <= 0:
+        if min(tokens, nbytes) <= 0:
             return
         texts = self._newest(len(self._kept) if split == TRAIN_SPLIT else 0, tokens)
+        taken = accumulate(nbytes_of(len(text)) for text in texts)
+        texts = [text for text, sum_ in zip(texts, taken, strict=True) if sum_ <= nbytes]
         pool = AutomatonPool()
         made = self._submit(_make, Seeded(pool, pool.create(), 0), texts)
         self._making[split] = _Making(pool, made)

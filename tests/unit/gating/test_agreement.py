@@ -10,6 +10,7 @@ from sam_rollout.gating import ClosedGate, GuardedGate, ScheduleGate, ThresholdG
 from sam_rollout.gating.agreement import IDLE, AgreedGate, Report, all_steady, busiest
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
+from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.group import Group, Seat, Table
 from tests.unit.gating.steps import decode, engine_step
 from tests.unit.gating.synthetic import K, SyntheticEngines, linear, memory_bound, tail
@@ -160,24 +161,45 @@ class OnRecord(ScheduleGate):
 def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget_it_had():
     table, inner = Table(2), OnRecord()
     gate = AgreedGate(inner, ClosedGate(), Seat(table, 1), K)
-    drafts = np.zeros(2, np.int32)
+    drafts, told = np.zeros(2, np.int32), np.zeros((4, len(CHANCES)))
     for number in range(6):
         table.laid_down[0] = Report(
             3, 30 + number, 9, 300, 1, proposal=2, price=100, trial=number % 2
         )
         table.exchange()
         ones = np.ones(2, np.int32)
-        gate.observe(engine_step(number, ones, drafts, ones))
+        gate.observe(engine_step(number, ones, drafts, ones, offered=Offered(2, told)))
         gate.budget(2)
         drafts += 1  # the engine reuses its arrays
+        told += 1
     assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
+    assert [step.offered.tokens[0, 0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert inner.asked == [3] * 6
     # Step n was made with what was decided after step n - 1, from what had been told before.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
         assert step.group == GroupStep(load, 2, bool((number - 1) % 2))
     assert gate.drain()["gate/steps_with_k_2"] == 6
+
+
+def test_counters_tell_what_was_agreed_not_what_was_proposed():
+    """This engine would stay closed; the busiest one drafts, looks and stays closed by turns."""
+    table = Table(2)
+    gate = AgreedGate(AutoGate(MAX_ROWS, K, 0.005), ClosedGate(), Seat(table, 1), K)
+    decided = [(5, 0.25, 0), (K, 2.0, 1), (0, 0.0, 0), (5, 0.75, 1)]
+    for budget, price, trial in decided:
+        table.laid_down[0] = Report(
+            9, 9, 0, 90, 1, proposal=budget, price=round(price * 10_000), trial=trial
+        )
+        table.exchange()
+        gate.observe(decode(2))
+        assert (gate.budget(2), gate.least_chance) == (budget, price)
+    counters = gate.drain()
+    assert (counters["gate/open_steps"], counters["gate/prices"]) == (2, 1.0)
+    assert (counters["gate/steps_with_k_5"], counters["gate/steps_with_k_0"]) == (2, 2)
+    assert (counters["gate/trials"], counters["gate/agreed_steps"]) == (2, 4)
+    assert gate.drain()["gate/open_steps"] == gate.drain()["gate/prices"] == 0
 
 
 def test_what_happened_between_two_calls_is_not_learned_from():

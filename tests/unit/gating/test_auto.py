@@ -1,10 +1,14 @@
 """The measuring gate on engines whose costs and acceptance are known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from sam_rollout.gating import ClosedGate, ThresholdGate
 from sam_rollout.gating.auto import AutoGate
+from sam_rollout.gating.gate import hands_over
+from sam_rollout.gating.supply import LEVELS, Levels
 from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import (
@@ -62,6 +66,33 @@ def test_a_cold_start_costs_no_more_than_its_advance():
     assert engine.run(auto(), rounds=1) < 1.02 * engine.run(ClosedGate(), rounds=1)
 
 
+# Chances that the drafter expects, and how true they are, before and after; most steps it may take.
+BETTER = {
+    "found": ((0.0, 1.0), (0.7, 1.0), 150),
+    "better than expected": ((0.1, 1.0), (0.1, 7.0), 700),
+}
+
+
+@pytest.mark.parametrize("name", BETTER)
+def test_drafts_that_become_good_after_a_hopeless_time_are_soon_made(name):
+    """It asks at every 128th step, and then goes on asking. Other numbers of requests follow."""
+    before, after, soon = BETTER[name]
+    gate = Recorder()
+
+    def engine(acceptance, fulfilled, lengths):
+        world = SyntheticEngines(linear, lambda rows, now: acceptance, [lengths])
+        return dataclasses.replace(world, fulfilled=fulfilled, noise=0.05)
+
+    engine(*before, tail(32, 100)).run(gate, rounds=3)
+    gate.given.clear()
+    engine(*after, np.full(16, 1000.0)).run(gate, rounds=1)
+    opened = np.convolve(np.array(gate.given) > 0, np.ones(20), "valid") >= 15
+    assert opened.any() and opened.argmax() < soon
+    gate.given.clear()
+    engine(*after, np.full(6, 400.0)).run(gate, rounds=1)
+    assert np.mean(np.array(gate.given) > 0) > 0.9
+
+
 @pytest.mark.parametrize("name", ["drafts are always wrong", "drafts pay in the tail only"])
 def test_trials_stay_within_their_budget(name):
     gate = auto()
@@ -73,15 +104,16 @@ def test_trials_stay_within_their_budget(name):
 
 
 class Recorder(AutoGate):
-    """Keeps the budgets it gave."""
+    """Keeps the budgets it gave; a look, which hands nothing over, counts as none."""
 
     def __init__(self) -> None:
         super().__init__(REQUESTS, K, EXPLORATION)
         self.given: list[int] = []
 
     def budget(self, rows, *, whole=False):
-        self.given.append(super().budget(rows, whole=whole))
-        return self.given[-1]
+        budget = super().budget(rows, whole=whole)
+        self.given.append(budget if hands_over(budget, self.least_chance) else 0)
+        return budget
 
 
 def test_no_flapping_between_budgets_that_are_as_good():
@@ -119,6 +151,19 @@ def test_it_looks_before_it_drafts():
     assert min(prices) <= 1
 
 
+def test_a_look_is_no_step_with_drafts():
+    gate = Recorder()
+    for _ in range(40):
+        feed(gate, 1, seconds=1e-3)
+        if gate.least_chance > 1:
+            break
+    assert gate.is_trial and gate._budget == K
+    counters = gate.drain()
+    assert counters["gate/trials"] == 1
+    assert counters["gate/open_steps"] == counters["gate/prices"] == 0
+    assert counters[f"gate/steps_with_k_{K}"] == 0
+
+
 def test_the_price_of_a_token_follows_its_time():
     """With twice as dear tokens fewer are drafted, and hardly any where they cost nothing."""
 
@@ -148,6 +193,56 @@ def test_what_fills_steps_up_belongs_to_their_time():
         gate.observe(step._replace(verified=filled, offered=offered))
         verdicts.append(gate.budget(rows, whole=True))
     assert set(verdicts[-50:]) == {K}
+
+
+class Charged(AutoGate):
+    """Knows that a step takes a millisecond, and another for every draft token beyond ten."""
+
+    def __init__(self, offered: float, spread: float, accepted: float, share: float = 1.0) -> None:
+        super().__init__(REQUESTS, K, EXPLORATION)
+        self.levels = Levels(*([0.0] + [one] * (LEVELS - 1) for one in (offered, accepted, spread)))
+        self._drafting_share = share
+        self._times.expect = lambda rows, context, tokens: [1 + max(0, n - 10) for n in tokens]
+
+    def expected(self, rows: int, *, whole: bool = False) -> tuple[float, float]:
+        """Draft tokens and milliseconds of a step with drafts."""
+        self._whole = whole
+        tokens, times = self._work_out(rows, 0, self._drafting_share, self.levels)
+        assert (tokens[0], times[0]) == (0, 1)
+        return tokens[-1], times[-1]
+
+
+def test_a_step_of_changing_size_takes_longer_where_further_tokens_cost_more():
+    assert Charged(2.0, 0.0, 1.0).expected(4) == (8, 1)
+    # 8 tokens give or take 4: 4 or 12.
+    assert Charged(2.0, 2.0, 1.0).expected(4) == (8, pytest.approx(0.5 * 1 + 0.5 * 3))
+    # None is smaller than nothing: 1 token, give or take 3, is 10 now and then, and mostly none.
+    assert Charged(0.25, 1.5, 0.1).expected(4) == (1, 1)
+    # Of requests that draft half as many do; their sum varies by a root of a half less.
+    tokens, time = Charged(4.0, 2.0, 1.0, share=0.5).expected(4)
+    assert tokens == 8 and time == pytest.approx(1 + 0.5 * (2 * np.sqrt(2) - 2))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_whole_steps_are_charged_for_k_tokens_of_every_request(share):
+    """However few are offered, and to how few: the rest of the step is filled up."""
+    gate = Charged(0.5, 2.0, 0.4, share)
+    assert gate.expected(4, whole=True) == (4 * K, 1 + 4 * K - 10)
+
+
+@pytest.mark.parametrize(
+    ("whole", "share", "regrets"), [(False, 1.0, True), (True, 1.0, False), (False, 0.0, False)]
+)
+def test_regret_charges_what_drafts_would_have_cost(whole, share, regrets):
+    """To stay closed is right where all have to be filled up, or nobody may draft."""
+    gate = Charged(0.5, 0.0, 0.4)
+    gate._supply.by_level = lambda: gate.levels
+    gate._octaves, gate._whole = [None] * len(gate._octaves), whole
+    gate._tokens_of[gate._times.bin_of[4]][0] = 400  # made without drafts
+    gate._batch_of[gate._times.bin_of[4]] = [100, 400, 0, 400 * share]
+    counters = gate.drain()
+    assert counters["gate/compared_s"] == 100
+    assert counters["gate/regret_s"] == pytest.approx((100 - 100 / 1.4) * regrets)
 
 
 def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -> None:

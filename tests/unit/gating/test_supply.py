@@ -42,6 +42,21 @@ def test_a_drafter_that_expects_too_much_is_corrected():
     assert accepted[-1] == pytest.approx(0.3, rel=0.05)
 
 
+@pytest.mark.parametrize(("right", "share"), [(0.75, 0.7), (0.25, 0.25)])
+def test_looks_that_are_far_better_than_expected_outweigh_what_was_learned(right, share):
+    """By far: four right ones of sixteen, where three were before, prove nothing."""
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(offered(high=16, right=0.2))
+    before = calibration.shares()[HIGH]
+    for _ in range(3):
+        calibration.observe(look := offered(high=16, right=right))
+        calibration.look(look)
+    after = calibration.shares()[HIGH]
+    assert after == pytest.approx(share, abs=0.06)
+    assert (after > 2 * before) == (right > 0.5)
+
+
 def test_one_that_was_never_judged_is_believed():
     step = offered(high=16)
     step.tokens[1:] = 0

@@ -105,7 +105,8 @@ class GateOnRecord:
         self.seen: list[EngineStep] = []
 
     def observe(self, step: EngineStep) -> None:
-        self.seen.append(step._replace(verified=step.verified.copy()))
+        offered = step.offered and step.offered.copy()
+        self.seen.append(step._replace(verified=step.verified.copy(), offered=offered))
 
     def budget(self, rows: int, *, whole: bool = False) -> int:
         return K

@@ -14,6 +14,7 @@ from sam_rollout.gating import GuardedGate
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.siblings import SiblingTexts
+from sam_rollout.telemetry.records import RequestTotals
 from tests.records import by_source
 from tests.unit.session.engine import (
     MAX_LENGTH,
@@ -62,6 +63,49 @@ def test_the_gate_sees_what_became_of_its_drafts():
     times = [step.now_ns for step in gate.seen]
     assert times == sorted(set(times))
     assert gate.seen[2].num_tokens.sum() == gate.seen[1].num_tokens.sum() + 2
+
+
+def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
+    engine, gate = Engine("a", "b", "c", gate=GateConfig("auto")), GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    engine.step("a", "b")
+    engine.step("a", "b", sampled=1 + K)  # all that was offered was right
+    engine.go_on({"a": [99], "b": [99]})  # and all of this was wrong
+    engine.step("a", "c")
+    offered = [step.offered for step in gate.seen]
+    assert [one and one.rows for one in offered] == [None, 2, 2, None]
+    assert offered[1].tokens[:3].sum(axis=1).tolist() == [2 * K] * 3
+    assert offered[2].tokens[:3].sum(axis=1).tolist() == [2 * K, 2 * K, 0]
+    engine = Engine("a", "b", gate=GateConfig("auto"))
+    engine.session.gate = GuardedGate(gate := GateOnRecord())
+    gate.budget = lambda rows, whole=False: 0
+    for _ in range(3):
+        engine.step("a", "b")
+    assert [step.offered for step in gate.seen] == [None] * 3, "nothing was looked for"
+
+
+def test_a_prompt_that_is_still_computed_was_offered_nothing():
+    """Nor does a control request count: only those that were allowed drafts."""
+    engine, gate = Engine("a", "b", "c", gate=GateConfig("auto")), GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    engine.control.add("c")
+    new = {"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]}
+    engine.go_on(new)
+    engine.step("a", "b", "c")  # the prompt of b has ended
+    engine.step("a", "b", "c")
+    assert [step.offered and step.offered.rows for step in gate.seen] == [None, 1, 2]
+
+
+def test_a_look_counts_no_open_steps_of_requests():
+    engine, gate = Engine("a"), GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    gate.least_chance = 2.0
+    for _ in range(4):
+        assert engine.step("a") == [[]]
+    gate.least_chance = 0.0
+    for _ in range(3):
+        engine.step("a")
+    assert RequestTotals(*engine.drain()["requests"]["a"]).open_steps == 2
 
 
 def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):

@@ -14,8 +14,8 @@ def test_each_source_has_what_its_texts_need():
     sources = sources_of("own", "siblings", "history")
     assert TEXTS.response_tokens_of_engine == 384 * 1000
     assert TEXTS.bytes_of(sources) == {
-        "own": 128 * 1100 * 50,
-        "siblings": 384 * 1000 * 50,
+        "own": 128 * 1100 * 60,
+        "siblings": 384 * 1000 * 60,
         "history": 96 * 16 * 1000 * 36,
     }
 

@@ -212,6 +212,22 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
     assert counter(drafter, "run_restarts") == 0
 
 
+@pytest.mark.parametrize("length", [20, 100, 1500])
+def test_a_successor_of_short_texts_is_no_larger_than_it_may_be(length):
+    """Each text takes whole blocks of memory: twenty tokens as much as some hundred."""
+    drafter, limit = make_drafter(max_bytes=1 << 20), 1 << 20
+    source, restarts, sizes = drafter.sources[0], 0, []
+    for number, text in enumerate(random_texts(40_000 // min(length, 200), length)):
+        ended(drafter, f"r{number}", text)
+        assert drafter.usage().bytes <= limit
+        if source.restarts > restarts:
+            restarts = source.restarts
+            (group,) = source._groups.values()
+            sizes.append(source.pool.nbytes_of_automaton(group.automaton) / limit)
+    assert source.evictions == 0 and len(sizes) > 2
+    assert all(0.2 < size < 0.5 for size in sizes), "beside what it replaces"
+
+
 def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path):
     texts = random_texts(4, 200)
     first = make_drafter(path=str(tmp_path / "texts"))

@@ -173,15 +173,17 @@ def test_acceptance_that_breaks_down_is_noticed_in_that_step():
     assert said == [[], [], ["acceptance_halved"], [], []]
 
 
-def accepting(rates, verify_steps: int = 40) -> TrainingStep:
-    """A step whose prompts have so many accepted tokens per verified draft."""
+def accepting(
+    rates, verify_steps: int = 40, *, drafted: int = 120, opened: int = 80
+) -> TrainingStep:
+    """A step whose prompts have so many accepted tokens for each of 40 drafts."""
     rows = [
         request(
             group=str(number),
             verify_steps=verify_steps,
-            drafted_tokens=3 * verify_steps,
+            drafted_tokens=drafted if verify_steps else 0,
             accepted_tokens=round(rate * 40),
-            open_steps=2 * verify_steps,
+            open_steps=opened if verify_steps else 0,
         )
         for number, rate in enumerate(rates)
     ]
@@ -210,6 +212,17 @@ def test_a_fall_is_measured_against_its_threshold(largest, falls):
     rng, sentinel = np.random.default_rng(0), Sentinel(SentinelConfig(largest_fall=largest))
     names(sentinel, accepting(rng.uniform(0.8, 1.2, 16)))
     assert bool(names(sentinel, accepting(rng.uniform(0.24, 0.36, 16)))) is falls
+
+
+@pytest.mark.parametrize(
+    ("drafted", "opened", "falls"), [(120, 80, True), (30, 80, False), (120, 20, False)]
+)
+def test_a_fall_shows_by_draft_token_and_by_open_step(drafted, opened, falls):
+    """A quarter is accepted; of a quarter of the draft tokens, or in a quarter of the steps."""
+    rng, sentinel = np.random.default_rng(0), Sentinel(SentinelConfig())
+    names(sentinel, accepting(rng.uniform(0.8, 1.2, 16)))
+    step = accepting(rng.uniform(0.2, 0.3, 16), drafted=drafted, opened=opened)
+    assert bool(names(sentinel, step)) is falls
 
 
 def test_steps_without_drafts_are_passed_over():
