@@ -101,7 +101,7 @@ class AgreedGate:
         self._decision = 0, False  # budget, and whether it is a trial: of the step under way
         self.least_chance = 0.0
         self._steps_with = [0] * (max_draft_tokens + 1)
-        self._trials = self._lone_steps = 0
+        self._trials = self._open_trials = self._lone_steps = 0
         self._prices = 0.0
         self._warned = False
 
@@ -145,6 +145,7 @@ class AgreedGate:
         self._steps_with[budget * is_open] += 1
         self._prices += self.least_chance * is_open
         self._trials += trial
+        self._open_trials += trial and is_open
         return budget
 
     def _decide_alone(self, rows: int, whole: bool) -> int:
@@ -163,11 +164,11 @@ class AgreedGate:
         if "gate/trials" in report:
             opened = sum(self._steps_with[1:])
             report |= {"gate/open_steps": opened, "gate/prices": self._prices}
-            report["gate/trials"] = self._trials
+            report |= {"gate/trials": self._trials, "gate/open_trials": self._open_trials}
         decided = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._steps_with)}
         agreed = sum(self._steps_with) - self._lone_steps
         together = {"gate/agreed_steps": agreed, "gate/lone_steps": self._lone_steps}
         self._steps_with = [0] * len(self._steps_with)
-        self._trials = self._lone_steps = 0
+        self._trials = self._open_trials = self._lone_steps = 0
         self._prices = 0.0
         return report | decided | together

@@ -179,6 +179,7 @@ class AutoGate:
         is_open = hands_over(self._budget, self.least_chance)
         self._chosen[is_open] += 1
         self._prices += self.least_chance * is_open
+        self._open_trials += is_open and self.is_trial
         return self._budget
 
     def _decide(self, rows: int, whole: bool) -> int:
@@ -308,6 +309,7 @@ class AutoGate:
             "gate/right_tokens": right,
             "gate/expected_tokens": expected,
             "gate/trials": self._trials,
+            "gate/open_trials": self._open_trials,
             "gate/measured_steps": self._measured,
             "gate/left_out_steps": self._left_out,
             "gate/skipped_steps": self._skipped,
@@ -327,7 +329,8 @@ class AutoGate:
         self._chosen = [0, 0]  # closed, open
         self._prices = 0.0
         self._judged = np.zeros(3)  # draft tokens: all, right, expected to be right
-        self._trials = self._left_out = self._measured = self._skipped = self._tokens = 0
+        self._trials = self._open_trials = 0
+        self._left_out = self._measured = self._skipped = self._tokens = 0
         self._time_s = self._predicted_s = 0.0
         self._passed_before_s, self._lost_before_s = self._passed_s, self._lost_s
         # Tokens by number of requests and level, and the steps' requests and context.

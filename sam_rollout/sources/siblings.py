@@ -101,6 +101,12 @@ class SiblingTexts(GroupedTexts[GroupKey]):
         super().bind(request_ids, identities)
         self._shared.bind(request_ids, identities)
 
+    def settle(self) -> None:
+        """As `GroupedTexts`; texts of other engines that wait go first."""
+        if self._nbytes > self._max_bytes:
+            self._shared.forget_others()
+        super().settle()
+
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `GroupedTexts`; other engines are told how the responses ended."""
         ended = list(request_ids)
@@ -202,7 +208,8 @@ SOURCE = SourceEntry(
             "shared_lost",
             "pieces",
             "Pieces that did not reach another engine, or could not be handed to one: it was gone, "
-            "or slower than they came.",
+            "or slower than they came. Not counted: responses that nobody asked for between their "
+            "end and the training step's, or before their place was needed.",
         ),
     ),
     benchmark=lambda folder: {},

@@ -76,11 +76,17 @@ class DraftNote:
         _INTS, "drafts accepted at position 1, 2, ...; empty where the step verified none", ()
     )
     gate_open: bool | None = column(
-        pa.bool_(), "whether the gate let the drafter draft; null: no drafter", None
+        pa.bool_(),
+        "whether the gate let the drafter draft, be it for a look that hands no draft over; null: "
+        "no drafter",
+        None,
     )
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
-        _INT, "most tokens the step might draft for a request; null: no drafter", None, added=True
+        _INT,
+        "most tokens the step might draft for a request, in a look as well; null: no drafter",
+        None,
+        added=True,
     )
     drafted_per_source: Sequence[int] = column(
         _INTS,

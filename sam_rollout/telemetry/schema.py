@@ -147,7 +147,10 @@ _COMPUTED: list[tuple[str, str, str, str, Compute]] = [
         for number, name in enumerate(NAMES)
         for kind in ("drafted", "accepted")
     ),
-    ("gate/open_share", "1", MEAN, "Engine steps with the gate open / with a drafter.",
+    ("gate/open_share", "1", MEAN,
+     "Engine steps with the gate open / with a drafter. Steps in which sam.gate.kind=auto only "
+     "looks, finding drafts and handing none over, count as open, as in open_time_share and "
+     "transitions; in open_steps they do not.",
      lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     ("gate/open_time_share", "1", MEAN,
      "Time of engine steps with the gate open / with a drafter.",
@@ -234,6 +237,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "How many that should have been, by the chances they were drafted with."),
     ("gate/trials", "steps", SUM,
      "Steps made to learn about them, not because they seemed best."),
+    ("gate/open_trials", "steps", SUM, "Of these, those with draft tokens allowed."),
     ("gate/measured_steps", "steps", SUM, "Steps whose time was learned from."),
     ("gate/skipped_steps", "steps", SUM,
      "Steps not looked at, since they could tell nothing new; those measured stand for them."),

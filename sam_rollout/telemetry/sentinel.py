@@ -63,7 +63,7 @@ _SWITCHED_OFF = {
     "draft/history_failures": "source_failed",
     "gate/failures": "gate_failed",
 }
-# Other sources count what they survive as `draft/<name>_failures`.
+# Other sources, and exchanges of texts, count what they survive as `draft/<name>_failures`.
 _SURVIVED = "_failures"
 _CAUSE = "The cause is the traceback in that replica's log. "
 _RESUME = "The run is right but slower; {} with the next start: save a checkpoint and resume"
@@ -323,7 +323,7 @@ def _verified_in(step: TrainingStep) -> tuple[int, int, int]:
     On hopeless texts `auto` stays closed and looks again now and then, within its share of time.
     Its trials tell that it works, not that drafts cost anything.
     """
-    trials = step.metrics.get("sam/gate/trials", 0.0)
+    trials = step.metrics.get("sam/gate/open_trials", 0.0)
     if trials and step.metrics.get("sam/gate/open_steps", 0.0) <= 2 * trials:
         return 0, 0, 0
     names = ("accepted_tokens", "draft_tokens", "draft_requests")

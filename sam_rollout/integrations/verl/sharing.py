@@ -229,6 +229,7 @@ class TextSharing:
             )
         peer.has_failed = True
         if is_dead:
+            self._lost += len(peer.waiting)
             del self._peers[replica]
 
 

@@ -9,11 +9,12 @@ kept: they would take the place of those that training drafts from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Of the source's memory, for kept texts: they take 4 of the 60 bytes per token of an automaton, so
 # this is what an automaton of 6/16 of the memory is made of.
-_SHARE = 1 / 32
+_SHARE = 1 / 40
 # Of these, what may be added to an automaton that is being made: 3/32 of the memory.
 _LATE_SHARE = 1 / 4
 # Of the folder: four times what is ever read back, as the newest steps may be sampled again. All of
@@ -65,6 +66,7 @@ class _Making:
 
     pool: AutomatonPool
     made: Future[Seeded]
+    most_bytes: int  # of the pool
     since: int = 0  # texts kept after those that it is being made of
     is_late: bool = False  # made, and late texts are being added
 
@@ -74,7 +76,7 @@ class KeptTexts:
 
     Args:
         limits: of the engine.
-        max_bytes: memory of the source; a 32nd of it is for texts.
+        max_bytes: memory of the source; a 40th of it is for texts.
         path: folder; empty for none.
         executor: where slow work is done, one task after the other; by default a thread of its own.
 
@@ -166,19 +168,19 @@ class KeptTexts:
 
         Args:
             split: of the texts.
-            tokens, nbytes: most that they may have, and take there.
+            tokens: most that they may have.
+            nbytes: most that they may take there, with those that are added later.
             nbytes_of: what a text of so many tokens takes there.
         """
         from sam_rollout.automaton.pool import AutomatonPool
 
         if min(tokens, nbytes) <= 0:
             return
-        texts = self._newest(len(self._kept) if split == TRAIN_SPLIT else 0, tokens)
-        taken = accumulate(nbytes_of(len(text)) for text in texts)
-        texts = [text for text, sum_ in zip(texts, taken, strict=True) if sum_ <= nbytes]
+        count = len(self._kept) if split == TRAIN_SPLIT else 0
+        texts = self._newest(count, tokens, nbytes, nbytes_of)
         pool = AutomatonPool()
         made = self._submit(_make, Seeded(pool, pool.create(), 0), texts)
-        self._making[split] = _Making(pool, made)
+        self._making[split] = _Making(pool, made, nbytes)
 
     def is_making(self, split: str) -> bool:
         """Whether an automaton is being made, or waits to be taken."""
@@ -196,12 +198,16 @@ class KeptTexts:
             return None
         try:
             seeded = making.made.result()
+            room = making.most_bytes - seeded.pool.nbytes
+            nbytes_of = functools.partial(seeded.pool.nbytes_of_text, seeded.automaton)
             if making.since and not making.is_late:
-                late = self._newest(making.since, int(self._most_tokens * _LATE_SHARE))
+                tokens = int(self._most_tokens * _LATE_SHARE)
+                late = self._newest(making.since, tokens, room, nbytes_of)
                 making.made = self._submit(_make, seeded, late)
                 making.since, making.is_late = 0, True
                 return None
-            seeded = _make(seeded, self._newest(making.since, TOKENS_PER_STEP))
+            last = self._newest(making.since, TOKENS_PER_STEP, room, nbytes_of)
+            seeded = _make(seeded, last)
         except Exception:
             del self._making[split]
             self._fail("Older texts of the run cannot be taken over")
@@ -235,12 +241,15 @@ class KeptTexts:
         while self._tokens > self._most_tokens:
             self._tokens -= len(self._kept.popleft())
 
-    def _newest(self, count: int, tokens: int) -> list[Int32Array]:
-        """Of the last `count` texts those that together have `tokens` at most, newest first."""
+    def _newest(
+        self, count: int, tokens: int, nbytes: int, nbytes_of: Callable[[int], int]
+    ) -> list[Int32Array]:
+        """Of the last `count` texts, newest first, as many as fit; see `make`."""
         texts = []
         for text in islice(reversed(self._kept), count):
             tokens -= len(text)
-            if tokens < 0:
+            nbytes -= nbytes_of(len(text))
+            if min(tokens, nbytes) < 0:
                 break
             texts.append(text)
         return texts

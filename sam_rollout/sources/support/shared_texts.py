@@ -2,8 +2,10 @@
 
 What is taken in is read beside the engine's own texts, a few tokens per engine step, into the
 automata that those share. Both directions wait in arrays of fixed size, whose memory is part of
-that for siblings. Where they are full, or memory short, texts that are shared are what is dropped:
-nothing that the engine drafts from otherwise gives way to them.
+that for siblings. Where they are full, texts that are shared are what is dropped. Where memory is
+short, others' texts are not read, and those that wait go before any group is given up. Own ones
+that wait, at most an eighth of the memory, stay: what has been written to gives none back while
+requests run.
 """
 
 from __future__ import annotations
@@ -159,6 +161,10 @@ class SharedTexts:
     def forget(self, group: Hashable) -> None:
         """A group is over; before its automaton is destroyed."""
         self._others.forget(group)
+
+    def forget_others(self) -> None:
+        """Memory is short: what waits of other engines' texts goes."""
+        self._others.forget_all()
 
     def end_step(self) -> None:
         """The training step is over for all engines."""
@@ -354,7 +360,7 @@ class OthersTexts:
             self._forget(response)
 
     def forget_all(self) -> None:
-        """All groups are over."""
+        """All texts go, and their memory."""
         for response in list(self._place):
             self._forget(response)
         self._texts = np.zeros(self._texts.shape, np.int32)  # which gives its memory back

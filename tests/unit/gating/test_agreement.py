@@ -199,6 +199,7 @@ def test_counters_tell_what_was_agreed_not_what_was_proposed():
     assert (counters["gate/open_steps"], counters["gate/prices"]) == (2, 1.0)
     assert (counters["gate/steps_with_k_5"], counters["gate/steps_with_k_0"]) == (2, 2)
     assert (counters["gate/trials"], counters["gate/agreed_steps"]) == (2, 4)
+    assert counters["gate/open_trials"] == 1
     assert gate.drain()["gate/open_steps"] == gate.drain()["gate/prices"] == 0
 
 

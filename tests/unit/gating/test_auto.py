@@ -161,6 +161,7 @@ def test_a_look_is_no_step_with_drafts():
     counters = gate.drain()
     assert counters["gate/trials"] == 1
     assert counters["gate/open_steps"] == counters["gate/prices"] == 0
+    assert counters["gate/open_trials"] == 0
     assert counters[f"gate/steps_with_k_{K}"] == 0
 
 

@@ -39,7 +39,7 @@ def later():
 def ended(kept, name, length, split="train", step=1):
     """A request comes, generates so many tokens and ends; returns its text."""
     kept.bind([name], [identity(name, step=step, split=split)])
-    text = np.random.default_rng(len(name) + length).integers(0, 1000, (1, length), np.int32)
+    text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, (1, length), np.int32)
     for tokens in (1, length):  # the prompt is one token
         kept.record(text, np.array([tokens], np.int32), np.ones(1, bool))
     kept.finish([name])
@@ -81,17 +81,32 @@ def test_an_automaton_in_the_making_is_bounded_however_long_it_takes(later):
     for number in range(40):
         ended(kept, f"c{number}", 1000)
     later.run()
-    most_late = 4 * MIB * 3 // 32 // 48
+    most_late = 4 * MIB * 3 // 32 // 60
     assert 20_000 < kept.take("train").tokens <= 20_000 + most_late + 2048
     assert not kept.is_making("train") and kept.nbytes < 4 * MIB / 16
 
 
+def test_short_texts_that_end_meanwhile_take_no_more_bytes_than_there_are(later):
+    """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
+    kept, most_bytes = KeptTexts(LIMITS, 4 * MIB, executor=later), MIB
+    for number in range(4):
+        ended(kept, f"long{number}", 1000)
+    kept.make("train", 1 << 30, most_bytes, int)
+    for turn in range(2):
+        for number in range(1000):
+            ended(kept, f"{turn}/{number}", 20)
+        later.run()
+        seeded = kept.take("train")
+    assert seeded.tokens > 4000
+    assert 0.8 * most_bytes < seeded.pool.nbytes <= most_bytes
+
+
 def test_responses_of_validation_take_nothing_from_training():
-    kept = KeptTexts(LIMITS, MIB)  # 8192 tokens
+    kept = KeptTexts(LIMITS, MIB)  # 6553 tokens
     for split in ("val", "train", "val"):
         for number in range(8):
             ended(kept, f"{split}{number}", 1000, split)
-    assert {split: made_of(kept, split) for split in SPLITS} == {"train": 8000, "val": 0}
+    assert {split: made_of(kept, split) for split in SPLITS} == {"train": 6000, "val": 0}
 
 
 def test_validation_is_neither_written_nor_read(tmp_path):

@@ -171,6 +171,24 @@ def test_own_texts_do_not_give_way_to_those_of_others():
     assert b.usage().bytes < 1 << 20
 
 
+def test_texts_of_others_that_wait_go_before_any_group():
+    most_bytes, number = 1 << 20, 0
+    b, rng = make_engine("b", max_bytes=most_bytes), np.random.default_rng(0)
+    while counter(b, "siblings_bytes") < 0.92 * most_bytes:
+        name, number = f"h{number}", number + 1
+        b.admit(name, identity(name))
+        step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
+        b.finish([name])
+    waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
+    b.exchange("y", waiting)  # an eighth of the memory
+    step(b, {"b": [9]})
+    assert counter(b, "siblings_evictions") == 0
+    assert counter(b, "shared_missed_tokens") == 8 * WIDTH
+    assert b.usage().bytes <= most_bytes
+    b.exchange("y", [piece([1, 2, 3], start=WIDTH - 3)])
+    assert counter(b, "shared_missed_tokens") == 8 * WIDTH, "there is room again"
+
+
 def test_a_group_that_was_given_up_takes_nothing_in():
     b = make_engine("b", max_bytes=1 << 20)
     b.admit("c", identity("h"))

@@ -150,10 +150,14 @@ def test_what_counts_are_drafts_not_their_tokens(drafts, found):
     assert names(sentinel, drafting(0, drafts)) == found
 
 
-@pytest.mark.parametrize(("trials", "found"), [(9, []), (1, ["hardly_accepted"])])
-def test_drafts_that_the_gate_chose_to_make_count(trials, found):
+@pytest.mark.parametrize(
+    ("trials", "open_trials", "found"),
+    [(9, 9, []), (1, 1, ["hardly_accepted"]), (9, 1, ["hardly_accepted"])],
+    ids=["tried", "chosen", "chosen, after looks"],
+)
+def test_drafts_that_the_gate_chose_to_make_count(trials, open_trials, found):
     sentinel = Sentinel(SentinelConfig(steps=1))
-    step = drafting(0, 500, open_steps=10.0, trials=float(trials))
+    step = drafting(0, 500, open_steps=10.0, trials=trials, open_trials=open_trials)
     assert names(sentinel, step) == found
 
 
@@ -394,7 +398,9 @@ def test_a_source_that_survives_an_error_is_said_to_be_on(tmp_path):
     assert metrics["sam/sentinel/source_impaired"] == 0, "no further error, nothing is off"
 
 
-@pytest.mark.parametrize("counter", ["draft/run_failures", "draft/anything_failures"])
+@pytest.mark.parametrize(
+    "counter", ["draft/run_failures", "draft/anything_failures", "draft/exchange_failures"]
+)
 def test_any_source_that_counts_what_it_survived_is_seen(counter):
     step = accepting([1.0])
     step.engines[0].drafter_counters[counter] = 2

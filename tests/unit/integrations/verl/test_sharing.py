@@ -135,6 +135,27 @@ def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
     run(test, Server(0), Server(1), Server(2))
 
 
+def test_what_waits_for_a_server_that_dies_is_counted(run):
+    async def test(a, b):
+        dying = asyncio.Event()
+
+        async def die(*_):
+            await dying.wait()
+            raise ActorDiedError()
+
+        with running(a), running(b):
+            await turn(a, b)
+            b.remote = die
+            for start in range(4):
+                a.sampled = [[piece(start=start)]]
+                await turn(a)
+            dying.set()
+            await turn(a)
+        assert a.sharing.take_counters() == {"draft/shared_lost": 4}
+
+    run(test, Server(0), Server(1))
+
+
 @pytest.mark.parametrize("error", [ActorUnavailableError("busy", b"1" * 16), ValueError("bad")])
 def test_a_server_that_fails_for_a_while_is_named_once_and_told_later(run, caplog, error):
     async def test(a, b):
