@@ -7,8 +7,8 @@ for texts that are read once and left to right:
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
   The edge from s to its successor therefore needs only the token; the length of s and its first end
   position follow from its place. Only branching edges are stored.
-* A clone has a negative number and takes four places, a cache line. They also hold three
-  of its branching edges, and most clones have no more. So reading a token touches one line per state.
+* A clone has a negative number and takes four places, a cache line. They also hold three of
+  its branching edges, and most clones have no more: reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Those of one
   state are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
