@@ -7,8 +7,8 @@ for texts that are read once and left to right:
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
   The edge from s to its successor therefore needs only the token; the length of s and its first end
   position follow from its place. Only branching edges are stored.
-* A clone has a negative number and takes four places, a cache line. They also hold its first three
-  branching edges, and most clones have no more. So reading a token touches one line per state.
+* A clone has a negative number and takes four places, a cache line. They also hold three of
+  its branching edges, and most clones have no more: reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Those of one
   state are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
@@ -136,7 +136,8 @@ LINK = 1
 LATEST = 2
 FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
 # Of a clone only: how often its strings went on; the edge that was followed latest and the one that
-# was most often, NONE and 0 before any was; its oldest edges, NONE and 0 where it has fewer.
+# was most often, NONE and 0 before any was; those edges that the table does not hold, NONE and 0
+# where it has fewer.
 CLONE_COUNT = 4
 LATEST_TOKEN = 5
 LATEST_TARGET = 6
@@ -697,6 +698,8 @@ def _latest_of(header, state):
     if token == NONE or token == entry[NEXT_TOKEN]:
         return token, _after(states, state) if token != NONE else np.int64(0)
     edge = _find_edge(header, address, state, token)
+    if edge <= 0:  # reading stopped for want of memory before the edge was made
+        return np.int64(NONE), np.int64(0)
     return token, np.int64(_int32_pointer(edge)[0])
 
 

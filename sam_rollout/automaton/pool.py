@@ -27,8 +27,8 @@ _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 # that clones have no place for, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which an end position is noted per token: bounds what a token costs in very
-# repetitive text. What noting more of them would bring: benchmarks/vote_rules.py.
+# Suffix links along which is noted how a text went on: bounds what a token costs in very repetitive
+# text. What noting more of them would bring: benchmarks/vote_rules.py.
 MAX_LINK_UPDATES = 8
 
 # Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.

@@ -381,3 +381,20 @@ def test_long_texts_that_share_an_automaton(seed):
             suffix = mine[len(mine) - low :]
             assert any(suffix + chr(tokens[0] + 0xE000) in text for text in strings)
     assert turn > 300
+    assert kept_edges_of_table(Memory(pool, slots[0])) > 0 or alphabet <= kernels.CLONE_EDGES
+
+
+def kept_edges_of_table(memory):
+    """What clones keep as latest and as most frequent is one of their edges; those of the table."""
+    table = {(source, token): target for _, (source, token, target, _) in memory.edges()}
+    from_table = 0
+    for number in memory.clones:
+        state = memory.state(number)
+        own = range(kernels.OWN_EDGES, len(state), 2)
+        edges = {state[column]: state[column + 1] for column in own if state[column + 1]}
+        for column in (kernels.LATEST_TOKEN, kernels.BEST_TOKEN):
+            token, target = state[column : column + 2]
+            assert (edges.get(token) or table.get((number, token), 0)) == target
+            from_table += token not in edges
+        assert state[kernels.LATEST_TOKEN] != kernels.NONE or not edges
+    return from_table
