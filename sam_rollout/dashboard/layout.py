@@ -101,7 +101,7 @@ SECTIONS = (
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
-                reading="Dark: the long tail, where drafts help; light: the rest.",
+                reading="Dark: the long tail; light: the rest.",
             ),
             Panel(
                 "Time per token inside the tail", ("sam/tail/time_per_token_ms",), "ms",

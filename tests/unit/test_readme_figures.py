@@ -96,7 +96,7 @@ def table_of_drafters(record: dict[str, Any], identical: list[str]) -> list[list
         [[], [], *([] if cell is None else [cell] for cell in row), [], []]
         for row in drafter_figures(record)
     ]
-    body[0][-2] = identical
+    body[2][-2] = identical  # of `sam=on`
     return [head, *body]
 
 
