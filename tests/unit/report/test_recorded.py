@@ -62,7 +62,8 @@ def test_what_follows_passes(root):
 def test_what_is_published_follows_and_is_small():
     assert check_recorded(REPOSITORY) == []
     files = [f for f in (REPOSITORY / recorded.RESULTS / RUNS).rglob("*") if f.is_file()]
-    assert sum(file.stat().st_size for file in files) < 1_000_000
+    # Seven runs, each with what eight draft positions and four sources did in every engine step.
+    assert sum(file.stat().st_size for file in files) < 1_200_000
     for info in (f for f in files if f.name.startswith("run")):
         text = info.read_text()
         assert not re.search(r'"(/|~)', text) and not MACHINE_PATH.search(text), info
