@@ -124,7 +124,7 @@ class AutoGate:
                     # With more or fewer requests it may have changed as well.
                     self._octaves = [None] * len(self._octaves)
                     self._octaves[self._octave] = self._supply
-            self._judged += step.offered.tokens[1:].sum(axis=1)
+            self._told += step.offered.tokens
         if not load.steady or before + tokens != context:
             self._left_out += 1
             expected = self._expected[self._best]
@@ -140,7 +140,7 @@ class AutoGate:
         if not budget:
             self._filling = load.draft_tokens / rows
         expected = self._expect(rows, budget, load.draft_tokens, before)
-        column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
+        column = self._times.load_of(rows, load.draft_tokens, budget > 0)
         if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
             self._left_out += 1
             return
@@ -224,21 +224,24 @@ class AutoGate:
             share: of the requests, those that may draft.
             levels: what is offered to one that may.
         """
-        offered, _, spread = levels
-        tokens, off = np.array(offered) * share * rows, np.array(spread) * math.sqrt(share * rows)
+        tokens = [self._filling * rows]
         if self._whole:
-            tokens[:], off[:] = rows * self._k, 0.0
-        tokens[0] = rows * self._filling
+            tokens += [float(self._k * rows)] * (LEVELS - 1)
+            return tokens, self._times.expect(rows, context, tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
-        below = np.minimum(tokens, off)
-        above = np.divide(off * off, below, out=np.zeros(LEVELS), where=below > 0)
-        larger = self._times.expect(rows, context, (tokens + above).tolist())
-        smaller = self._times.expect(rows, context, (tokens - below).tolist())
-        share_larger = np.divide(below, below + above, out=np.zeros(LEVELS), where=below > 0)
-        return tokens.tolist(), [
-            b + weight * (a - b)
-            for a, b, weight in zip(larger, smaller, share_larger.tolist(), strict=True)
+        root, sizes, shares_larger = math.sqrt(share * rows), tokens.copy(), []
+        for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
+            mean, off = offered * share * rows, spread * root
+            below = min(mean, off)
+            above = off * off / below if below > 0 else 0.0
+            tokens.append(mean)
+            sizes += mean + above, mean - below
+            shares_larger.append(below / (below + above) if below > 0 else 0.0)
+        closed, *times = self._times.expect(rows, context, sizes)
+        return tokens, [
+            closed,
+            *(b + part * (a - b) for a, b, part in zip(times[::2], times[1::2], shares_larger, strict=True)),
         ]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
@@ -249,8 +252,11 @@ class AutoGate:
         supply.observe(offered)
         levels, share = supply.by_level(), self._drafting_share
         _, expected = self._work_out(rows, self._context, share, levels)
-        rates = (1 + share * np.array(levels.accepted)) / np.array(expected)
-        return bool(rates.max() > _LEAD * rates[0])
+        rates = [
+            (1 + share * accepted) / seconds
+            for accepted, seconds in zip(levels.accepted, expected, strict=True)
+        ]
+        return max(rates) > _LEAD * rates[0]
 
     def _enter(self, octave: int) -> None:
         """Change to what is offered with about so many requests."""
@@ -274,7 +280,7 @@ class AutoGate:
         for level in (0 if best else drafting, best + 1, best - 1):
             if level == best or level not in choices:
                 continue
-            load = self._times.load_of(rows, self._draft_tokens[level], drafting=level > 0)
+            load = self._times.load_of(rows, self._draft_tokens[level], level > 0)
             known = self._times.weight(rows, load) >= _ENOUGH and self._steps - seen[load] < _STALE
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
@@ -299,7 +305,7 @@ class AutoGate:
         """What was decided since the last call, and how good that was by what is known now."""
         regret_s, compared_s = self._regret()
         closed, opened = self._chosen
-        _, right, expected = self._judged.tolist()
+        _, _, right, expected = self._told.sum(axis=1).tolist()
         report: dict[str, float] = {
             **{f"gate/steps_with_k_{k}": 0 for k in range(self._k)},
             "gate/steps_with_k_0": closed,
@@ -328,7 +334,7 @@ class AutoGate:
         """Count from here on."""
         self._chosen = [0, 0]  # closed, open
         self._prices = 0.0
-        self._judged = np.zeros(3)  # draft tokens: all, right, expected to be right
+        self._told = np.zeros((4, len(CHANCES)))  # as `Offered` has them
         self._trials = self._open_trials = 0
         self._left_out = self._measured = self._skipped = self._tokens = 0
         self._time_s = self._predicted_s = 0.0

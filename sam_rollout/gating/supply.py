@@ -10,13 +10,17 @@ is taken. What is known about a least chance is exact only while it is in use.
 
 Requests that are left in the long tail are no fair sample of all: every octave of running requests
 has offers of its own. How well the drafter's chances hold is learned of all together.
+
+All is kept in lists. A step of the engine has emptied the caches, and what numpy does to a few
+numbers takes longer to load than to run.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from sam_rollout.verified import CHANCES, Offered
 
@@ -28,6 +32,8 @@ _BELIEVED = 16.0  # the drafter's chances count as so many
 _LOOKED_AT = 32  # those that a closed gate's looks are remembered by
 # What looks contradict is forgotten: so many standard deviations and tokens more are right.
 _DEVIATIONS, _MORE = 4.0, 2.0
+# Chance of a class of which nothing was judged.
+_USUAL = [(chance + above) / 2 for chance, above in zip(CHANCES, (1.0, *CHANCES), strict=False)]
 
 
 class Calibration:
@@ -39,36 +45,48 @@ class Calibration:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
-        self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
-        self._usual = (np.array(CHANCES) + np.array((1.0, *CHANCES[:-1]))) / 2
+        # By class: tokens, right ones, those expected to be right.
+        self._judged = [[0.0] * 3 for _ in CHANCES]
+        self._looks = [[0.0] * 3 for _ in CHANCES]  # the same of a closed gate's looks
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""
         self.steps += 1
-        self._judged += offered.tokens[1:]
-        full = self._judged[0] > _JUDGED
-        if full.any():
-            self._judged[:, full] /= 2
+        _add(self._judged, offered)
+        for sums in self._judged:
+            if sums[0] > _JUDGED:
+                sums[:] = [one / 2 for one in sums]
 
     def look(self, offered: Offered) -> None:
         """Doubt what was learned before, after a look of a closed gate that `observe` has seen.
 
         Looks are rare. What was learned while drafts were wrong would outweigh them for long.
         """
-        self._looks += offered.tokens[1:]
-        judged, right, _ = self._looks
-        expected = self.shares()
-        off = _DEVIATIONS * np.sqrt(judged * expected * (1 - expected)) + _MORE
-        better = right > judged * expected + off
-        self._judged[:, better] = self._looks[:, better]
-        self._looks[:, better | (judged > _LOOKED_AT)] /= 2
+        _add(self._looks, offered)
+        for sums, looks, share in zip(self._judged, self._looks, self.shares(), strict=True):
+            judged, right, _ = looks
+            off = _DEVIATIONS * math.sqrt(judged * share * (1 - share)) + _MORE
+            better = right > judged * share + off
+            if better:
+                sums[:] = looks
+            if better or judged > _LOOKED_AT:
+                looks[:] = [one / 2 for one in looks]
 
-    def shares(self) -> np.ndarray:
-        """Share of right tokens by class, float64[CHANCES]."""
-        judged, right, expected = self._judged
-        chance = (expected + self._usual) / (judged + 1)
-        return (right + _BELIEVED * chance) / (judged + _BELIEVED)
+    def shares(self) -> list[float]:
+        """Share of right tokens by class."""
+        return [
+            (right + _BELIEVED * ((expected + usual) / (judged + 1))) / (judged + _BELIEVED)
+            for (judged, right, expected), usual in zip(self._judged, _USUAL, strict=True)
+        ]
+
+
+def _add(sums: list[list[float]], offered: Offered) -> None:
+    """Count what was judged in a step; sums[class] as in `Calibration`."""
+    for one, (_, judged, right, expected) in zip(sums, offered.tokens.T.tolist(), strict=True):
+        if judged:
+            one[0] += judged
+            one[1] += right
+            one[2] += expected
 
 
 class Levels(NamedTuple):
@@ -88,8 +106,8 @@ class Supply:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._tokens = np.zeros(len(CHANCES))  # by class
-        self._spread = np.zeros(len(CHANCES))  # by level: variance of a step's tokens / requests
+        self._tokens = [0.0] * len(CHANCES)  # by class
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0
         self._levels = Levels([], [], [])
         self._worked_out_at = -1  # steps of the calibration
@@ -101,10 +119,12 @@ class Supply:
         rows = offered.rows
         self.rows = min(self.rows + rows, max(_ROWS, _STEPS * rows))
         weight = rows / self.rows
-        off = offered.tokens[0] / rows - self._tokens
-        self._tokens += weight * off
-        off = np.add.accumulate(off)
-        self._spread += weight * ((1 - weight) * rows * off * off - self._spread)
+        tokens, spread, total = self._tokens, self._spread, 0.0
+        for i, told in enumerate(offered.tokens[0].tolist()):
+            off = told / rows - tokens[i]
+            tokens[i] += weight * off
+            total += off
+            spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
         """Another one that begins with what is known here, and soon changes its mind."""
@@ -117,10 +137,10 @@ class Supply:
         """What a request that may draft would verify and gain."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
-            accepted = self._tokens * self._calibration.shares()
+            accepted = map(operator.mul, self._tokens, self._calibration.shares())
             self._levels = Levels(
-                [0.0, *np.add.accumulate(self._tokens).tolist()],
-                [0.0, *np.add.accumulate(accepted).tolist()],
-                [0.0, *np.sqrt(self._spread).tolist()],
+                list(accumulate(self._tokens, initial=0.0)),
+                list(accumulate(accepted, initial=0.0)),
+                [0.0, *map(math.sqrt, self._spread)],
             )
         return self._levels
