@@ -48,12 +48,12 @@ class LoadMeter:
     def load(self, step: EngineStep) -> StepLoad:
         """The load of a step; call it for every one."""
         verified = step.verified
-        rows = len(verified.sampled)
-        no_prompt_before = self._no_prompt
-        self._no_prompt = np.count_nonzero(verified.sampled) == rows
+        sampled = verified.sampled.tolist()
+        no_prompt_before, self._no_prompt = self._no_prompt, 0 not in sampled
+        rows = len(sampled)
         return StepLoad(
             rows,
-            sum(verified.sampled.tolist()),
+            sum(sampled),
             sum(verified.drafted.tolist()) + sum(verified.filling.tolist()),
             sum(step.num_tokens.tolist()),
             # With a prompt unfinished before, this step computed its last part.

@@ -11,8 +11,8 @@ is taken. What is known about a least chance is exact only while it is in use.
 Requests that are left in the long tail are no fair sample of all: every octave of running requests
 has offers of its own. How well the drafter's chances hold is learned of all together.
 
-All is kept in lists. A step of the engine has emptied the caches, and what numpy does to a few
-numbers takes longer to load than to run.
+What is worked out in every step is in lists: the engine has emptied the caches meanwhile, and the
+code of numpy takes longer to load than that of a short loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import math
 import operator
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 from sam_rollout.verified import CHANCES, Offered
 
@@ -45,48 +47,35 @@ class Calibration:
 
     def __init__(self) -> None:
         self.steps = 0
-        # By class: tokens, right ones, those expected to be right.
-        self._judged = [[0.0] * 3 for _ in CHANCES]
-        self._looks = [[0.0] * 3 for _ in CHANCES]  # the same of a closed gate's looks
+        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
+        self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""
         self.steps += 1
-        _add(self._judged, offered)
-        for sums in self._judged:
-            if sums[0] > _JUDGED:
-                sums[:] = [one / 2 for one in sums]
+        self._judged += offered.tokens[1:]
+        if max(self._judged[0].tolist()) > _JUDGED:
+            self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
         """Doubt what was learned before, after a look of a closed gate that `observe` has seen.
 
         Looks are rare. What was learned while drafts were wrong would outweigh them for long.
         """
-        _add(self._looks, offered)
-        for sums, looks, share in zip(self._judged, self._looks, self.shares(), strict=True):
-            judged, right, _ = looks
-            off = _DEVIATIONS * math.sqrt(judged * share * (1 - share)) + _MORE
-            better = right > judged * share + off
-            if better:
-                sums[:] = looks
-            if better or judged > _LOOKED_AT:
-                looks[:] = [one / 2 for one in looks]
+        self._looks += offered.tokens[1:]
+        judged, right, _ = self._looks
+        expected = np.array(self.shares())
+        off = _DEVIATIONS * np.sqrt(judged * expected * (1 - expected)) + _MORE
+        better = right > judged * expected + off
+        self._judged[:, better] = self._looks[:, better]
+        self._looks[:, better | (judged > _LOOKED_AT)] /= 2
 
     def shares(self) -> list[float]:
         """Share of right tokens by class."""
         return [
             (right + _BELIEVED * ((expected + usual) / (judged + 1))) / (judged + _BELIEVED)
-            for (judged, right, expected), usual in zip(self._judged, _USUAL, strict=True)
+            for judged, right, expected, usual in zip(*self._judged.tolist(), _USUAL, strict=True)
         ]
-
-
-def _add(sums: list[list[float]], offered: Offered) -> None:
-    """Count what was judged in a step; sums[class] as in `Calibration`."""
-    for one, (_, judged, right, expected) in zip(sums, offered.tokens.T.tolist(), strict=True):
-        if judged:
-            one[0] += judged
-            one[1] += right
-            one[2] += expected
 
 
 class Levels(NamedTuple):
