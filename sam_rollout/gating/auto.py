@@ -140,7 +140,7 @@ class AutoGate:
         if not budget:
             self._filling = load.draft_tokens / rows
         expected = self._expect(rows, budget, load.draft_tokens, before)
-        column = self._times.load_of(rows, load.draft_tokens, budget > 0)
+        column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
         if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
             self._left_out += 1
             return
@@ -230,19 +230,17 @@ class AutoGate:
             return tokens, self._times.expect(rows, context, tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
-        root, sizes, shares_larger = math.sqrt(share * rows), tokens.copy(), []
+        root, sizes, shares_larger = math.sqrt(share * rows), list(tokens), []
         for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
             mean, off = offered * share * rows, spread * root
             below = min(mean, off)
-            above = off * off / below if below > 0 else 0.0
+            above = off * off / below if below else 0.0
             tokens.append(mean)
             sizes += mean + above, mean - below
-            shares_larger.append(below / (below + above) if below > 0 else 0.0)
+            shares_larger.append(below / (below + above) if below else 0.0)
         closed, *times = self._times.expect(rows, context, sizes)
-        return tokens, [
-            closed,
-            *(b + part * (a - b) for a, b, part in zip(times[::2], times[1::2], shares_larger, strict=True)),
-        ]
+        pairs = zip(times[::2], times[1::2], shares_larger, strict=True)
+        return tokens, [closed, *(b + weight * (a - b) for a, b, weight in pairs)]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -252,10 +250,7 @@ class AutoGate:
         supply.observe(offered)
         levels, share = supply.by_level(), self._drafting_share
         _, expected = self._work_out(rows, self._context, share, levels)
-        rates = [
-            (1 + share * accepted) / seconds
-            for accepted, seconds in zip(levels.accepted, expected, strict=True)
-        ]
+        rates = [(1 + share * one) / s for one, s in zip(levels.accepted, expected, strict=True)]
         return max(rates) > _LEAD * rates[0]
 
     def _enter(self, octave: int) -> None:
@@ -280,7 +275,7 @@ class AutoGate:
         for level in (0 if best else drafting, best + 1, best - 1):
             if level == best or level not in choices:
                 continue
-            load = self._times.load_of(rows, self._draft_tokens[level], level > 0)
+            load = self._times.load_of(rows, self._draft_tokens[level], drafting=level > 0)
             known = self._times.weight(rows, load) >= _ENOUGH and self._steps - seen[load] < _STALE
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):

@@ -74,11 +74,12 @@ class StepTimes:
         """Whether anything was measured that an expectation can be built on."""
         return self._steps >= _WARM_UP
 
-    def load_of(self, rows: int, draft_tokens: float, drafting: bool = True) -> int:
+    def load_of(self, rows: int, draft_tokens: float, *, drafting: bool = True) -> int:
         """Column of a cell: 0 with the gate closed, else by draft tokens per request."""
-        load = math.ceil(_COLUMNS * draft_tokens / rows) if drafting else 0
-        most = self.loads - 1
-        return most if load > most else load or int(drafting)
+        if not drafting:
+            return 0
+        load = math.ceil(_COLUMNS * draft_tokens / rows) or 1
+        return load if load < self.loads else self.loads - 1
 
     def weight(self, rows: int, load: int) -> float:
         """Steps measured in a cell, the latest ones."""
@@ -99,14 +100,14 @@ class StepTimes:
         plain = max(a + b * rows + d * context, least)
         line = a * n + b * scored + c * drafted + d * read
         of_bin = (_above(seconds, line) * n + _BORROWED) / (n + _BORROWED)
-        speed, slope, cells, load_of = self._speed, b + c, self._cells[bin_], self.load_of
+        speed, slope = self._speed, b + c
         corrections: dict[int, float] = {}
-        times = []
+        times: list[float] = []
         for tokens in draft_tokens:
-            load = load_of(rows, tokens) if times else 0
+            load = self.load_of(rows, tokens) if times else 0
             if load not in corrections:
                 correction = of_bin
-                n, seconds, scored, drafted, read = cells[load]
+                n, seconds, scored, drafted, read = self._cells[bin_][load]
                 if n:
                     line = a * n + b * scored + c * drafted + d * read
                     correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)

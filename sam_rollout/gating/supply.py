@@ -10,16 +10,13 @@ is taken. What is known about a least chance is exact only while it is in use.
 
 Requests that are left in the long tail are no fair sample of all: every octave of running requests
 has offers of its own. How well the drafter's chances hold is learned of all together.
-
-What is worked out in every step is in lists: the engine has emptied the caches meanwhile, and the
-code of numpy takes longer to load than that of a short loop.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +31,6 @@ _BELIEVED = 16.0  # the drafter's chances count as so many
 _LOOKED_AT = 32  # those that a closed gate's looks are remembered by
 # What looks contradict is forgotten: so many standard deviations and tokens more are right.
 _DEVIATIONS, _MORE = 4.0, 2.0
-# Chance of a class of which nothing was judged.
-_USUAL = [(chance + above) / 2 for chance, above in zip(CHANCES, (1.0, *CHANCES), strict=False)]
 
 
 class Calibration:
@@ -49,6 +44,7 @@ class Calibration:
         self.steps = 0
         self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
         self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
+        self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""
@@ -72,9 +68,10 @@ class Calibration:
 
     def shares(self) -> list[float]:
         """Share of right tokens by class."""
+        sums = zip(*self._judged.tolist(), self._usual, strict=True)
         return [
-            (right + _BELIEVED * ((expected + usual) / (judged + 1))) / (judged + _BELIEVED)
-            for judged, right, expected, usual in zip(*self._judged.tolist(), _USUAL, strict=True)
+            (right + _BELIEVED * (expected + usual) / (judged + 1)) / (judged + _BELIEVED)
+            for judged, right, expected, usual in sums
         ]
 
 
@@ -95,6 +92,8 @@ class Supply:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
+        # Lists: other code has emptied the caches since the last step, and a short loop is read
+        # faster than a dozen functions of numpy.
         self._tokens = [0.0] * len(CHANCES)  # by class
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0
@@ -126,7 +125,7 @@ class Supply:
         """What a request that may draft would verify and gain."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
-            accepted = map(operator.mul, self._tokens, self._calibration.shares())
+            accepted = map(mul, self._tokens, self._calibration.shares())
             self._levels = Levels(
                 list(accumulate(self._tokens, initial=0.0)),
                 list(accumulate(accepted, initial=0.0)),
