@@ -193,30 +193,23 @@ class AutoGate:
         self._decided_for = rows
         self._whole = whole
         share, levels = self._drafting_share, self._supply.by_level()
-        self._draft_tokens, expected = self._work_out(rows, self._context, share, levels)
-        self._expected, accepted = expected, levels.accepted
-        choices = _ENDS if whole else _ALL
-        best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
-        for level in choices if share else (0,):
-            rate = (1 + share * accepted[level]) / expected[level]
-            if level and rate > drafting_rate:
-                drafting, drafting_rate = level, rate
-            if level == 0:
-                rate *= _LEAD
-            if level == self._best:
-                rate *= _LEAD
-            if rate > best_rate:
-                best, best_rate = level, rate
+        self._draft_tokens, expected, rates = self._work_out(rows, self._context, share, levels)
+        self._expected = expected
+        choices = (_ENDS if whole else _ALL) if share else (0,)
+        drafting = max(choices[1:], key=rates.__getitem__, default=0)
+        rates[0] *= _LEAD
+        rates[self._best] *= _LEAD
+        best = max(choices, key=rates.__getitem__)
         if bool(best) != bool(self._best):
             self._ask_again = _ASK_AGAIN
         self._best = best
-        self._fair_s_per_token = expected[best] / (rows * (1 + share * accepted[best]))
+        self._fair_s_per_token = expected[best] / (rows * (1 + share * levels.accepted[best]))
         return self._trial(rows, drafting, choices) if share else best
 
     def _work_out(
         self, rows: int, context: float, share: float, levels: Levels
-    ) -> tuple[list[float], list[float]]:
-        """Draft tokens and time that are expected of a step, by level.
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Draft tokens and time that are expected of a step, and rates of a request, by level.
 
         Args:
             rows: requests.
@@ -224,23 +217,24 @@ class AutoGate:
             share: of the requests, those that may draft.
             levels: what is offered to one that may.
         """
-        tokens = [self._filling * rows]
-        if self._whole:
-            tokens += [float(self._k * rows)] * (LEVELS - 1)
-            return tokens, self._times.expect(rows, context, tokens)
+        root, tokens, weights = math.sqrt(share * rows), [self._filling * rows], []
+        sizes = list(tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
-        root, sizes, shares_larger = math.sqrt(share * rows), list(tokens), []
         for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
             mean, off = offered * share * rows, spread * root
+            if self._whole:
+                mean, off = self._k * rows, 0.0
             below = min(mean, off)
             above = off * off / below if below else 0.0
             tokens.append(mean)
             sizes += mean + above, mean - below
-            shares_larger.append(below / (below + above) if below else 0.0)
+            weights.append(below / (below + above) if below else 0.0)
         closed, *times = self._times.expect(rows, context, sizes)
-        pairs = zip(times[::2], times[1::2], shares_larger, strict=True)
-        return tokens, [closed, *(b + weight * (a - b) for a, b, weight in pairs)]
+        pairs = zip(times[::2], times[1::2], weights, strict=True)
+        expected = [closed, *(b + weight * (a - b) for a, b, weight in pairs)]
+        gained = (1 + share * accepted for accepted in levels.accepted)
+        return tokens, expected, [one / s for one, s in zip(gained, expected, strict=True)]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -249,8 +243,7 @@ class AutoGate:
         supply = Supply(self._calibration)
         supply.observe(offered)
         levels, share = supply.by_level(), self._drafting_share
-        _, expected = self._work_out(rows, self._context, share, levels)
-        rates = [(1 + share * one) / s for one, s in zip(levels.accepted, expected, strict=True)]
+        _, _, rates = self._work_out(rows, self._context, share, levels)
         return max(rates) > _LEAD * rates[0]
 
     def _enter(self, octave: int) -> None:
@@ -354,8 +347,8 @@ class AutoGate:
                 continue
             mean, share = round(rows / steps), may_draft / rows
             levels = (self._octaves[mean.bit_length()] or self._supply).by_level()
-            _, expected = self._work_out(mean, context / steps, share, levels)
-            s_per_token = np.array(expected) / (mean * (1 + share * np.array(levels.accepted)))
+            _, _, rates = self._work_out(mean, context / steps, share, levels)
+            s_per_token = 1 / (mean * np.array(rates))
             if self._whole:
                 s_per_token[1:-1] = s_per_token[-1]  # no level between is a choice
             would_s.append(sum(tokens) * s_per_token)

@@ -76,9 +76,7 @@ class StepTimes:
 
     def load_of(self, rows: int, draft_tokens: float, *, drafting: bool = True) -> int:
         """Column of a cell: 0 with the gate closed, else by draft tokens per request."""
-        if not drafting:
-            return 0
-        load = math.ceil(_COLUMNS * draft_tokens / rows) or 1
+        load = (math.ceil(_COLUMNS * draft_tokens / rows) or 1) if drafting else 0
         return load if load < self.loads else self.loads - 1
 
     def weight(self, rows: int, load: int) -> float:

@@ -92,8 +92,7 @@ class Supply:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        # Lists: other code has emptied the caches since the last step, and a short loop is read
-        # faster than a dozen functions of numpy.
+        # Lists: with cold caches a short loop takes less time than a dozen functions of numpy.
         self._tokens = [0.0] * len(CHANCES)  # by class
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0
