@@ -193,23 +193,24 @@ class AutoGate:
         self._decided_for = rows
         self._whole = whole
         share, levels = self._drafting_share, self._supply.by_level()
-        self._draft_tokens, expected, rates = self._work_out(rows, self._context, share, levels)
-        self._expected = expected
+        tokens, expected, fair = self._work_out(rows, self._context, share, levels)
+        self._draft_tokens, self._expected = tokens, expected
         choices = (_ENDS if whole else _ALL) if share else (0,)
-        drafting = max(choices[1:], key=rates.__getitem__, default=0)
-        rates[0] *= _LEAD
-        rates[self._best] *= _LEAD
-        best = max(choices, key=rates.__getitem__)
+        drafting = min(choices[1:], key=fair.__getitem__, default=0)
+        s_per_token = fair.copy()
+        s_per_token[0] /= _LEAD
+        s_per_token[self._best] /= _LEAD
+        best = min(choices, key=s_per_token.__getitem__)
         if bool(best) != bool(self._best):
             self._ask_again = _ASK_AGAIN
         self._best = best
-        self._fair_s_per_token = expected[best] / (rows * (1 + share * levels.accepted[best]))
+        self._fair_s_per_token = fair[best] / rows
         return self._trial(rows, drafting, choices) if share else best
 
     def _work_out(
         self, rows: int, context: float, share: float, levels: Levels
     ) -> tuple[list[float], list[float], list[float]]:
-        """Draft tokens and time that are expected of a step, and rates of a request, by level.
+        """Draft tokens and seconds that are expected of a step, and a request's token, by level.
 
         Args:
             rows: requests.
@@ -226,15 +227,15 @@ class AutoGate:
             if self._whole:
                 mean, off = self._k * rows, 0.0
             below = min(mean, off)
-            above = off * off / below if below else 0.0
+            above = off * off / below if below > 0 else 0.0
             tokens.append(mean)
             sizes += mean + above, mean - below
-            weights.append(below / (below + above) if below else 0.0)
+            weights.append(below / (below + above) if below > 0 else 0.0)
         closed, *times = self._times.expect(rows, context, sizes)
         pairs = zip(times[::2], times[1::2], weights, strict=True)
         expected = [closed, *(b + weight * (a - b) for a, b, weight in pairs)]
         gained = (1 + share * accepted for accepted in levels.accepted)
-        return tokens, expected, [one / s for one, s in zip(gained, expected, strict=True)]
+        return tokens, expected, [s / one for s, one in zip(expected, gained, strict=True)]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -243,8 +244,8 @@ class AutoGate:
         supply = Supply(self._calibration)
         supply.observe(offered)
         levels, share = supply.by_level(), self._drafting_share
-        _, _, rates = self._work_out(rows, self._context, share, levels)
-        return max(rates) > _LEAD * rates[0]
+        _, _, s_per_token = self._work_out(rows, self._context, share, levels)
+        return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
         """Change to what is offered with about so many requests."""
@@ -347,8 +348,8 @@ class AutoGate:
                 continue
             mean, share = round(rows / steps), may_draft / rows
             levels = (self._octaves[mean.bit_length()] or self._supply).by_level()
-            _, _, rates = self._work_out(mean, context / steps, share, levels)
-            s_per_token = 1 / (mean * np.array(rates))
+            _, _, of_request = self._work_out(mean, context / steps, share, levels)
+            s_per_token = np.array(of_request) / mean
             if self._whole:
                 s_per_token[1:-1] = s_per_token[-1]  # no level between is a choice
             would_s.append(sum(tokens) * s_per_token)
