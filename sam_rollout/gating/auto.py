@@ -232,10 +232,10 @@ class AutoGate:
             sizes += mean + above, mean - below
             weights.append(below / (below + above) if below > 0 else 0.0)
         closed, *times = self._times.expect(rows, context, sizes)
-        pairs = zip(times[::2], times[1::2], weights, strict=True)
-        expected = [closed, *(b + weight * (a - b) for a, b, weight in pairs)]
-        gained = (1 + share * accepted for accepted in levels.accepted)
-        return tokens, expected, [s / one for s, one in zip(expected, gained, strict=True)]
+        both = zip(times[::2], times[1::2], weights, strict=True)
+        expected = [closed, *(b + weight * (a - b) for a, b, weight in both)]
+        pairs = zip(expected, levels.accepted, strict=True)
+        return tokens, expected, [s / (1 + share * accepted) for s, accepted in pairs]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
