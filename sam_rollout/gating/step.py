@@ -8,8 +8,6 @@ import numpy as np
 
 from sam_rollout.verified import Offered, Verified
 
-_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
-
 
 class StepLoad(NamedTuple):
     """What an engine had to do in a step, summed up over its requests."""
@@ -50,13 +48,14 @@ class LoadMeter:
     def load(self, step: EngineStep) -> StepLoad:
         """The load of a step; call it for every one."""
         verified = step.verified
-        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(verified.sampled))
-        rows = len(verified.sampled)
+        sampled = verified.sampled.tolist()
+        no_prompt_before, self._no_prompt = self._no_prompt, 0 not in sampled
+        rows = len(sampled)
         return StepLoad(
             rows,
-            int(_sum(verified.sampled)),
-            int(_sum(verified.drafted)) + int(_sum(verified.filling)),
-            int(_sum(step.num_tokens)),
+            sum(sampled),
+            sum(verified.drafted.tolist()) + sum(verified.filling.tolist()),
+            sum(step.num_tokens.tolist()),
             # With a prompt unfinished before, this step computed its last part.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )
