@@ -8,6 +8,8 @@ import numpy as np
 
 from sam_rollout.verified import Offered, Verified
 
+_sum = np.add.reduce  # without the detours of ndarray.sum
+
 
 class StepLoad(NamedTuple):
     """What an engine had to do in a step, summed up over its requests."""
@@ -48,14 +50,13 @@ class LoadMeter:
     def load(self, step: EngineStep) -> StepLoad:
         """The load of a step; call it for every one."""
         verified = step.verified
-        sampled = verified.sampled.tolist()
-        no_prompt_before, self._no_prompt = self._no_prompt, 0 not in sampled
-        rows = len(sampled)
+        no_prompt_before, self._no_prompt = self._no_prompt, 0 not in verified.sampled
+        rows = len(verified.sampled)
         return StepLoad(
             rows,
-            sum(sampled),
-            sum(verified.drafted.tolist()) + sum(verified.filling.tolist()),
-            sum(step.num_tokens.tolist()),
+            int(_sum(verified.sampled)),
+            int(_sum(verified.drafted)) + int(_sum(verified.filling)),
+            int(_sum(step.num_tokens)),
             # With a prompt unfinished before, this step computed its last part.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )
