@@ -147,6 +147,8 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
+# Where the tokens of these edges are; the state that one leads to follows its token.
+OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
 # Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
 SOURCE = 0
@@ -428,6 +430,15 @@ def _search_table(header, state, token):
 
 
 @_inlined
+def _own_target(entry, token):
+    """Column of the target of a clone's own edge on `token`, 0 if it has none there."""
+    for column in OWN_EDGE_COLUMNS:
+        if entry[column] == token:
+            return column + 1
+    return 0
+
+
+@_inlined
 def _find_edge(header, address, state, token):
     """Address of the target of a branching edge of the state at `address`.
 
@@ -436,9 +447,9 @@ def _find_edge(header, address, state, token):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
-            if entry[column] == token:
-                return address + 4 * (column + 1)
+        column = _own_target(entry, token)
+        if column != 0:
+            return address + 4 * column
     if entry[FIRST_EDGE] == NONE:
         return np.int64(0)
     edge = _search_table(header, state, token)
@@ -453,7 +464,7 @@ def _put_edge(header, address, state, token, target, found):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             if entry[column + 1] == 0:
                 entry[column] = token
                 entry[column + 1] = target
@@ -543,7 +554,7 @@ def _branches(header, state):
         count = np.int64(entry[NEXT_TOKEN] != NONE)
     else:
         count = np.int64(0)
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             count += entry[column + 1] != 0
     token = np.int64(entry[FIRST_EDGE])
     while token != NONE:
@@ -578,7 +589,7 @@ def _clone(header, arena, parent, token, edge, state):
     entry[LATEST] = _end_of(source)
     entry[CLONE_COUNT] = _count(states, state)
     entry[FIRST_EDGE] = NONE
-    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+    for column in OWN_EDGE_COLUMNS:
         entry[column], entry[column + 1] = NONE, 0
     source[LINK] = clone
     reason = DONE
@@ -605,7 +616,7 @@ def _clone(header, arena, parent, token, edge, state):
                 entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = copied, target, times
         copied = np.int64(original[NEXT_EDGE])
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             if source[column + 1] != 0:
                 copied, target = np.int64(source[column]), np.int64(source[column + 1])
                 reason |= _put_edge(header, address, clone, copied, target, 0)
@@ -732,6 +743,10 @@ def _note_edges(states, last, new, token, max_link_updates):
     """Note, for the same suffixes, where they went on to: the new prefix, or a suffix of it.
 
     An edge was followed as often as something followed it, and once more now.
+
+    This waits until the new prefix has its link, which tells the shorter suffixes' targets.
+    `_note_end` cannot wait: finding the link may split a state, and the clone copies its count,
+    which has to be the one before this token or the clone, made for it, would miss it.
     """
     state, target, times = last, new, np.int64(1)
     longest_of_next = _length_of(states, np.int64(_at(states, new)[LINK]))
@@ -906,10 +921,8 @@ def _edge_at_hand(states, address, state, token):
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
-    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
-        if entry[column] == token:
-            return np.int64(entry[column + 1])
-    return np.int64(0)
+    column = _own_target(entry, token)
+    return np.int64(entry[column]) if column != 0 else np.int64(0)
 
 
 @_inlined
