@@ -732,7 +732,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
     That the suffixes went on is noted on the way, along `max_link_updates` suffix links. Without
     that bound, a repeated token would cost the length of its run at every step. With it, states far
-    down the chain keep a place that is correct but may be older.
+    down the chain keep a place that is correct but may be older, and a count that may be lower.
 
     Stops with a reason when the edge table is full. The walk may then be repeated from its start
     once there is room: edges that lead to the new prefix already are passed over.
