@@ -705,7 +705,7 @@ def _note(entry, state, position, token, target, times):
 
 @_inlined
 def _note_known(states, state, position, token, new, link, links):
-    """Note, for a state and those that `links` suffix links lead to, that they went on.
+    """Note that a state and shorter suffixes went on, `links` states at most.
 
     Their strings were followed by `token` before: they went on to suffixes of the new prefix, whose
     link is `link`. An edge was followed as often as something followed it, and once more now.
