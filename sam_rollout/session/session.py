@@ -83,6 +83,7 @@ class DraftSession:
         failures: of the drafter.
         record_failures: of notes on engine steps.
         exchange_failures: of exchanges with other engines.
+        wants_drafts: whether the last step that was seen called for drafts.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -127,6 +128,7 @@ class DraftSession:
         self.failures = 0
         self.record_failures = 0
         self.exchange_failures = 0
+        self.wants_drafts = False
         self._request_ids: list[str] = []
         self._control: set[str] = set()  # requests of the batch that get no drafts
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
@@ -152,6 +154,8 @@ class DraftSession:
         token_ids: Int32Array,
         num_tokens: Int32Array,
         sampled: Int32Array,
+        *,
+        room: bool = True,
     ) -> DraftBatch:
         """See what the engine just did, and draft for its next step.
 
@@ -163,18 +167,23 @@ class DraftSession:
             sampled: int32[B], tokens each row gained in this step, bonus token included; 0 for a
                 prompt that is still being computed. Read again in the next step: hand over a new
                 array each time.
+            room: whether the engine's next step can verify drafts. Where it cannot, there are none;
+                `wants_drafts` tells whether it should be able to.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
         """
         if self.drafter is not None:
             try:
-                return self._step(self.drafter, request_ids, token_ids, num_tokens, sampled)
+                return self._step(
+                    self.drafter, request_ids, token_ids, num_tokens, sampled, room=room
+                )
             except Exception:
                 self._switch_off()
         rows = len(sampled)
         self._batch.clear(rows)
-        if self.padding.applies(rows, gate_open=False):
+        self.wants_drafts = False
+        if room and self.padding.applies(rows, gate_open=False):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
 
@@ -185,6 +194,8 @@ class DraftSession:
         token_ids: Int32Array,
         num_tokens: Int32Array,
         sampled: Int32Array,
+        *,
+        room: bool,
     ) -> DraftBatch:
         started_ns = time.perf_counter_ns()
         same_batch = request_ids == self._request_ids
@@ -205,7 +216,12 @@ class DraftSession:
                 offered=drafter.offered(verified) if same_rows else None,
             ),
             whole=self.padding.in_use,
+            room=room,
         )
+        if hands_over(budget, self.gate.least_chance) and not room:
+            self.wants_drafts, budget = True, 0
+        else:
+            self.wants_drafts = hands_over(budget, self.gate.least_chance)
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
@@ -216,7 +232,7 @@ class DraftSession:
             gate_open=gate_open,
             least_chance=self.gate.least_chance,
         )
-        if self.padding.applies(len(request_ids), gate_open):
+        if room and self.padding.applies(len(request_ids), gate_open):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
         telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
         # A look finds drafts and hands none over.
