@@ -72,7 +72,7 @@ VARIANTS = (
     Variant("the longest suffix alone", _VOTES, "LEVELS = 2\n", "LEVELS = 1\n"),
     Variant("three suffixes instead of two", _VOTES, "LEVELS = 2\n", "LEVELS = 3\n"),
     Variant("the most frequent token alone", _VOTES, "if is_latest:", "if True:"),
-    Variant("the latest token alone", _KERNELS,
+    Variant("clones vote for the latest token alone", _KERNELS,
             "if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:", "if True:"),
     Variant("no telling whose text it is", _VOTES, _CLASS, _CLASS.removesuffix(" + writer")),
     Variant("no telling how often", _VOTES, _CLASS,

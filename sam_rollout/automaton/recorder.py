@@ -24,34 +24,32 @@ class TextRecorder:
         warm_up()
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        self._spans = np.full((slots, 2), -1, np.int32)  # of the row: first token kept, read up to
-        self._longest = np.zeros(slots, np.int64)  # text that a slot held before the present one
+        # Of the row: first token kept, read up to; of the slot: most tokens it ever held.
+        self._spans = np.zeros((slots, 3), np.int32)
+        self._written = 0  # tokens, the sum of the last column
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
         """Memory that was ever written to; the system gave no other."""
-        longest = np.maximum(self._longest, self._spans[:, 1] - self._spans[:, 0])
-        return int(longest.sum()) * self._texts.itemsize
+        return self._written * self._texts.itemsize
 
     def open(self) -> int:
         """A slot for another request, or -1 if there is none left."""
         if not self._free:
             return -1
         slot = self._free.pop()
-        held = self._spans[slot, 1] - self._spans[slot, 0]
-        self._longest[slot] = max(self._longest[slot], held)
-        self._spans[slot] = -1
+        self._spans[slot, :2] = -1
         return slot
 
     def peek(self, slot: int, start: int) -> Int32Array:
         """What was recorded from token `start` on; recording goes on."""
-        first, end = self._spans[slot]
+        first, end, _ = self._spans[slot]
         return self._texts[slot, first + start : end].copy() if first >= 0 else _NOTHING
 
     def take(self, slot: int) -> Int32Array:
         """What was recorded, and the slot back: a few tokens of the prompt, then the response."""
-        start, end = self._spans[slot]
+        start, end, _ = self._spans[slot]
         self._free.append(slot)
         return self._texts[slot, start:end].copy() if start >= 0 else _NOTHING
 
@@ -68,12 +66,15 @@ class TextRecorder:
             slots: int32[B], a negative one skips the row.
             token_ids, num_tokens, eligible: as for `Source.locate`.
         """
-        record_rows(self._texts, self._spans, slots, token_ids, num_tokens, eligible)
+        self._written += record_rows(
+            self._texts, self._spans, slots, token_ids, num_tokens, eligible
+        )
 
 
 @njit(nogil=True)
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
-    """See `TextRecorder.record`."""
+    """See `TextRecorder.record`; returns the tokens that slots hold beyond what they ever held."""
+    more = 0
     for row in range(slots.size):
         slot = slots[row]
         if slot < 0 or not eligible[row]:
@@ -86,6 +87,10 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         for position in range(spans[slot, 1], length):
             texts[slot, position] = token_ids[row, position]
         spans[slot, 1] = length
+        beyond = max(0, length - spans[slot, 0] - spans[slot, 2])
+        spans[slot, 2] += beyond
+        more += beyond
+    return more
 
 
 def warm_up() -> WarmUp:

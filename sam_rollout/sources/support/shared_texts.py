@@ -63,7 +63,7 @@ class _Told:
 
 
 class SharedTexts:
-    """Both directions. Does nothing before the first exchange.
+    """Both directions. Before the first exchange there is room for no text.
 
     Args:
         pool: of the automata that other engines' texts are read into.
@@ -82,33 +82,33 @@ class SharedTexts:
         self._limits = limits
         self._place_of = place_of
         self._max_bytes = max_bytes
-        self._room = int(max_bytes * _WAITING_SHARE) // (4 * limits.max_model_len)
         self._pool = pool
-        self._texts: tuple[OwnTexts, OthersTexts] | None = None  # from the first exchange on
+        self._is_asked = False
+        self._make(room=0)
         self._refused = 0
 
     @property
     def slots(self) -> int:
         """Open slots of the pool."""
-        return self._texts[1].slots if self._texts else 0
+        return self._others.slots
 
     @property
     def nbytes(self) -> int:
         """Bytes of texts that wait, in both directions."""
-        return sum(texts.nbytes for texts in self._texts) if self._texts else 0
+        return self._own.nbytes + self._others.nbytes
 
     def counters(self) -> dict[str, int]:
         """What became of other engines' texts."""
-        others = self._texts[1] if self._texts else None
         return {
-            "shared_tokens": others.tokens_read if others else 0,
-            "shared_missed_tokens": others.tokens_missed if others else 0,
+            "shared_tokens": self._others.tokens_read,
+            "shared_missed_tokens": self._others.tokens_missed,
             "shared_refused": self._refused,
         }
 
     def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
         """As `Source.exchange`; refused pieces are counted, the first one is named."""
-        own, others = self._texts = self._texts or self._begin()
+        if not self._is_asked:
+            self._begin()
         for raw in pieces:
             try:
                 piece, tokens = read_piece(raw, self._limits)
@@ -123,67 +123,63 @@ class SharedTexts:
                 continue
             place = self._place_of(piece)
             if place is None:
-                others.tokens_missed += len(tokens)
+                self._others.tokens_missed += len(tokens)
             else:
-                others.take(*place, piece, tokens)
-        others.end_turn()
-        return own.pieces(origin)
+                self._others.take(*place, piece, tokens)
+        self._others.end_turn()
+        return self._own.pieces(origin)
 
-    def _begin(self) -> tuple[OwnTexts, OthersTexts]:
+    def _begin(self) -> None:
         """Somebody asks: texts are kept from now on."""
-        if not self._room:
+        self._is_asked = True
+        room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
+        if not room:
             logger.warning(
                 "sam.sources.siblings.max_bytes = %d: an eighth of it holds no text of %d tokens, "
                 "the engine's longest; none is shared with other engines, drafting goes on.",
                 self._max_bytes,
                 self._limits.max_model_len,
             )
+        self._make(room)
+
+    def _make(self, room: int) -> None:
         most_bytes = int(self._max_bytes * _READING_SHARE)
-        return (
-            OwnTexts(self._limits, self._room),
-            OthersTexts(self._pool, self._limits, self._room, most_bytes),
-        )
+        self._own = OwnTexts(self._limits, room)
+        self._others = OthersTexts(self._pool, self._limits, room, most_bytes)
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
         """As `Source.bind`."""
-        if self._texts:
-            self._texts[0].bind(request_ids, identities)
+        if self._is_asked:
+            self._own.bind(request_ids, identities)
 
     def step(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Keep what the engine sampled; read of what others did. Errors as `OthersTexts.read`."""
-        if self._texts:
-            own, others = self._texts
-            own.record(token_ids, num_tokens, eligible)
-            others.read()
+        if self._is_asked:
+            self._own.record(token_ids, num_tokens, eligible)
+            self._others.read()
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `Source.finish`."""
-        if self._texts:
-            self._texts[0].finish(request_ids)
+        self._own.finish(request_ids)
 
     def attach(self, group: Hashable, automaton: int) -> None:
         """A group has its automaton from now on."""
-        if self._texts:
-            self._texts[1].attach(group, automaton)
+        self._others.attach(group, automaton)
 
     def forget(self, group: Hashable) -> None:
         """A group is over; before its automaton is destroyed."""
-        if self._texts:
-            self._texts[1].forget(group)
+        self._others.forget(group)
 
     def forget_others(self) -> None:
         """Memory is short: what waits of other engines' texts goes."""
-        if self._texts:
-            self._texts[1].forget_all()
+        self._others.forget_all()
 
     def end_step(self) -> None:
         """The training step is over for all engines."""
-        if self._texts:
-            own, others = self._texts
-            own.forget_ended()
-            others.forget_all()
+        self._own.forget_ended()
+        self._others.forget_all()
 
 
 class OwnTexts:

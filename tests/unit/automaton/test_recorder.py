@@ -60,13 +60,17 @@ def test_a_text_that_was_cut_is_followed(cut):
 
 def test_memory_is_what_was_ever_written():
     recorder = TextRecorder(2, 100)
+    row, is_eligible = np.zeros((1, 100), np.int32), np.ones(1, bool)
     assert recorder.nbytes == 0
     slot = recorder.open()
-    for length in (1, 40):
-        recorder.record(
-            np.array([slot], np.int32), np.zeros((1, 100), np.int32),
-            np.array([length], np.int32), np.ones(1, bool),
-        )  # fmt: skip
-    assert recorder.nbytes == 160
+    for length, tokens in ((1, 1), (40, 40), (20, 40)):
+        recorder.record(int32(slot), row, int32(length), is_eligible)
+        assert recorder.nbytes == 4 * tokens, "the system does not get it back"
     recorder.take(slot)
-    assert recorder.open() == slot and recorder.nbytes == 160, "the system does not get it back"
+    assert recorder.open() == slot and recorder.nbytes == 160
+    for length, tokens in ((1, 40), (30, 40), (50, 50)):
+        recorder.record(int32(slot), row, int32(length), is_eligible)
+        assert recorder.nbytes == 4 * tokens
+    other = recorder.open()
+    recorder.record(int32(other), row, int32(5), is_eligible)
+    assert recorder.nbytes == 4 * 55

@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 
 from sam_rollout.session.step_log import StepLog
 from sam_rollout.sources import NAMES
@@ -28,7 +29,8 @@ def test_columns_are_those_of_the_record_and_lists_name_every_source():
     (row,) = zip(*drained.values(), strict=True)
     found = dict(zip(drained, row, strict=True))
     assert (found["gate_open"], found["draft_budget"], found["sampler_us"]) == (True, K, 1.5)
-    assert found["drafter_us"] >= found["telemetry_us"] + 2 >= 3
+    assert found["telemetry_us"] >= 1
+    assert found["drafter_us"] - found["telemetry_us"] == pytest.approx(2)
     assert (found["draft_requests"], found["draft_tokens"], found["accepted_tokens"]) == (2, 4, 3)
     assert found["accepted_per_position"] == [2, 1]
     assert found["drafted_per_source"] == by_source(**{NAMES[2]: 3, NAMES[0]: 1})
