@@ -80,8 +80,8 @@ VARIANTS = (
     Variant("no telling but the suffix's length", _VOTES, _CLASS,
             "return _class_in(length, LENGTHS) * _PER_LENGTH"),
     Variant("weights that are not learned", _POLICY, "weights[number] = _CHANGED", "pass"),
-    Variant("places noted along 24 links instead of 8", _POOL, "MAX_LINK_UPDATES = 8",
-            "MAX_LINK_UPDATES = 24"),
+    Variant("places noted along 8 links instead of 2", _POOL, "MAX_LINK_UPDATES = 2",
+            "MAX_LINK_UPDATES = 8"),
 )  # fmt: skip
 
 

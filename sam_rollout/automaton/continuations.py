@@ -63,7 +63,8 @@ LANE_SEEN = 6  # state of the suffix that is looked at
 LANE_WIDTH = 8
 # A lane has a task for each suffix that is asked, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
 TASK_STATE, TASK_LENGTH = 0, 1
-# Its most frequent continuation and, if it is another one, the latest: token 0 targets are none.
+# Its most frequent continuation and the latest one: where both are the same, the target of the
+# latest is 0, a state that no token leads to.
 TASK_BEST_TOKEN, TASK_BEST_TARGET = 2, 3
 TASK_LATEST_TOKEN, TASK_LATEST_TARGET = 4, 5
 TASK_WIDTH = 6

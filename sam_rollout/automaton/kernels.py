@@ -130,7 +130,7 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
 CLONE_LENGTH = 0  # of a clone: length of its longest string
 LINK = 1
-# The latest prefix that ends in the state's strings and went on, see `_note_end`; until one did,
+# The latest prefix that ends in the state's strings and went on, see `_note`; until one did,
 # the prefix they were first read in. In a prefix the bits above hold how often one did, up to
 # LARGEST_COUNT.
 LATEST = 2
@@ -147,6 +147,8 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
+# Where the tokens of these edges are; the state that one leads to follows its token.
+OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
 # Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
 SOURCE = 0
@@ -428,6 +430,15 @@ def _search_table(header, state, token):
 
 
 @_inlined
+def _own_target(entry, token):
+    """Column of the target of a clone's own edge on `token`, 0 if it has none there."""
+    for column in OWN_EDGE_COLUMNS:
+        if entry[column] == token:
+            return column + 1
+    return 0
+
+
+@_inlined
 def _find_edge(header, address, state, token):
     """Address of the target of a branching edge of the state at `address`.
 
@@ -436,9 +447,9 @@ def _find_edge(header, address, state, token):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
-            if entry[column] == token:
-                return address + 4 * (column + 1)
+        column = _own_target(entry, token)
+        if column != 0:
+            return address + 4 * column
     if entry[FIRST_EDGE] == NONE:
         return np.int64(0)
     edge = _search_table(header, state, token)
@@ -453,7 +464,7 @@ def _put_edge(header, address, state, token, target, found):
     """
     entry = _int32_pointer(address)
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             if entry[column + 1] == 0:
                 entry[column] = token
                 entry[column + 1] = target
@@ -543,7 +554,7 @@ def _branches(header, state):
         count = np.int64(entry[NEXT_TOKEN] != NONE)
     else:
         count = np.int64(0)
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             count += entry[column + 1] != 0
     token = np.int64(entry[FIRST_EDGE])
     while token != NONE:
@@ -578,7 +589,7 @@ def _clone(header, arena, parent, token, edge, state):
     entry[LATEST] = _end_of(source)
     entry[CLONE_COUNT] = _count(states, state)
     entry[FIRST_EDGE] = NONE
-    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+    for column in OWN_EDGE_COLUMNS:
         entry[column], entry[column + 1] = NONE, 0
     source[LINK] = clone
     reason = DONE
@@ -605,7 +616,7 @@ def _clone(header, arena, parent, token, edge, state):
                 entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = copied, target, times
         copied = np.int64(original[NEXT_EDGE])
     if state < 0:
-        for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
+        for column in OWN_EDGE_COLUMNS:
             if source[column + 1] != 0:
                 copied, target = np.int64(source[column]), np.int64(source[column + 1])
                 reason |= _put_edge(header, address, clone, copied, target, 0)
@@ -647,34 +658,6 @@ def _target_of(header, arena, state, token):
 
 
 @_inlined
-def _link_of_next(header, arena, last, new, token):
-    """Give every suffix of a text its edge on `token`; return the new prefix's suffix link.
-
-    Stops with a reason when the edge table is full. The walk may then be repeated from its start
-    once there is room: edges that lead to the new prefix already are passed over.
-    """
-    states = header[STATES]
-    state, address = last, _address_of(states, last)
-    while state != 0:
-        state = np.int64(_int32_pointer(address)[LINK])
-        address = _address_of(states, state)
-        if state >= 0 and _int32_pointer(address)[NEXT_TOKEN] == token:
-            return _after(states, state), DONE
-        edge = _find_edge(header, address, state, token)
-        if edge > 0:
-            target = np.int64(_int32_pointer(edge)[0])
-            if target == new:
-                continue
-            if _length_of(states, target) == _length_of(states, state) + 1:
-                return target, DONE
-            return _clone(header, arena, state, token, edge, target)
-        reason = _put_edge(header, address, state, token, new, edge)
-        if reason != DONE:
-            return np.int64(0), reason
-    return np.int64(0), DONE
-
-
-@_inlined
 def _count(states, state):
     """How often a state's strings went on, as far as noted."""
     entry = _at(states, state)
@@ -704,54 +687,94 @@ def _latest_of(header, state):
 
 
 @_inlined
-def _note_end(states, last, position, max_link_updates):
-    """Note, for the suffixes that a text ended with, that it went on at `position`.
+def _note(entry, state, position, token, target, times):
+    """Note that a state's strings went on at `position`, with `token` to `target`.
 
-    Kept are the latest place and how often there was one.
-
-    At most `max_link_updates` suffix links are followed. Without that bound, a repeated token
-    would cost the length of its run at every step. With it, states far down the chain keep a
-    place that is correct but may be older.
+    Kept are the latest place and how often there was one, and of a clone the edge.
     """
-    state = last
-    for links in range(max_link_updates + 1):
-        if state == 0 and links > 0:
-            break
-        entry = _at(states, state)
-        if state < 0:
-            entry[LATEST] = position
-            entry[CLONE_COUNT] += 1
-        else:
-            count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
-            entry[LATEST] = position | (count << COUNT_SHIFT)
-        state = np.int64(entry[LINK])
+    if state < 0:
+        entry[LATEST] = position
+        entry[CLONE_COUNT] += 1
+        entry[LATEST_TOKEN], entry[LATEST_TARGET] = token, target
+        if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:
+            entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = token, target, times
+    else:
+        count = min((np.int64(entry[LATEST]) >> COUNT_SHIFT) + 1, LARGEST_COUNT)
+        entry[LATEST] = position | (count << COUNT_SHIFT)
 
 
 @_inlined
-def _note_edges(states, last, new, token, max_link_updates):
-    """Note, for the same suffixes, where they went on to: the new prefix, or a suffix of it.
+def _note_known(states, state, position, token, new, link, links):
+    """Note that a state and shorter suffixes went on, `links` states at most.
 
-    An edge was followed as often as something followed it, and once more now.
+    Their strings were followed by `token` before: they went on to suffixes of the new prefix, whose
+    link is `link`. An edge was followed as often as something followed it, and once more now.
     """
-    state, target, times = last, new, np.int64(1)
-    longest_of_next = _length_of(states, np.int64(_at(states, new)[LINK]))
-    for _ in range(max_link_updates + 1):
+    target, link_of_target, times = new, link, np.int64(1)
+    longest_of_link = _length_of(states, link)
+    for _ in range(links):
         if state == 0:
             break
         entry = _at(states, state)
         if state < 0:
-            while entry[CLONE_LENGTH] < longest_of_next:  # shorter strings lead to shorter ones
-                target = np.int64(_at(states, target)[LINK])
+            while entry[CLONE_LENGTH] < longest_of_link:  # shorter strings lead to shorter ones
+                target = link_of_target
                 times = _count(states, target) + 1
-                longest_of_next = _length_of(states, np.int64(_at(states, target)[LINK]))
-            entry[LATEST_TOKEN], entry[LATEST_TARGET] = token, target
-            if token == entry[BEST_TOKEN] or times >= entry[BEST_COUNT]:
-                entry[BEST_TOKEN], entry[BEST_TARGET], entry[BEST_COUNT] = token, target, times
+                link_of_target = np.int64(_at(states, target)[LINK])
+                longest_of_link = _length_of(states, link_of_target)
+        _note(entry, state, position, token, target, times)
         state = np.int64(entry[LINK])
 
 
 @_inlined
-def _begin_next(header, arena, text, token, max_link_updates):
+def _lead_to(header, arena, last, new, token, max_link_updates):
+    """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
+
+    That the suffixes went on is noted on the way, along `max_link_updates` suffix links. Without
+    that bound, a repeated token would cost the length of its run at every step. With it, states far
+    down the chain keep a place that is correct but may be older, and a count that may be lower.
+
+    Stops with a reason when the edge table is full. The walk may then be repeated from its start
+    once there is room: edges that lead to the new prefix already are passed over.
+    """
+    states = header[STATES]
+    # The place before `new`, in another block than `new` if that is a block's first.
+    position = new - 1 if new & BLOCK_MASK != 0 else last
+    state, link, left = last, np.int64(0), max_link_updates
+    address = _address_of(states, last)
+    while state != 0:
+        state = np.int64(_int32_pointer(address)[LINK])
+        address = _address_of(states, state)
+        entry = _int32_pointer(address)
+        if state >= 0 and entry[NEXT_TOKEN] == token:
+            link = _after(states, state)
+            break
+        edge = _find_edge(header, address, state, token)
+        if edge <= 0:
+            reason = _put_edge(header, address, state, token, new, edge)
+            if reason != DONE:
+                return reason
+            # Now, not in a walk of its own: a clone made below copies the count of what it is
+            # split from, which may be one of these.
+            if state != 0 and left > 0:
+                _note(entry, state, position, token, new, np.int64(1))
+        else:
+            target = np.int64(_int32_pointer(edge)[0])
+            if target != new:
+                link = target
+                if _length_of(states, target) != _length_of(states, state) + 1:
+                    link, reason = _clone(header, arena, state, token, edge, target)
+                    if reason != DONE:
+                        return reason
+                break
+        left -= 1
+    _at(states, new)[LINK] = link
+    _note_known(states, state, position, token, new, link, left)
+    return DONE
+
+
+@_inlined
+def _begin_next(header, arena, text, token):
     """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
     states = header[STATES]
     last = text[LAST]
@@ -770,7 +793,7 @@ def _begin_next(header, arena, text, token, max_link_updates):
         if reason != DONE:
             return np.int64(0), reason
         _add_prefix_block(header, arena, _length_of(states, last), text[TEXT_WRITER])
-    _note_end(states, last, position, max_link_updates)
+    _note(_int32_pointer(address), last, position, token, new, np.int64(1))
     _at(states, position)[NEXT_TOKEN] = token
     _begin_prefix(states, new, new)
     return new, DONE
@@ -803,15 +826,13 @@ def _append(header, arena, text, token, max_link_updates):
             if target != 0:
                 text[LAST] = target
                 return DONE
-        new, reason = _begin_next(header, arena, text, token, max_link_updates)
+        new, reason = _begin_next(header, arena, text, token)
         if reason != DONE:
             return reason
         text[PENDING] = new
-    link, reason = _link_of_next(header, arena, last, new, token)
+    reason = _lead_to(header, arena, last, new, token, max_link_updates)
     if reason != DONE:
         return reason
-    _at(header[STATES], new)[LINK] = link
-    _note_edges(header[STATES], last, new, token, max_link_updates)
     text[LAST] = new
     text[PENDING] = 0
     return DONE
@@ -906,10 +927,8 @@ def _edge_at_hand(states, address, state, token):
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
-    for column in range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2):
-        if entry[column] == token:
-            return np.int64(entry[column + 1])
-    return np.int64(0)
+    column = _own_target(entry, token)
+    return np.int64(entry[column]) if column != 0 else np.int64(0)
 
 
 @_inlined

@@ -27,9 +27,9 @@ _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 # that clones have no place for, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which is noted how a text went on: bounds what a token costs in very repetitive
-# text. What noting more of them would bring: benchmarks/vote_rules.py.
-MAX_LINK_UPDATES = 8
+# Suffix links along which is noted how a text went on. Along more of them it takes longer, and a
+# little less of the drafts is accepted: benchmarks/vote_rules.py.
+MAX_LINK_UPDATES = 2
 
 # Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.
 _FIRST_DIRECTORY_BLOCKS = 4
@@ -62,9 +62,9 @@ class AutomatonPool:
     Not thread-safe, though the kernels release the GIL: one pool belongs to one engine worker.
 
     Args:
-        max_link_updates: suffix links along which an end position is noted per token. A larger
-            number finds later places and counts them all in very repetitive text, at that many
-            memory accesses.
+        max_link_updates: suffix links along which is noted, per token, how the text went on. A
+            larger number finds later places of short suffixes and counts them more completely, at
+            that many memory accesses.
 
     Raises:
         ValueError: an argument is out of range.

@@ -125,7 +125,7 @@ class AutoGate:
                     # With more or fewer requests it may have changed as well.
                     self._octaves = [None] * len(self._octaves)
                     self._octaves[self._octave] = self._supply
-            self._judged += step.offered.tokens[1:].sum(axis=1)
+            self._told += step.offered.tokens
         if not load.steady or before + tokens != context:
             self._left_out += 1
             expected = self._expected[self._best]
@@ -201,30 +201,24 @@ class AutoGate:
         self._decided_for = rows
         self._whole = whole
         share, levels = self._drafting_share, self._supply.by_level()
-        self._draft_tokens, expected = self._work_out(rows, self._context, share, levels)
-        self._expected, accepted = expected, levels.accepted
-        choices = _ENDS if whole else _ALL
-        best, best_rate, drafting, drafting_rate = 0, 0.0, 0, 0.0
-        for level in choices if share else (0,):
-            rate = (1 + share * accepted[level]) / expected[level]
-            if level and rate > drafting_rate:
-                drafting, drafting_rate = level, rate
-            if level == 0:
-                rate *= _LEAD
-            if level == self._best:
-                rate *= _LEAD
-            if rate > best_rate:
-                best, best_rate = level, rate
+        tokens, expected, fair = self._work_out(rows, self._context, share, levels)
+        self._draft_tokens, self._expected = tokens, expected
+        choices = (_ENDS if whole else _ALL) if share else (0,)
+        drafting = min(choices[1:], key=fair.__getitem__, default=0)
+        s_per_token = fair.copy()
+        s_per_token[0] /= _LEAD
+        s_per_token[self._best] /= _LEAD
+        best = min(choices, key=s_per_token.__getitem__)
         if bool(best) != bool(self._best):
             self._ask_again = _ASK_AGAIN
         self._best = best
-        self._fair_s_per_token = expected[best] / (rows * (1 + share * accepted[best]))
+        self._fair_s_per_token = fair[best] / rows
         return self._trial(rows, drafting, choices) if share else best
 
     def _work_out(
         self, rows: int, context: float, share: float, levels: Levels
-    ) -> tuple[list[float], list[float]]:
-        """Draft tokens and time that are expected of a step, by level.
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Draft tokens and seconds that are expected of a step, and a request's token, by level.
 
         Args:
             rows: requests.
@@ -232,22 +226,24 @@ class AutoGate:
             share: of the requests, those that may draft.
             levels: what is offered to one that may.
         """
-        offered, _, spread = levels
-        tokens, off = np.array(offered) * share * rows, np.array(spread) * math.sqrt(share * rows)
-        if self._whole:
-            tokens[:], off[:] = rows * self._k, 0.0
-        tokens[0] = rows * self._filling
+        root, tokens, weights = math.sqrt(share * rows), [self._filling * rows], []
+        sizes = list(tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
-        below = np.minimum(tokens, off)
-        above = np.divide(off * off, below, out=np.zeros(LEVELS), where=below > 0)
-        larger = self._times.expect(rows, context, (tokens + above).tolist())
-        smaller = self._times.expect(rows, context, (tokens - below).tolist())
-        share_larger = np.divide(below, below + above, out=np.zeros(LEVELS), where=below > 0)
-        return tokens.tolist(), [
-            b + weight * (a - b)
-            for a, b, weight in zip(larger, smaller, share_larger.tolist(), strict=True)
-        ]
+        for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
+            mean, off = offered * share * rows, spread * root
+            if self._whole:
+                mean, off = self._k * rows, 0.0
+            below = min(mean, off)
+            above = off * off / below if below > 0 else 0.0
+            tokens.append(mean)
+            sizes += mean + above, mean - below
+            weights.append(below / (below + above) if below > 0 else 0.0)
+        closed, *times = self._times.expect(rows, context, sizes)
+        both = zip(times[::2], times[1::2], weights, strict=True)
+        expected = [closed, *(b + weight * (a - b) for a, b, weight in both)]
+        pairs = zip(expected, levels.accepted, strict=True)
+        return tokens, expected, [s / (1 + share * accepted) for s, accepted in pairs]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -256,9 +252,8 @@ class AutoGate:
         supply = Supply(self._calibration)
         supply.observe(offered)
         levels, share = supply.by_level(), self._drafting_share
-        _, expected = self._work_out(rows, self._context, share, levels)
-        rates = (1 + share * np.array(levels.accepted)) / np.array(expected)
-        return bool(rates.max() > _LEAD * rates[0])
+        _, _, s_per_token = self._work_out(rows, self._context, share, levels)
+        return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
         """Change to what is offered with about so many requests."""
@@ -307,7 +302,7 @@ class AutoGate:
         """What was decided since the last call, and how good that was by what is known now."""
         regret_s, compared_s = self._regret()
         closed, opened = self._chosen
-        _, right, expected = self._judged.tolist()
+        _, _, right, expected = self._told.sum(axis=1).tolist()
         report: dict[str, float] = {
             **{f"gate/steps_with_k_{k}": 0 for k in range(self._k)},
             "gate/steps_with_k_0": closed,
@@ -336,7 +331,7 @@ class AutoGate:
         """Count from here on."""
         self._chosen = [0, 0]  # closed, open
         self._prices = 0.0
-        self._judged = np.zeros(3)  # draft tokens: all, right, expected to be right
+        self._told = np.zeros((4, len(CHANCES)))  # as `Offered` has them
         self._trials = self._open_trials = 0
         self._left_out = self._measured = self._skipped = self._tokens = 0
         self._time_s = self._predicted_s = 0.0
@@ -361,8 +356,8 @@ class AutoGate:
                 continue
             mean, share = round(rows / steps), may_draft / rows
             levels = (self._octaves[mean.bit_length()] or self._supply).by_level()
-            _, expected = self._work_out(mean, context / steps, share, levels)
-            s_per_token = np.array(expected) / (mean * (1 + share * np.array(levels.accepted)))
+            _, _, of_request = self._work_out(mean, context / steps, share, levels)
+            s_per_token = np.array(of_request) / mean
             if self._whole:
                 s_per_token[1:-1] = s_per_token[-1]  # no level between is a choice
             would_s.append(sum(tokens) * s_per_token)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sam_rollout.verified import Offered, Verified
 
-_sum, _all = np.add.reduce, np.logical_and.reduce  # without the detours of ndarray.sum and .all
+_sum = np.add.reduce  # without the detours of ndarray.sum
 
 
 class StepLoad(NamedTuple):
@@ -50,7 +50,7 @@ class LoadMeter:
     def load(self, step: EngineStep) -> StepLoad:
         """The load of a step; call it for every one."""
         verified = step.verified
-        no_prompt_before, self._no_prompt = self._no_prompt, bool(_all(verified.sampled))
+        no_prompt_before, self._no_prompt = self._no_prompt, 0 not in verified.sampled
         rows = len(verified.sampled)
         return StepLoad(
             rows,

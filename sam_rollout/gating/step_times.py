@@ -51,7 +51,6 @@ class StepTimes:
         self.bin_of = _bins(max_rows)
         self.bins = self.bin_of[-1] + 1
         self.loads = 1 + _COLUMNS * max_draft_tokens
-        self._recent = np.zeros((_FIT_EVERY, _FEATURES + 1))  # features, seconds
         self._forget()
 
     def _forget(self) -> None:
@@ -64,6 +63,7 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
+        self._recent: list[tuple[float, ...]] = []  # features, seconds; not in gram and moment yet
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
@@ -74,11 +74,10 @@ class StepTimes:
         """Whether anything was measured that an expectation can be built on."""
         return self._steps >= _WARM_UP
 
-    def load_of(self, rows: int, draft_tokens: float, *, drafting: bool) -> int:
+    def load_of(self, rows: int, draft_tokens: float, *, drafting: bool = True) -> int:
         """Column of a cell: 0 with the gate closed, else by draft tokens per request."""
-        if not drafting:
-            return 0
-        return min(max(math.ceil(_COLUMNS * draft_tokens / rows), 1), self.loads - 1)
+        load = (math.ceil(_COLUMNS * draft_tokens / rows) or 1) if drafting else 0
+        return load if load < self.loads else self.loads - 1
 
     def weight(self, rows: int, load: int) -> float:
         """Steps measured in a cell, the latest ones."""
@@ -99,11 +98,11 @@ class StepTimes:
         plain = max(a + b * rows + d * context, least)
         line = a * n + b * scored + c * drafted + d * read
         of_bin = (_above(seconds, line) * n + _BORROWED) / (n + _BORROWED)
-        speed = self._speed
+        speed, slope = self._speed, b + c
         corrections: dict[int, float] = {}
-        times = []
-        for number, tokens in enumerate(draft_tokens):
-            load = self.load_of(rows, tokens, drafting=number > 0)
+        times: list[float] = []
+        for tokens in draft_tokens:
+            load = self.load_of(rows, tokens) if times else 0
             if load not in corrections:
                 correction = of_bin
                 n, seconds, scored, drafted, read = self._cells[bin_][load]
@@ -111,7 +110,7 @@ class StepTimes:
                     line = a * n + b * scored + c * drafted + d * read
                     correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)
                 corrections[load] = correction
-            times.append(speed * corrections[load] * (plain + (b + c) * tokens))
+            times.append(speed * corrections[load] * (plain + slope * tokens))
         return times
 
     def observe(
@@ -156,22 +155,22 @@ class StepTimes:
             cell[2] += scored
             cell[3] += draft_tokens
             cell[4] += context
-        self._recent[self._steps % _FIT_EVERY] = 1, scored, draft_tokens, context, usual
+        self._recent.append((1, scored, draft_tokens, context, usual))
         self._steps += 1
-        if self._steps % _FIT_EVERY == 0 or self._steps in _FIRST_FITS:
+        if len(self._recent) == _FIT_EVERY or self._steps in _FIRST_FITS:
             self._fit()
         return True
 
     def _fit(self) -> None:
         """Fit the line to the latest steps and, less and less, to those before."""
-        fresh = self._recent[: (self._steps - 1) % _FIT_EVERY + 1]
+        fresh = np.array(self._recent)
         relative = fresh / fresh[:, -1:]
         features = relative[:, :-1]
         keep = (1 - 1 / _MEMORY) ** len(fresh)
         gram = keep * self._gram + features.T @ features
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
-            self._gram, self._moment = gram, moment
+            self._gram, self._moment, self._recent = gram, moment, []
         # Where data do not tell features apart, the ridge shares their time out. That of draft
         # tokens is what one costs more than any other scored token: nothing, until it is measured.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))

@@ -14,6 +14,9 @@ has offers of its own. How well the drafter's chances hold is learned of all tog
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -41,15 +44,14 @@ class Calibration:
         self.steps = 0
         self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
         self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
-        self._usual = (np.array(CHANCES) + np.array((1.0, *CHANCES[:-1]))) / 2
+        self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""
         self.steps += 1
         self._judged += offered.tokens[1:]
-        full = self._judged[0] > _JUDGED
-        if full.any():
-            self._judged[:, full] /= 2
+        if max(self._judged[0].tolist()) > _JUDGED:
+            self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
         """Doubt what was learned before, after a look of a closed gate that `observe` has seen.
@@ -58,17 +60,19 @@ class Calibration:
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
-        expected = self.shares()
+        expected = np.array(self.shares())
         off = _DEVIATIONS * np.sqrt(judged * expected * (1 - expected)) + _MORE
         better = right > judged * expected + off
         self._judged[:, better] = self._looks[:, better]
         self._looks[:, better | (judged > _LOOKED_AT)] /= 2
 
-    def shares(self) -> np.ndarray:
-        """Share of right tokens by class, float64[CHANCES]."""
-        judged, right, expected = self._judged
-        chance = (expected + self._usual) / (judged + 1)
-        return (right + _BELIEVED * chance) / (judged + _BELIEVED)
+    def shares(self) -> list[float]:
+        """Share of right tokens by class."""
+        sums = zip(*self._judged.tolist(), self._usual, strict=True)
+        return [
+            (right + _BELIEVED * (expected + usual) / (judged + 1)) / (judged + _BELIEVED)
+            for judged, right, expected, usual in sums
+        ]
 
 
 class Levels(NamedTuple):
@@ -88,8 +92,9 @@ class Supply:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._tokens = np.zeros(len(CHANCES))  # by class
-        self._spread = np.zeros(len(CHANCES))  # by level: variance of a step's tokens / requests
+        # Lists: with cold caches a short loop takes less time than a dozen functions of numpy.
+        self._tokens = [0.0] * len(CHANCES)  # by class
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0
         self._levels = Levels([], [], [])
         self._worked_out_at = -1  # steps of the calibration
@@ -101,10 +106,12 @@ class Supply:
         rows = offered.rows
         self.rows = min(self.rows + rows, max(_ROWS, _STEPS * rows))
         weight = rows / self.rows
-        off = offered.tokens[0] / rows - self._tokens
-        self._tokens += weight * off
-        off = np.add.accumulate(off)
-        self._spread += weight * ((1 - weight) * rows * off * off - self._spread)
+        tokens, spread, total = self._tokens, self._spread, 0.0
+        for i, told in enumerate(offered.tokens[0].tolist()):
+            off = told / rows - tokens[i]
+            tokens[i] += weight * off
+            total += off
+            spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
         """Another one that begins with what is known here, and soon changes its mind."""
@@ -117,10 +124,10 @@ class Supply:
         """What a request that may draft would verify and gain."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
-            accepted = self._tokens * self._calibration.shares()
+            accepted = map(mul, self._tokens, self._calibration.shares())
             self._levels = Levels(
-                [0.0, *np.add.accumulate(self._tokens).tolist()],
-                [0.0, *np.add.accumulate(accepted).tolist()],
-                [0.0, *np.sqrt(self._spread).tolist()],
+                list(accumulate(self._tokens, initial=0.0)),
+                list(accumulate(accepted, initial=0.0)),
+                [0.0, *map(math.sqrt, self._spread)],
             )
         return self._levels

@@ -390,8 +390,8 @@ def kept_edges_of_table(memory):
     from_table = 0
     for number in memory.clones:
         state = memory.state(number)
-        own = range(kernels.OWN_EDGES, len(state), 2)
-        edges = {state[column]: state[column + 1] for column in own if state[column + 1]}
+        own = [column for column in kernels.OWN_EDGE_COLUMNS if state[column + 1]]
+        edges = {state[column]: state[column + 1] for column in own}
         for column in (kernels.LATEST_TOKEN, kernels.BEST_TOKEN):
             token, target = state[column : column + 2]
             assert (edges.get(token) or table.get((number, token), 0)) == target

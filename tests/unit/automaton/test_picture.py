@@ -54,9 +54,7 @@ class Picture(Memory):
             length = state[kernels.CLONE_LENGTH]
             end = state[kernels.LATEST] & kernels.PREFIX_MASK
             edges = [
-                self.edge(state, column)
-                for column in range(kernels.OWN_EDGES, len(state), 2)
-                if state[column + 1]
+                self.edge(state, column) for column in kernels.OWN_EDGE_COLUMNS if state[column + 1]
             ]
             yield (
                 f"{number:>5}  {TEXT[end - length : end]:<6}  {length:>12}  "

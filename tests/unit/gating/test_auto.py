@@ -208,7 +208,7 @@ class Charged(AutoGate):
     def expected(self, rows: int, *, whole: bool = False) -> tuple[float, float]:
         """Draft tokens and milliseconds of a step with drafts."""
         self._whole = whole
-        tokens, times = self._work_out(rows, 0, self._drafting_share, self.levels)
+        tokens, times, _ = self._work_out(rows, 0, self._drafting_share, self.levels)
         assert (tokens[0], times[0]) == (0, 1)
         return tokens[-1], times[-1]
 
