@@ -156,9 +156,8 @@ def run_all(
     sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
 ) -> list[dict[str, Any]]:
     """Every side and cell, rounds times, sides in turns; a row each, medians with intervals."""
-    from benchmarks.emulated_device import emulate, schedule_asynchronously
+    from benchmarks.emulated_device import asynchronous_scheduling, emulate
 
-    schedule_asynchronously()
     emulate(texts())
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {side: [] for side in sides}
     names = ["/".join(side) for side in sides]
@@ -166,7 +165,8 @@ def run_all(
         for name in turns(names, number):
             drafts, scheduling = name.split("/")
             started = time.perf_counter()
-            found[drafts, scheduling].append(run_side((drafts, scheduling), cells))
+            with asynchronous_scheduling():
+                found[drafts, scheduling].append(run_side((drafts, scheduling), cells))
             print(f"round {number + 1}: {name}, {time.perf_counter() - started:.0f} s", flush=True)
     return [
         {

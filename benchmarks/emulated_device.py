@@ -5,7 +5,7 @@ real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for e
 and samples what the text of its request goes on with. Launching it keeps the host busy for
 `launch_s`; after that the host is free until it asks for the result, as beside an accelerator.
 
-`schedule_asynchronously` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
+`asynchronous_scheduling` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,40 +82,51 @@ class _Stream:
     wait_event = synchronize = wait_stream
 
 
-def _stand_in() -> None:
-    torch.cuda.Event = torch.Event = _Event  # type: ignore[assignment,misc]
-    torch.cuda.Stream = _Stream  # type: ignore[assignment,misc]
-    torch.cuda.current_stream = lambda *_args: _Stream()  # type: ignore[assignment]
-    torch.cuda.stream = lambda *_args: contextlib.nullcontext()  # type: ignore[assignment]
+def _stand_in(patch: Callable[[Any, str, Any], None]) -> None:
+    for name, value in (("Event", _Event), ("Stream", _Stream)):
+        patch(torch.cuda, name, value)
+    patch(torch, "Event", _Event)
+    patch(torch.cuda, "current_stream", lambda *_args: _Stream())
+    patch(torch.cuda, "stream", lambda *_args: contextlib.nullcontext())
 
 
-def schedule_asynchronously() -> None:
-    """Let vLLM schedule asynchronously on a CPU, which its platform switches off, from here on.
+@contextlib.contextmanager
+def asynchronous_scheduling() -> Iterator[None]:
+    """Let engines that are made within schedule asynchronously, which a CPU's platform switches off.
 
-    Call it once, before an engine is made. Streams and events are stand-ins.
+    Streams and events are stand-ins; engines in processes of their own are forked, and have them,
+    too.
     """
     import vllm.v1.worker.cpu_model_runner as module
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    made = module.CPUModelRunner.__init__
+    before: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        before.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
 
     def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
         asked = vllm_config.scheduler_config.async_scheduling
         update(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = asked
-        # Processes that are forked have the stand-ins, too.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
-    platform.check_and_update_config = classmethod(keep_asynchronous)  # type: ignore[assignment]
-    module._torch_cuda_wrapper = contextlib.nullcontext  # has stand-ins of its own
-    made = module.CPUModelRunner.__init__
-
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _stand_in()  # a module that was imported meanwhile has put its own there
+        _stand_in(patch)  # a module that was imported meanwhile has put its own there
         made(self, *args, **kwargs)
 
-    module.CPUModelRunner.__init__ = init  # type: ignore[method-assign]
+    patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
+    patch(module.CPUModelRunner, "__init__", init)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
 
 
 def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:

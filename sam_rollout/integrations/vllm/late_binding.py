@@ -95,11 +95,6 @@ class LateBinding:
         for name in ("execute_model", "sample_tokens", "_bookkeeping_sync"):
             delattr(self._runner, name)
 
-    def settle(self) -> None:
-        """Read what is on its way to the host, between two steps."""
-        if self._newest is not None:
-            self._land(self._newest, ended=(), room=False)
-
     # --- wrapped around the runner ------------------------------------------------------------
 
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -217,6 +217,4 @@ class SamProposer:
 
     def drain(self) -> dict[str, Any] | None:
         """What ``DraftSession.drain`` returns; None on ranks without a session."""
-        if self._late_binding is not None:
-            self._late_binding.settle()
         return self.session.drain() if self.session else None
