@@ -92,10 +92,10 @@ def _stand_in(patch: Callable[[Any, str, Any], None]) -> None:
 
 @contextlib.contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Let engines that are made within schedule asynchronously, which a CPU's platform switches off.
+    """Let engines that are made within schedule asynchronously, as on an accelerator.
 
-    Streams and events are stand-ins; engines in processes of their own are forked, and have them,
-    too.
+    A CPU's platform switches that off. Streams and events are stand-ins; engines in processes of
+    their own are forked, and have them, too.
     """
     import vllm.v1.worker.cpu_model_runner as module
     from vllm.platforms import current_platform
@@ -148,7 +148,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
         """A runner whose forward pass takes time on the device, and none of the host."""
 
         _scored = 0  # tokens of the step under way; 0 while the engine warms up
-        _ids: list[str] = []
+        _ids: tuple[str, ...] = ()
 
         def load_model(self, *args: Any, **kwargs: Any) -> None:
             super().load_model(*args, **kwargs)
@@ -167,8 +167,8 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return self._hidden[: input_ids.shape[0]]
 
         def _rows(self) -> np.ndarray:
-            if self.input_batch.req_ids != self._ids:
-                self._ids = list(self.input_batch.req_ids)
+            if tuple(self.input_batch.req_ids) != self._ids:
+                self._ids = tuple(self.input_batch.req_ids)
                 asked = (self.requests[name].sampling_params.extra_args for name in self._ids)
                 self._texts = np.array([extra[TEXT_KEY] for extra in asked])
             return self._texts

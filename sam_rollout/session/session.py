@@ -83,7 +83,7 @@ class DraftSession:
         failures: of the drafter.
         record_failures: of notes on engine steps.
         exchange_failures: of exchanges with other engines.
-        wants_drafts: whether the last step that was seen called for drafts.
+        wants_drafts: whether the last step that was seen called for drafts, or for filling.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -156,6 +156,7 @@ class DraftSession:
         sampled: Int32Array,
         *,
         room: bool = True,
+        whole: bool = False,
     ) -> DraftBatch:
         """See what the engine just did, and draft for its next step.
 
@@ -169,6 +170,7 @@ class DraftSession:
                 array each time.
             room: whether the engine's next step can verify drafts. Where it cannot, there are none;
                 `wants_drafts` tells whether it should be able to.
+            whole: a step that verifies drafts has k tokens for each request: they are filled up.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
@@ -176,14 +178,14 @@ class DraftSession:
         if self.drafter is not None:
             try:
                 return self._step(
-                    self.drafter, request_ids, token_ids, num_tokens, sampled, room=room
+                    self.drafter, request_ids, token_ids, num_tokens, sampled, room, whole
                 )
             except Exception:
                 self._switch_off()
         rows = len(sampled)
         self._batch.clear(rows)
-        self.wants_drafts = False
-        if room and self.padding.applies(rows, gate_open=False):
+        self.wants_drafts = self.padding.applies(rows, gate_open=False)
+        if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
 
@@ -194,8 +196,8 @@ class DraftSession:
         token_ids: Int32Array,
         num_tokens: Int32Array,
         sampled: Int32Array,
-        *,
         room: bool,
+        whole: bool,
     ) -> DraftBatch:
         started_ns = time.perf_counter_ns()
         same_batch = request_ids == self._request_ids
@@ -215,13 +217,15 @@ class DraftSession:
                 may_draft=self._may_draft,
                 offered=drafter.offered(verified) if same_rows else None,
             ),
-            whole=self.padding.in_use,
+            whole=whole or self.padding.in_use,
             room=room,
         )
-        if hands_over(budget, self.gate.least_chance) and not room:
-            self.wants_drafts, budget = True, 0
-        else:
-            self.wants_drafts = hands_over(budget, self.gate.least_chance)
+        rows = len(request_ids)
+        drafts = hands_over(budget, self.gate.least_chance)  # a look finds some, hands none over
+        # What fills a step up needs room as drafts do.
+        self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
+        if drafts and not room:
+            drafts, budget = False, 0
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
@@ -232,11 +236,9 @@ class DraftSession:
             gate_open=gate_open,
             least_chance=self.gate.least_chance,
         )
-        if room and self.padding.applies(len(request_ids), gate_open):
+        if room and (whole or self.padding.applies(rows, gate_open)):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
         telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
-        # A look finds drafts and hands none over.
-        drafts = hands_over(budget, self.gate.least_chance)
         self.ledger.offer(decoding if drafts else None)
         if self._record and not self.record_failures:
             self._note(started_ns, telemetry_ns, gate_open, budget)

@@ -1,18 +1,19 @@
 """Drafts bound late: our drafter beside vLLM's asynchronous scheduling, in the worker.
 
 vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on the device, with
-places for k draft tokens a request, or with none (`async_scheduler.py`). What fills the places
-cannot be known yet, since it follows from the tokens of step n. So
+places for k draft tokens a request or with none (`async_scheduler.py`). What fills the places
+cannot be known yet, since it follows from the tokens of step n. There are three ways:
 
-* a step with places is kept back until the tokens of the step before have arrived. They are written
-  into the host's arrays, as vLLM itself does when it schedules synchronously, the session drafts,
-  and the worker's copy of the step gets the drafts, the places without a draft taken out, and the
-  lengths that texts really have. From there on the step is an ordinary one;
-* a step without places is launched at once, and the tokens of the step before are read while it
-  runs. Nothing waits.
-
-A step that had places, or drafts to verify, is always followed to its end before the next one is
-prepared: only steps of one token a request, whose lengths the scheduler knows, overlap.
+* **No places.** The step is launched at once; the tokens of the step before are read while it runs.
+  Nothing waits.
+* **Prepared ahead**, while few requests run. Every place gets a token, so that the shape of the step
+  is known: it is prepared while step n runs. Positions are put right on the device, as vLLM does
+  for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
+  drafts, and writes the drafts into the input. Places without a draft hold tokens that are wrong.
+* **Bound**, while many do and a token has its price. Before the step is prepared the worker waits
+  for the tokens of step n, writes them into the host's arrays, as vLLM does when it schedules
+  synchronously, drafts, and puts drafts and real lengths into its own copy of the step. Places
+  without a draft are taken out.
 
 Whether drafts are wanted travels back with a step's output, where the scheduler finds it.
 """
@@ -20,14 +21,19 @@ Whether drafts are wanted travels back with a step's output, where the scheduler
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.integrations.vllm.async_scheduler import Note, attach
 from sam_rollout.session.session import DraftSession
+
+# Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
+# that waits for its memory computes as many in about the time of one.
+SCORED_AHEAD = 256
 
 
 class Launched:
@@ -35,25 +41,30 @@ class Launched:
 
     Args:
         output: of the runner: vLLM's `AsyncGPUModelRunnerOutput`.
-        known: int32[B], tokens of each text, one placeholder included where the step samples.
-        drafts: whether it verifies any.
+        start: int32[B], length of each text before the step.
         places: whether the scheduler counts places for drafts in it.
+        bound: draft tokens by request, those that fill places among them.
+        whole: whether every place holds a token.
 
     Attributes:
         request_ids: B ids in row order.
-        start: int32[B], length of each text before the step.
-        drafts, places: as above.
+        start, places, bound, whole: as above.
     """
 
-    def __init__(self, output: Any, known: np.ndarray, *, drafts: bool, places: bool) -> None:
+    def __init__(
+        self,
+        output: Any,
+        start: np.ndarray,
+        *,
+        places: bool,
+        bound: Mapping[str, int],
+        whole: bool,
+    ) -> None:
         self.request_ids: list[str] = output._model_runner_output.req_ids
-        self.drafts = drafts
-        self.places = places
+        self.start, self.places, self.bound, self.whole = start, places, bound, whole
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._samples = np.ones(len(self.request_ids), np.int32)
-        self._samples[output._invalid_req_indices] = 0  # prompts that are not through
-        self.start = known - self._samples
+        self._not_sampled = output._invalid_req_indices  # prompts that are not through
 
     def wait(self, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Wait until the tokens are on the host.
@@ -63,15 +74,16 @@ class Launched:
         """
         self._arrived.synchronize()
         tokens = self._tokens.numpy()
-        valid = (tokens >= 0) & (tokens < vocab_size)
-        return tokens, np.add.reduce(valid, axis=1, dtype=np.int32) * self._samples
+        gained = np.add.reduce((tokens >= 0) & (tokens < vocab_size), axis=1, dtype=np.int32)
+        gained[self._not_sampled] = 0
+        return tokens, gained
 
 
 class LateBinding:
     """Stands between a runner's worker and a runner; one per engine.
 
     Args:
-        runner: vLLM's, which schedules asynchronously; three of its methods are wrapped.
+        runner: vLLM's, which schedules asynchronously; some of its methods are wrapped.
         session: None on ranks whose drafts vLLM does not read: they get those of the first rank.
         group: the tensor-parallel group, None if it is one rank.
     """
@@ -80,55 +92,88 @@ class LateBinding:
         self._runner = runner
         self._session = session
         self._group = group
+        self._k: int = runner.num_spec_tokens
         self._newest: Launched | None = None  # on the device, and not yet read
-        self._places = False  # in the step that is being prepared
-        self._bound: dict[str, int] | None = None  # draft tokens by request, likewise
-        self._execute = runner.execute_model
-        self._sample = runner.sample_tokens
-        self._bookkeeping = runner._bookkeeping_sync
+        # Of the step that is being prepared:
+        self._places: Mapping[str, list[int]] = {}  # by request, as scheduled
+        self._bound: Mapping[str, int] = {}
+        self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
+        self._metadata: Any = None  # vLLM's, of the drafts
+        self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
+        self._wrapped = {
+            name: getattr(runner, name)
+            for name in (
+                "execute_model", "sample_tokens", "_bookkeeping_sync", "_model_forward",
+                "_calc_spec_decode_metadata",
+            )
+        }  # fmt: skip
         runner.execute_model = self._execute_model
         runner.sample_tokens = self._sample_tokens
         runner._bookkeeping_sync = self._keep_books
+        runner._model_forward = self._forward
+        runner._calc_spec_decode_metadata = self._describe_drafts
 
     def detach(self) -> None:
         """Give the runner its methods back."""
-        for name in ("execute_model", "sample_tokens", "_bookkeeping_sync"):
+        for name in self._wrapped:
             delattr(self._runner, name)
 
     # --- wrapped around the runner ------------------------------------------------------------
 
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._execute(self._before(scheduler_output), *args, **kwargs)
+        return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)
+
+    def _describe_drafts(self, *args: Any) -> Any:
+        self._metadata = self._wrapped["_calc_spec_decode_metadata"](*args)
+        return self._metadata
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ahead is not None:
+            before, self._ahead = self._ahead, None
+            self._fill(before)
+        return self._wrapped["_model_forward"](*args, **kwargs)
 
     def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        state = self._runner.execute_model_state
-        output = self._sample(*args, **kwargs)
-        if state is not None:  # otherwise nothing was computed
-            self._after(output, state.scheduler_output)
+        computed = self._runner.execute_model_state is not None
+        output = self._wrapped["sample_tokens"](*args, **kwargs)
+        if computed:
+            self._after(output)
         return output
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
-        if sampler_output.sampled_token_ids.shape[-1] > 1:
-            # vLLM expects that a drafter on the device has set it. Nobody reads it: such a step is
-            # followed to its end.
-            self._runner.input_batch.prev_sampled_token_ids = sampler_output.sampled_token_ids
-        return self._bookkeeping(scheduler_output, sampler_output, *args)
+        sampled = sampler_output.sampled_token_ids
+        if sampled.shape[-1] > 1:
+            # What a drafter on the device tells, for a step that is prepared ahead.
+            valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
+            counts = valid.sum(dim=1, dtype=torch.int32)
+            last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
+            self._runner._copy_valid_sampled_token_count(last, counts)
+        return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
 
     # --- before a step ------------------------------------------------------------------------
 
+    def _few(self, rows: int) -> bool:
+        return rows * (1 + self._k) <= SCORED_AHEAD
+
     def _before(self, step: Any) -> Any:
         """What the runner shall make of a scheduled step."""
-        places, before = bool(step.scheduled_spec_decode_tokens), self._newest
-        self._places, self._bound = places, None
-        drafts: Mapping[str, list[int]] = {}
+        runner, before = self._runner, self._newest
+        self._places, self._bound = step.scheduled_spec_decode_tokens, {}
+        self._lengths = None
         idle = not step.total_num_scheduled_tokens
-        if before is not None and (places or before.places or before.drafts or idle):
-            ended = step.finished_req_ids
-            drafts = self._land(before, ended=ended, room=places and not idle)
+        if self._can_prepare_ahead(step, before):
+            self._ahead = before
+            # Or vLLM would look for drafts on the device.
+            runner._draft_token_ids = None
+            self._bound = {name: len(places) for name, places in self._places.items()}
+            return step
+        drafts: Mapping[str, list[int]] = {}
+        if before is not None and (self._places or before.places or idle):
+            drafts = self._land(before, step.finished_req_ids, room=bool(self._places) and not idle)
         if idle:
             return step
         changes: dict[str, Any] = {}
-        if places:
+        if self._places:
             if self._group is not None:
                 drafts = self._group.broadcast_object(drafts, src=0)
             changes = self._bind(step, drafts)
@@ -137,7 +182,20 @@ class LateBinding:
         # A copy: without a process of its own the worker shares the scheduler's.
         return dataclasses.replace(step, **changes) if changes else step
 
-    def _land(self, step: Launched, *, ended: Any, room: bool) -> Mapping[str, list[int]]:
+    def _can_prepare_ahead(self, step: Any, before: Launched | None) -> bool:
+        """Whether a step has places, and the shape and the positions that vLLM thinks it has."""
+        return (
+            before is not None
+            and bool(self._places)
+            and self._few(len(step.num_scheduled_tokens))
+            and (before.whole or not before.places)
+            # Penalties, say, are worked out on the host, from drafts too.
+            and not self._runner.input_batch.sampling_metadata.output_token_ids
+        )
+
+    def _land(
+        self, step: Launched, ended: Collection[str], *, room: bool
+    ) -> Mapping[str, list[int]]:
         """Bring a step's tokens into the host's arrays, and draft.
 
         Args:
@@ -158,22 +216,25 @@ class LateBinding:
         lengths = batch.num_tokens_no_spec[:rows]
         lengths[:] = step.start + gained
         _write(tokens, gained, step.start, np.arange(rows), batch)
-        all_needed = bool(batch.sampling_metadata.output_token_ids)  # by penalties, say
-        if step.drafts or all_needed:
-            for row, count in enumerate(gained.tolist()):
-                request = runner.requests[step.request_ids[row]]
+        if step.places or batch.sampling_metadata.output_token_ids:
+            counts, starts = gained.tolist(), step.start.tolist()
+            for row, request_id in enumerate(step.request_ids):
+                request = runner.requests[request_id]
                 request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
-                if count > 1 or (count and all_needed):
-                    request.output_token_ids[-1:] = tokens[row, :count].tolist()
+                if count := counts[row]:
+                    done = starts[row] - request.num_prompt_tokens
+                    request.output_token_ids[done:] = tokens[row, :count].tolist()
         # The next step takes its input from the host's arrays.
         batch.prev_sampled_token_ids = None
         batch.prev_req_id_to_index = None
         batch.sampled_token_ids_cpu = None
+        runner.valid_sampled_token_count_gpu = None
         self._newest = None
         if self._session is None:
             return {}
+        whole = self._few(rows)
         drafts = self._session.step(
-            step.request_ids, batch.token_ids_cpu, lengths, gained, room=room
+            step.request_ids, batch.token_ids_cpu, lengths, gained, room=room, whole=whole
         )
         return _by_request(drafts, step.request_ids)
 
@@ -182,7 +243,7 @@ class LateBinding:
         scheduled = dict(step.num_scheduled_tokens)
         total = step.total_num_scheduled_tokens
         bound: dict[str, list[int]] = {}
-        for request_id, places in step.scheduled_spec_decode_tokens.items():
+        for request_id, places in self._places.items():
             tokens = drafts.get(request_id, [])[: len(places)]
             if tokens:
                 bound[request_id] = tokens
@@ -207,42 +268,90 @@ class LateBinding:
                 computed[place] = min(computed[place], requests[request_id].num_tokens - 1)
         return dataclasses.replace(running, num_computed_tokens=computed)
 
+    # --- in a step that is prepared -----------------------------------------------------------
+
+    def _fill(self, before: Launched) -> None:
+        """Draft from what the step before sampled, and write the drafts into the input."""
+        runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
+        request_ids = batch.req_ids
+        lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec)
+        self._lengths = lengths
+        # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
+        batch.num_tokens_no_spec[: len(lengths)] = lengths
+        self._newest = None
+        places = np.array(metadata.num_draft_tokens)
+        drafts = np.zeros((len(places), self._k), np.int32)
+        if self._session is not None:
+            found = self._session.step(
+                request_ids, batch.token_ids_cpu, lengths, sampled, room=True, whole=True
+            )
+            if found.pending:
+                drafts = found.tokens[: len(places)]
+        tokens = drafts[np.arange(self._k) < places[:, np.newaxis]]
+        if self._group is not None:
+            tokens = self._group.broadcast_object(tokens, src=0)
+        filled = torch.from_numpy(tokens).to(runner.device, non_blocking=True)
+        at = metadata.logits_indices[metadata.target_logits_indices + 1]
+        runner.input_ids.gpu[at] = filled
+        metadata.draft_token_ids.copy_(filled)
+
+    def _follow(
+        self, step: Launched, request_ids: list[str], known: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Write a step's tokens behind the texts of a batch that may have changed since.
+
+        Args:
+            step: not yet read.
+            request_ids: of the batch, in row order; B rows.
+            known: int32[R >= B], tokens of the texts of requests that were not in the step.
+
+        Returns:
+            Length of each text and tokens gained in the step, int32[B] each.
+        """
+        batch = self._runner.input_batch
+        tokens, gained = step.wait(batch.vocab_size)
+        if step.request_ids == request_ids:
+            rows = np.arange(len(gained))
+        else:
+            index = batch.req_id_to_index
+            rows = np.array([index.get(name, -1) for name in step.request_ids], np.int64)
+            gained[rows < 0] = 0
+        _write(tokens, gained, step.start, rows, batch)
+        lengths = known[: len(request_ids)].copy()
+        sampled = np.zeros(len(request_ids), np.int32)
+        stayed = rows >= 0
+        lengths[rows[stayed]] = (step.start + gained)[stayed]
+        sampled[rows[stayed]] = gained[stayed]
+        return lengths, sampled
+
     # --- after a step was launched ------------------------------------------------------------
 
-    def _after(self, output: Any, step: Any) -> None:
-        """Keep a step that was launched, and read the one before meanwhile."""
+    def _after(self, output: Any) -> None:
+        """Keep a step that was launched, and read the one before if that is still to be done."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
-        self._newest = Launched(
+        start = self._lengths
+        if start is None:
+            start = batch.num_tokens_no_spec[:rows] - 1  # a placeholder for what is sampled
+            start[output._invalid_req_indices] += 1
+        places = {name: len(one) for name, one in self._places.items()}
+        self._newest = newest = Launched(
             output,
-            batch.num_tokens_no_spec[:rows],
-            drafts=bool(step.scheduled_spec_decode_tokens),
-            places=self._places,
+            start,
+            places=bool(places),
+            bound=self._bound,
+            whole=bool(places) and places == self._bound,
         )
         if self._session is None:
             return
         if before is not None:
-            self._catch_up(before, self._newest)
-        attach(output._model_runner_output, Note(self._session.wants_drafts, self._bound))
-
-    def _catch_up(self, step: Launched, newest: Launched) -> None:
-        """Let the session read a step's tokens while the newest one runs."""
-        assert self._session is not None
-        batch = self._runner.input_batch
-        tokens, gained = step.wait(batch.vocab_size)
-        index = batch.req_id_to_index
-        if step.request_ids == newest.request_ids:
-            rows = np.arange(len(gained))
-        else:
-            rows = np.array([index.get(name, -1) for name in step.request_ids], np.int64)
-            gained[rows < 0] = 0
-        _write(tokens, gained, step.start, rows, batch)
-        sampled = np.zeros(len(newest.request_ids), np.int32)
-        stayed = rows >= 0
-        sampled[rows[stayed]] = gained[stayed]
-        self._session.step(
-            newest.request_ids, batch.token_ids_cpu, newest.start, sampled, room=False
-        )
+            _, sampled = self._follow(before, newest.request_ids, newest.start)
+            self._session.step(
+                newest.request_ids, batch.token_ids_cpu, newest.start, sampled, room=False,
+                whole=self._few(rows),
+            )  # fmt: skip
+        note = Note(self._session.wants_drafts, self._bound if places else None)
+        attach(output._model_runner_output, note)
 
 
 def _write(
