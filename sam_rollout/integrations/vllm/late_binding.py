@@ -6,7 +6,7 @@ cannot be known yet, since it follows from the tokens of step n. There are three
 
 * **No places.** The step is launched at once; the tokens of the step before are read while it runs.
   Nothing waits.
-* **Prepared ahead**, while few requests run. Every place gets a token, so that the shape of the step
+* **No places.** The step is launched at once; what the step before sampled is read while it runs.
   is known: it is prepared while step n runs. Positions are put right on the device, as vLLM does
   for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
   drafts, and writes the drafts into the input. Places without a draft hold tokens that are wrong.
