@@ -4,10 +4,10 @@ vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on
 places for k draft tokens a request or with none (`async_scheduler.py`). What fills the places
 cannot be known yet, since it follows from the tokens of step n. There are three ways:
 
-* **No places.** The step is launched at once; the tokens of the step before are read while it runs.
-  Nothing waits.
 * **No places.** The step is launched at once; what the step before sampled is read while it runs.
-  is known: it is prepared while step n runs. Positions are put right on the device, as vLLM does
+  Nothing waits.
+* **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
+  known, and it is prepared while step n runs; positions are put right on the device, as vLLM does
   for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
   drafts, and writes the drafts into the input. Places without a draft hold tokens that are wrong.
 * **Bound**, while many do and a token has its price. Before the step is prepared the worker waits
