@@ -22,6 +22,7 @@ import torch
 
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
 
 
@@ -104,6 +105,7 @@ def asynchronous_scheduling() -> Iterator[None]:
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
     made = module.CPUModelRunner.__init__
     before: list[tuple[Any, str, Any]] = []
+    method = os.environ.get(_METHOD)
 
     def patch(owner: Any, name: str, value: Any) -> None:
         before.append((owner, name, owner.__dict__[name]))
@@ -113,7 +115,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         asked = vllm_config.scheduler_config.async_scheduling
         update(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = asked
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        os.environ[_METHOD] = "fork"
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         _stand_in(patch)  # a module that was imported meanwhile has put its own there
@@ -127,6 +129,9 @@ def asynchronous_scheduling() -> Iterator[None]:
     finally:
         for owner, name, value in reversed(before):
             setattr(owner, name, value)
+        os.environ.pop(_METHOD, None)
+        if method is not None:
+            os.environ[_METHOD] = method
 
 
 def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:

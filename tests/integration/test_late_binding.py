@@ -103,6 +103,7 @@ def _rollout(engine: Any, prompts: list[list[int]], seed: int, aborts: bool) -> 
     todo = [(number, sibling) for number in range(len(prompts)) for sibling in range(SIBLINGS)]
     penalties = [chance.choice([1.0, 1.0, 1.3]) for _ in todo]
     limits = [chance.randint(1, MAX_TOKENS) for _ in todo]
+    least = [chance.choice([0, 0, 0, limit // 2]) for limit in limits]
     core, found, live, steps = engine.llm_engine, {}, [], 0
     names = [f"{seed}-{number}-{sibling}" for number, sibling in todo]
     joined = 0
@@ -115,6 +116,7 @@ def _rollout(engine: Any, prompts: list[list[int]], seed: int, aborts: bool) -> 
                     max_tokens=limits[place],
                     repetition_penalty=penalties[place],
                     stop_token_ids=[7, 11, 13],
+                    min_tokens=least[place],
                     extra_args=who.to_extra_args(),
                 )
                 prompt = TokensPrompt(prompt_token_ids=prompts[number])
@@ -144,6 +146,32 @@ def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, make_
         assert found == {name: expected[name] for name in found}
     counters = engine.collective_rpc("sam_drain")[0]["counters"]
     assert counters["draft/failures"] == counters["gate/failures"] == 0
+
+
+def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, make_engine, prompts):
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def responses(engine: Any) -> list[str]:
+        asked, parameters = [], []
+        for number, prompt in enumerate(prompts[:8]):
+            grammar = StructuredOutputsParams(regex="(yes|no)[0-9]{20}") if number % 2 else None
+            who = identify(prompt, seed=1, step=0, sibling=0, split="train")
+            parameters.append(
+                SamplingParams(
+                    max_tokens=60, structured_outputs=grammar, extra_args=who.to_extra_args()
+                )
+            )
+            asked.append(TokensPrompt(prompt_token_ids=prompt))
+        outputs = engine.generate(asked, parameters, use_tqdm=False)
+        return [output.outputs[0].text for output in outputs]
+
+    plain = make_engine(OFF, **engine_arguments(OFF, COUPLED))
+    engine = asynchronous(SIDES["k = 8"])
+    assert responses(engine) == responses(plain)
+    books = engine.collective_rpc("sam_drain")[0]["requests"]
+    drafted = [book[1] for _, book in sorted(books.items())]
+    assert sum(count > 0 for count in drafted) == 4
 
 
 def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(

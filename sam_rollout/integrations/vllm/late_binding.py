@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.integrations.vllm.async_scheduler import Note, attach
+from sam_rollout.integrations.vllm.sampling import is_active
 from sam_rollout.session.session import DraftSession
 
 # Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
@@ -43,25 +45,16 @@ class Launched:
         output: of the runner: vLLM's `AsyncGPUModelRunnerOutput`.
         start: int32[B], length of each text before the step.
         places: whether the scheduler counts places for drafts in it.
-        bound: draft tokens by request, those that fill places among them.
         whole: whether every place holds a token.
 
     Attributes:
         request_ids: B ids in row order.
-        start, places, bound, whole: as above.
+        start, places, whole: as above.
     """
 
-    def __init__(
-        self,
-        output: Any,
-        start: np.ndarray,
-        *,
-        places: bool,
-        bound: Mapping[str, int],
-        whole: bool,
-    ) -> None:
+    def __init__(self, output: Any, start: np.ndarray, *, places: bool, whole: bool) -> None:
         self.request_ids: list[str] = output._model_runner_output.req_ids
-        self.start, self.places, self.bound, self.whole = start, places, bound, whole
+        self.start, self.places, self.whole = start, places, whole
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
         self._not_sampled = output._invalid_req_indices  # prompts that are not through
@@ -97,6 +90,7 @@ class LateBinding:
         # Of the step that is being prepared:
         self._places: Mapping[str, list[int]] = {}  # by request, as scheduled
         self._bound: Mapping[str, int] = {}
+        self._gone: Collection[str] = ()  # requests whose last tokens are nobody's
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
         self._metadata: Any = None  # vLLM's, of the drafts
         self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
@@ -152,24 +146,29 @@ class LateBinding:
 
     # --- before a step ------------------------------------------------------------------------
 
-    def _few(self, rows: int) -> bool:
+    def _fits_ahead(self, rows: int) -> bool:
+        """Whether a step of so many requests is small enough to be filled; prompts apart."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
         """What the runner shall make of a scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
+        # Of requests that ended, and of those whose last step the scheduler has dropped.
+        self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = None
         idle = not step.total_num_scheduled_tokens
-        if self._can_prepare_ahead(step, before):
+        if before is not None and self._can_prepare_ahead(step, before):
             self._ahead = before
             # Or vLLM would look for drafts on the device.
-            runner._draft_token_ids = None
+            runner._draft_token_ids = runner._draft_token_req_ids = None
             self._bound = {name: len(places) for name, places in self._places.items()}
             return step
         drafts: Mapping[str, list[int]] = {}
-        if before is not None and (self._places or before.places or idle):
-            drafts = self._land(before, step.finished_req_ids, room=bool(self._places) and not idle)
+        if before is not None and (
+            self._places or before.places or idle or self._anybody_leaves(step, before)
+        ):
+            drafts = self._land(before, room=bool(self._places) and not idle)
         if idle:
             return step
         changes: dict[str, Any] = {}
@@ -182,43 +181,49 @@ class LateBinding:
         # A copy: without a process of its own the worker shares the scheduler's.
         return dataclasses.replace(step, **changes) if changes else step
 
-    def _can_prepare_ahead(self, step: Any, before: Launched | None) -> bool:
+    def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
         """Whether a step has places, and the shape and the positions that vLLM thinks it has."""
+        batch = self._runner.input_batch
         return (
-            before is not None
-            and bool(self._places)
-            and self._few(len(step.num_scheduled_tokens))
+            bool(self._places)
+            and self._fits_ahead(len(step.num_scheduled_tokens))
             and (before.whole or not before.places)
-            # Penalties, say, are worked out on the host, from drafts too.
-            and not self._runner.input_batch.sampling_metadata.output_token_ids
+            and self._places.keys() <= set(before.request_ids)
+            and not step.has_structured_output_requests
+            # Penalties and the like are worked out on the host, from lengths and from drafts.
+            and not batch.sampling_metadata.output_token_ids
+            and not any(map(is_active, batch.logitsprocs.non_argmax_invariant))
+            and not self._anybody_leaves(step, before)
         )
 
-    def _land(
-        self, step: Launched, ended: Collection[str], *, room: bool
-    ) -> Mapping[str, list[int]]:
-        """Bring a step's tokens into the host's arrays, and draft.
+    def _anybody_leaves(self, step: Any, before: Launched) -> bool:
+        """Whether a row is gone with this step, and its last tokens are still to be read."""
+        scheduled, gone = step.num_scheduled_tokens, self._gone
+        return any(name not in scheduled and name not in gone for name in before.request_ids)
+
+    def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
+        """Bring the tokens of the step before into the host's arrays, and draft.
 
         Args:
-            step: the newest one; its rows are those of the batch.
-            ended: requests that have ended; what they gained since is nobody's.
+            before: its rows are those of the batch.
             room: whether drafts can be verified in the next step.
 
         Returns:
             Draft tokens by request, on the rank that drafts.
         """
         runner, batch = self._runner, self._runner.input_batch
-        tokens, gained = step.wait(batch.vocab_size)
-        for request_id in ended:
+        tokens, gained = before.wait(batch.vocab_size)
+        for request_id in self._gone:
             row = batch.req_id_to_index.get(request_id)
             if row is not None:
                 gained[row] = 0
         rows = len(gained)
         lengths = batch.num_tokens_no_spec[:rows]
-        lengths[:] = step.start + gained
-        _write(tokens, gained, step.start, np.arange(rows), batch)
-        if step.places or batch.sampling_metadata.output_token_ids:
-            counts, starts = gained.tolist(), step.start.tolist()
-            for row, request_id in enumerate(step.request_ids):
+        lengths[:] = before.start + gained
+        _write(tokens, gained, before.start, np.arange(rows), batch)
+        if before.places or batch.sampling_metadata.output_token_ids:
+            counts, starts = gained.tolist(), before.start.tolist()
+            for row, request_id in enumerate(before.request_ids):
                 request = runner.requests[request_id]
                 request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
                 if count := counts[row]:
@@ -232,11 +237,11 @@ class LateBinding:
         self._newest = None
         if self._session is None:
             return {}
-        whole = self._few(rows)
+        whole = self._fits_ahead(rows)
         drafts = self._session.step(
-            step.request_ids, batch.token_ids_cpu, lengths, gained, room=room, whole=whole
+            before.request_ids, batch.token_ids_cpu, lengths, gained, room=room, whole=whole
         )
-        return _by_request(drafts, step.request_ids)
+        return _by_request(drafts, before.request_ids)
 
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
         """Put drafts into a step's places; return the fields of the step that change."""
@@ -290,7 +295,7 @@ class LateBinding:
         tokens = drafts[np.arange(self._k) < places[:, np.newaxis]]
         if self._group is not None:
             tokens = self._group.broadcast_object(tokens, src=0)
-        filled = torch.from_numpy(tokens).to(runner.device, non_blocking=True)
+        filled = async_tensor_h2d(tokens, device=runner.device)  # without waiting for it
         at = metadata.logits_indices[metadata.target_logits_indices + 1]
         runner.input_ids.gpu[at] = filled
         metadata.draft_token_ids.copy_(filled)
@@ -314,7 +319,9 @@ class LateBinding:
             rows = np.arange(len(gained))
         else:
             index = batch.req_id_to_index
-            rows = np.array([index.get(name, -1) for name in step.request_ids], np.int64)
+            rows = np.array(
+                [-1 if name in self._gone else index.get(name, -1) for name in step.request_ids]
+            )
             gained[rows < 0] = 0
         _write(tokens, gained, step.start, rows, batch)
         lengths = known[: len(request_ids)].copy()
@@ -339,7 +346,6 @@ class LateBinding:
             output,
             start,
             places=bool(places),
-            bound=self._bound,
             whole=bool(places) and places == self._bound,
         )
         if self._session is None:
@@ -348,7 +354,7 @@ class LateBinding:
             _, sampled = self._follow(before, newest.request_ids, newest.start)
             self._session.step(
                 newest.request_ids, batch.token_ids_cpu, newest.start, sampled, room=False,
-                whole=self._few(rows),
+                whole=self._fits_ahead(rows),
             )  # fmt: skip
         note = Note(self._session.wants_drafts, self._bound if places else None)
         attach(output._model_runner_output, note)

@@ -51,6 +51,7 @@ class RunnerRequests:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self._late = getattr(runner, "use_async_scheduling", False)
 
     @property
     def live(self) -> Collection[str]:
@@ -67,9 +68,13 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def is_control(self, request_id: str) -> bool:
-        """Whether it asks to be sampled without drafts."""
+        """Whether it asks to be sampled without drafts, or can have none."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        return bool(sampling and (sampling.extra_args or {}).get(CONTROL_KEY))
+        if sampling is None:
+            return False
+        # A grammar would have to see drafts that are bound late.
+        has_grammar = self._late and sampling.structured_outputs is not None
+        return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
 
 
 class SamProposer:

@@ -45,8 +45,24 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     for found, reason in (
         (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
         (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
+        (
+            getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "ranks that share a prompt would draft each for itself",
+        ),
         (model.is_hybrid, "states of linear attention are counted by drafts on the device"),
         (model.uses_mrope, "positions of M-RoPE were not tried"),
+        (
+            model.is_multimodal_model or model.enable_prompt_embeds,
+            "inputs are embedded before drafts are there",
+        ),
+        (
+            model.enable_return_routed_experts,
+            "experts are told by the number of scheduled tokens, which late binding changes",
+        ),
+        (
+            vllm_config.scheduler_config.scheduler_cls not in (None, SCHEDULER_CLASS),
+            "the engine was started with another scheduler_cls",
+        ),
         (vllm_config.kv_transfer_config is not None, "KV connectors were not tried"),
     ):
         if found:

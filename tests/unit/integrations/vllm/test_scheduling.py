@@ -17,7 +17,15 @@ def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
         ),
-        model_config=SimpleNamespace(is_hybrid=False, is_moe=False, uses_mrope=False),
+        model_config=SimpleNamespace(
+            is_hybrid=False,
+            is_moe=False,
+            uses_mrope=False,
+            is_multimodal_model=False,
+            enable_prompt_embeds=False,
+            enable_return_routed_experts=False,
+        ),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
         kv_transfer_config=None,
         speculative_config=SimpleNamespace(method="custom_class", model=PROPOSER_CLASS),
         additional_config=engine_arguments(SamConfig(scheduling=scheduling))["additional_config"],
@@ -48,6 +56,10 @@ def test_an_ordinary_engine_may(version):
         (config(model_config__is_hybrid=True), KNOWN, "linear attention"),
         (config(model_config__uses_mrope=True), KNOWN, "M-RoPE"),
         (config(kv_transfer_config=object()), KNOWN, "KV connectors"),
+        (config(model_config__is_multimodal_model=True), KNOWN, "embedded"),
+        (config(model_config__enable_return_routed_experts=True), KNOWN, "experts are told"),
+        (config(scheduler_config__scheduler_cls="theirs"), KNOWN, "another scheduler_cls"),
+        (config(parallel_config__prefill_context_parallel_size=2), KNOWN, "share a prompt"),
     ],
 )
 def test_others_say_why_not(made, version, reason):
