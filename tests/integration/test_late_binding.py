@@ -8,6 +8,7 @@ waited for.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
+from sam_rollout.integrations.vllm.late_binding import LateBinding
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.integration.responses import generate, texts
 
@@ -65,8 +67,13 @@ def reference(make_engine, prompts) -> list[Any]:
 @pytest.mark.parametrize("name", SIDES)
 def test_texts_are_those_without_drafts(name, asynchronous, reference, prompts):
     engine = asynchronous(SIDES[name], disable_log_stats=False)
-    outputs = generate(engine, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
+    with pytest.MonkeyPatch.context() as patch:
+        ways = _spied(patch, "_fill", "_bind", "_follow")
+        outputs = generate(engine, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
     assert texts(outputs) == texts(reference)
+    # Prepared ahead, bound and without places.
+    expected = {"_follow"} if name == "closed" else {"_fill", "_bind", "_follow"}
+    assert set(ways) == expected
     report = engine.collective_rpc("sam_drain")[0]
     counters = report["counters"]
     assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
@@ -75,6 +82,22 @@ def test_texts_are_those_without_drafts(name, asynchronous, reference, prompts):
     # Places that no draft was bound to are no drafts: vLLM counts what our ledger counts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     assert _counted(engine, "spec_decode_num_accepted_tokens") == kept
+
+
+def _spied(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
+    """How often methods of late binding are called from here on."""
+    counts: Counter[str] = Counter()
+
+    def spy(name: str, method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            counts[name] += 1
+            return method(*arguments)
+
+        return call
+
+    for name in names:
+        patch.setattr(LateBinding, name, spy(name, getattr(LateBinding, name)))
+    return counts
 
 
 def _counted(engine: Any, name: str) -> int:
@@ -89,7 +112,8 @@ def test_without_drafts_texts_are_the_same_asynchronously(asynchronous, referenc
 def test_texts_are_the_same_where_requests_are_preempted_and_prompts_computed_in_parts(
     asynchronous, reference, prompts
 ):
-    engine = asynchronous(SIDES["k = 8"], **SMALL)
+    always = SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 10_000))
+    engine = asynchronous(always, **SMALL)
     outputs = generate(engine, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
     assert texts(outputs) == texts(reference)
     assert _counted(engine, "num_preemptions") > 0

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.integrations.vllm.async_scheduler import Note, attach
 from sam_rollout.integrations.vllm.sampling import is_active
 from sam_rollout.session.session import DraftSession
@@ -241,7 +240,9 @@ class LateBinding:
         drafts = self._session.step(
             before.request_ids, batch.token_ids_cpu, lengths, gained, room=room, whole=whole
         )
-        return _by_request(drafts, before.request_ids)
+        if not drafts.pending:
+            return {}
+        return dict(zip(before.request_ids, drafts.to_lists(), strict=True))
 
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
         """Put drafts into a step's places; return the fields of the step that change."""
@@ -369,9 +370,3 @@ def _write(
         at = rows[has], start[has] + place
         batch.token_ids_cpu[at] = tokens[has, place]
         batch.is_token_ids[at] = True
-
-
-def _by_request(drafts: DraftBatch, request_ids: list[str]) -> dict[str, list[int]]:
-    if not drafts.pending:
-        return {}
-    return dict(zip(request_ids, drafts.to_lists(), strict=True))

@@ -206,10 +206,12 @@ class SamProposer:
             "drafts_are_used": self.session is not None,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
-            "why_synchronous": "" if self._late_binding else self._why_synchronous(),
+            "why_synchronous": self._why_synchronous(),
         }
 
     def _why_synchronous(self) -> str:
+        if self._runner is None or self._late_binding is not None:
+            return ""
         import vllm
 
         return why_synchronous(self._vllm_config, vllm.__version__) or (

@@ -36,9 +36,9 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     """Say why an engine with our drafter cannot schedule asynchronously; empty if it can."""
     from sam_rollout.integrations.vllm.proposer import steps_in_lockstep
 
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"

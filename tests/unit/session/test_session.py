@@ -78,7 +78,7 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     assert offered[2].tokens[:3].sum(axis=1).tolist() == [2 * K, 2 * K, 0]
     engine = Engine("a", "b", gate=GateConfig("auto"))
     engine.session.gate = GuardedGate(gate := GateOnRecord())
-    gate.budget = lambda rows, whole=False: 0
+    gate.budget = lambda rows, **_options: 0
     for _ in range(3):
         engine.step("a", "b")
     assert [step.offered for step in gate.seen] == [None] * 3, "nothing was looked for"
