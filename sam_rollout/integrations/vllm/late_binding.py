@@ -21,6 +21,7 @@ Whether drafts are wanted travels back with a step's output, where the scheduler
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from sam_rollout.session.session import DraftSession
 # Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
 # that waits for its memory computes as many in about the time of one.
 SCORED_AHEAD = 256
+_PATIENCE_S = 0.1  # of the thread that waits for a launch
 
 
 class Launched:
@@ -57,13 +59,35 @@ class Launched:
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
         self._not_sampled = output._invalid_req_indices  # prompts that are not through
+        self._urgent = False  # the device will have nothing to do until the next step is launched
+        self._over = threading.Event()
+        output.async_copy_ready_event = self
 
-    def wait(self, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def synchronize(self) -> None:
+        """In place of the event, for the thread that hands the tokens to the scheduler.
+
+        It would take the interpreter's lock when the worker needs it most. The scheduler needs the
+        tokens for the step after the next.
+        """
+        self._arrived.synchronize()
+        if self._urgent:
+            self._over.wait(_PATIENCE_S)
+
+    def launched_next(self) -> None:
+        """The next step is on its way to the device."""
+        self._over.set()
+
+    def wait(self, vocab_size: int, *, urgent: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Wait until the tokens are on the host.
+
+        Args:
+            vocab_size: of the model.
+            urgent: the next step cannot be launched before; say so with `launched_next`.
 
         Returns:
             The tokens, int32[B, most tokens], and how many each row gained, int32[B].
         """
+        self._urgent = urgent
         self._arrived.synchronize()
         tokens = self._tokens.numpy()
         gained = np.add.reduce((tokens >= 0) & (tokens < vocab_size), axis=1, dtype=np.int32)
@@ -92,6 +116,7 @@ class LateBinding:
         self._gone: Collection[str] = ()  # requests whose last tokens are nobody's
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
         self._metadata: Any = None  # vLLM's, of the drafts
+        self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
         self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
         self._wrapped = {
             name: getattr(runner, name)
@@ -121,10 +146,13 @@ class LateBinding:
         return self._metadata
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._ahead is not None:
-            before, self._ahead = self._ahead, None
+        before, self._ahead = self._ahead, None
+        if before is not None:
             self._fill(before)
-        return self._wrapped["_model_forward"](*args, **kwargs)
+        output = self._wrapped["_model_forward"](*args, **kwargs)
+        if self._awaited is not None:
+            self._awaited.launched_next()
+        return output
 
     def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         computed = self._runner.execute_model_state is not None
@@ -155,10 +183,10 @@ class LateBinding:
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
         # Of requests that ended, and of those whose last step the scheduler has dropped.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
-        self._lengths = None
+        self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens
         if before is not None and self._can_prepare_ahead(step, before):
-            self._ahead = before
+            self._ahead = self._awaited = before
             # Or vLLM would look for drafts on the device.
             runner._draft_token_ids = runner._draft_token_req_ids = None
             self._bound = {name: len(places) for name, places in self._places.items()}
@@ -167,6 +195,7 @@ class LateBinding:
         if before is not None and (
             self._places or before.places or idle or self._anybody_leaves(step, before)
         ):
+            self._awaited = None if idle else before
             drafts = self._land(before, room=bool(self._places) and not idle)
         if idle:
             return step
@@ -211,7 +240,7 @@ class LateBinding:
             Draft tokens by request, on the rank that drafts.
         """
         runner, batch = self._runner, self._runner.input_batch
-        tokens, gained = before.wait(batch.vocab_size)
+        tokens, gained = before.wait(batch.vocab_size, urgent=self._awaited is before)
         for request_id in self._gone:
             row = batch.req_id_to_index.get(request_id)
             if row is not None:
@@ -279,30 +308,32 @@ class LateBinding:
     def _fill(self, before: Launched) -> None:
         """Draft from what the step before sampled, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
+        # All that can be worked out before the tokens are there.
         request_ids = batch.req_ids
-        lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec)
+        places = np.array(metadata.num_draft_tokens)
+        is_place = np.arange(self._k) < places[:, np.newaxis]
+        at = metadata.logits_indices[metadata.target_logits_indices + 1]
+        drafts = np.zeros((len(places), self._k), np.int32)
+        lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         self._lengths = lengths
         # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
-        places = np.array(metadata.num_draft_tokens)
-        drafts = np.zeros((len(places), self._k), np.int32)
         if self._session is not None:
             found = self._session.step(
                 request_ids, batch.token_ids_cpu, lengths, sampled, room=True, whole=True
             )
             if found.pending:
                 drafts = found.tokens[: len(places)]
-        tokens = drafts[np.arange(self._k) < places[:, np.newaxis]]
+        tokens = drafts[is_place]
         if self._group is not None:
             tokens = self._group.broadcast_object(tokens, src=0)
         filled = async_tensor_h2d(tokens, device=runner.device)  # without waiting for it
-        at = metadata.logits_indices[metadata.target_logits_indices + 1]
         runner.input_ids.gpu[at] = filled
         metadata.draft_token_ids.copy_(filled)
 
     def _follow(
-        self, step: Launched, request_ids: list[str], known: np.ndarray
+        self, step: Launched, request_ids: list[str], known: np.ndarray, *, urgent: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Write a step's tokens behind the texts of a batch that may have changed since.
 
@@ -310,12 +341,13 @@ class LateBinding:
             step: not yet read.
             request_ids: of the batch, in row order; B rows.
             known: int32[R >= B], tokens of the texts of requests that were not in the step.
+            urgent: as `Launched.wait`.
 
         Returns:
             Length of each text and tokens gained in the step, int32[B] each.
         """
         batch = self._runner.input_batch
-        tokens, gained = step.wait(batch.vocab_size)
+        tokens, gained = step.wait(batch.vocab_size, urgent=urgent)
         if step.request_ids == request_ids:
             rows = np.arange(len(gained))
         else:
