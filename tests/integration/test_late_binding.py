@@ -89,9 +89,9 @@ def _spied(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def spy(name: str, method: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             counts[name] += 1
-            return method(*arguments)
+            return method(*arguments, **options)
 
         return call
 
