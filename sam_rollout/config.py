@@ -118,7 +118,8 @@ class SamConfig(Section):
     `draft_policy` `fixed`: that many. `confidence`: fewer, a draft ends where the next
     token's chance to be accepted falls below `min_confidence`; chances are learned from what the
     engine accepts. `pad_drafts`: whether drafts are filled up to k, so that steps keep the shape of
-    a captured graph; `auto`: where the engine's graphs need it.
+    a captured graph; `auto`: where the engine's graphs need it. `scheduling` `auto`: the engine
+    schedules a step ahead where it can, and drafts are bound late; `sync`: it never does.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -128,6 +129,7 @@ class SamConfig(Section):
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
+    scheduling: str = setting("auto", choices=("auto", "sync"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()  # noqa: RUF009  # frozen, like all sections
 

@@ -99,7 +99,7 @@ class _OpenGate:
     def observe(self, step: EngineStep) -> None:
         """Nothing to learn."""
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """What was set last."""
         return self.k
 

@@ -125,7 +125,7 @@ class AgreedGate:
             kept = kept._replace(offered=step.offered.copy())
         self._waiting = kept, self._decision
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """What the busiest engine proposed a step ago; its own proposal goes to the others."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows

@@ -87,6 +87,7 @@ class AutoGate:
         self._best = 0  # the level chosen
         self._decided_for = 0  # requests
         self._budget = 0
+        self._postponed = 0  # a level that there was no room for
         self.least_chance = 0.0
         self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
@@ -169,18 +170,25 @@ class AutoGate:
         both = (0, draft_tokens) if budget else (draft_tokens,)
         return self._times.expect(rows, context, both)[-1]
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none; `least_chance` tells which of them."""
         self._steps += 1
-        level = self._decide(rows, whole) if rows else 0
-        self.is_trial = level != self._best
-        self._budget = self._k if level else 0
+        level = self._postponed if rows == self._decided_for else 0
+        if not level and rows:
+            level = self._decide(rows, whole)
+        wish = self._k if level else 0
         self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else LOOK * (level > 0)
-        is_open = hands_over(self._budget, self.least_chance)
+        is_open = hands_over(wish, self.least_chance)
+        # What there is no room for is done when there is: until then the gate is closed.
+        postponed = is_open and not room
+        self._postponed = level if postponed else 0
+        self.is_trial = level != self._best and not postponed
+        self._budget = 0 if postponed else wish
+        is_open = is_open and room
         self._chosen[is_open] += 1
         self._prices += self.least_chance * is_open
         self._open_trials += is_open and self.is_trial
-        return self._budget
+        return wish
 
     def _decide(self, rows: int, whole: bool) -> int:
         if rows == self._decided_for and self._steps % _DECIDE_EVERY:

@@ -36,12 +36,13 @@ class Gate(Protocol):
         """See what the step before did; called once per step, before `budget`."""
         ...
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """Most tokens that each request may draft now; 0 for none.
 
         Args:
             rows: requests running in this engine.
             whole: graphs admit steps without drafts and with the full k only.
+            room: whether the next step can verify drafts. Where it cannot, the budget is a wish.
         """
         ...
 
@@ -75,7 +76,7 @@ class ThresholdGate(_Unmoved):
         if self.threshold < 0:
             raise ValueError(f"threshold must be at least 0, got {self.threshold}")
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All or nothing."""
         return self.max_draft_tokens if 0 < rows <= self.threshold else 0
 
@@ -93,7 +94,7 @@ class ScheduleGate(_Unmoved):
         self._budgets = [schedule[bound] for bound in self._bounds] + [0]
         self._max = max_draft_tokens
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """The budget of the smallest bound >= rows; the full k instead of any part of it."""
         if rows < 1:
             return 0
@@ -104,6 +105,6 @@ class ScheduleGate(_Unmoved):
 class ClosedGate(_Unmoved):
     """Never open: the path without its drafts, to measure what it costs by itself."""
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """0."""
         return 0

@@ -26,11 +26,11 @@ class GuardedGate:
         """Of the last budget, as `Gate`."""
         return self._gate.least_chance
 
-    def next_budget(self, step: EngineStep, *, whole: bool = False) -> int:
-        """Let the gate see a step and decide about the next one."""
+    def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
+        """Let the gate see a step and decide about the next one; arguments as `Gate.budget`."""
         try:
             self._gate.observe(step)
-            return self._gate.budget(len(step.verified.sampled), whole=whole)
+            return self._gate.budget(len(step.verified.sampled), whole=whole, room=room)
         except Exception:
             self._failures += 1
             with contextlib.suppress(Exception):

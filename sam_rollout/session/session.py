@@ -83,6 +83,7 @@ class DraftSession:
         failures: of the drafter.
         record_failures: of notes on engine steps.
         exchange_failures: of exchanges with other engines.
+        wants_drafts: whether the last step that was seen called for drafts, or for filling.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -127,6 +128,7 @@ class DraftSession:
         self.failures = 0
         self.record_failures = 0
         self.exchange_failures = 0
+        self.wants_drafts = False
         self._request_ids: list[str] = []
         self._control: set[str] = set()  # requests of the batch that get no drafts
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
@@ -152,6 +154,9 @@ class DraftSession:
         token_ids: Int32Array,
         num_tokens: Int32Array,
         sampled: Int32Array,
+        *,
+        room: bool = True,
+        whole: bool = False,
     ) -> DraftBatch:
         """See what the engine just did, and draft for its next step.
 
@@ -163,18 +168,24 @@ class DraftSession:
             sampled: int32[B], tokens each row gained in this step, bonus token included; 0 for a
                 prompt that is still being computed. Read again in the next step: hand over a new
                 array each time.
+            room: whether the engine's next step can verify drafts. Where it cannot, there are none;
+                `wants_drafts` tells whether it should be able to.
+            whole: a step that verifies drafts has k tokens for each request: they are filled up.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
         """
         if self.drafter is not None:
             try:
-                return self._step(self.drafter, request_ids, token_ids, num_tokens, sampled)
+                return self._step(
+                    self.drafter, request_ids, token_ids, num_tokens, sampled, room, whole
+                )
             except Exception:
                 self._switch_off()
         rows = len(sampled)
         self._batch.clear(rows)
-        if self.padding.applies(rows, gate_open=False):
+        self.wants_drafts = self.padding.applies(rows, gate_open=False)
+        if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
 
@@ -185,6 +196,8 @@ class DraftSession:
         token_ids: Int32Array,
         num_tokens: Int32Array,
         sampled: Int32Array,
+        room: bool,
+        whole: bool,
     ) -> DraftBatch:
         started_ns = time.perf_counter_ns()
         same_batch = request_ids == self._request_ids
@@ -204,8 +217,15 @@ class DraftSession:
                 may_draft=self._may_draft,
                 offered=drafter.offered(verified) if same_rows else None,
             ),
-            whole=self.padding.in_use,
+            whole=whole or self.padding.in_use,
+            room=room,
         )
+        rows = len(request_ids)
+        drafts = hands_over(budget, self.gate.least_chance)  # a look finds some, hands none over
+        # What fills a step up needs room as drafts do.
+        self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
+        if drafts and not room:
+            drafts, budget = False, 0
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
@@ -216,11 +236,9 @@ class DraftSession:
             gate_open=gate_open,
             least_chance=self.gate.least_chance,
         )
-        if self.padding.applies(len(request_ids), gate_open):
+        if room and (whole or self.padding.applies(rows, gate_open)):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
         telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
-        # A look finds drafts and hands none over.
-        drafts = hands_over(budget, self.gate.least_chance)
         self.ledger.offer(decoding if drafts else None)
         if self._record and not self.record_failures:
             self._note(started_ns, telemetry_ns, gate_open, budget)

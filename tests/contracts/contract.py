@@ -184,6 +184,106 @@ VLLM_PROPOSER: Table = {
     },
 }
 
+# What scheduling.py, async_scheduler.py and late_binding.py (integrations/vllm) rely on.
+VLLM_LATE_BINDING: Table = {
+    "config.vllm": {
+        "VllmConfig.__post_init__": (
+            "wrapped: our method joins the list of those that go together with asynchronous "
+            "scheduling; when vLLM asks the proposer instead, the wrapper can go",
+            "self.speculative_config.method not in get_args(NgramGPUTypes)",
+            "self.scheduler_config.async_scheduling = True"),
+    },
+    "config.scheduler": {
+        "SchedulerConfig.get_scheduler_cls": (
+            "our scheduler is named in scheduler_cls",
+            "resolve_obj_by_qualname(self.scheduler_cls)"),
+    },
+    "v1.core.sched.async_scheduler": {
+        "AsyncScheduler(Scheduler)": "base of our scheduler",
+        "AsyncScheduler._update_after_schedule(scheduler_output)": (
+            "overridden: a step is given as many places for drafts as we say",
+            "[-1] * scheduler_output.num_spec_tokens_to_schedule",
+            "request.spec_token_ids = self._spec_token_placeholders"),
+    },
+    "v1.core.sched.scheduler": {
+        "Scheduler.update_from_output(scheduler_output, model_runner_output)": (
+            "overridden: reads the worker's note; what was not accepted is given back",
+            "request.num_computed_tokens -= num_rejected",
+            "num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens"),
+        "Scheduler.make_spec_decoding_stats(spec_decoding_stats, num_draft_tokens, "
+        "num_accepted_tokens, num_invalid_spec_tokens, request_id)": (
+            "overridden: places without a draft are no drafts",
+            "num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)"),
+    },
+    "v1.core.sched.output": {
+        "SchedulerOutput.num_scheduled_tokens": "replaced in the worker's copy of a step",
+        "SchedulerOutput.total_num_scheduled_tokens": "likewise",
+        "SchedulerOutput.scheduled_spec_decode_tokens": "likewise",
+        "SchedulerOutput.scheduled_cached_reqs": "likewise",
+        "SchedulerOutput.finished_req_ids": "what they sampled last is nobody's",
+        "SchedulerOutput.num_spec_tokens_to_schedule": "set by our scheduler",
+        "SchedulerOutput.has_structured_output_requests": "these get no drafts",
+        "CachedRequestData.num_computed_tokens": "replaced in the worker's copy of a step",
+        "CachedRequestData.resumed_req_ids": "their lengths are the scheduler's",
+    },
+    "v1.worker.gpu_model_runner": {
+        "GPUModelRunner.execute_model(scheduler_output, intermediate_tensors)": (
+            "wrapped: drafts are bound before a step is prepared",
+            "self._update_states(scheduler_output)"),
+        "GPUModelRunner.sample_tokens(grammar_output)": (
+            "wrapped: what it returns is kept until its tokens have arrived",
+            "= self.execute_model_state",
+            "self.input_batch.prev_sampled_token_ids = None",
+            "AsyncGPUModelRunnerOutput("),
+        "GPUModelRunner._bookkeeping_sync(scheduler_output, sampler_output, logits, hidden_states, "
+        "num_scheduled_tokens)": (
+            "wrapped; it writes one placeholder a row, whatever was verified",
+            "if self.input_batch.prev_sampled_token_ids is None:",
+            "sampled_ids = [-1] if req_idx not in invalid_req_indices_set else None"),
+        "GPUModelRunner._model_forward(input_ids, positions, intermediate_tensors, "
+        "inputs_embeds)":
+            "wrapped: drafts are written into the input right before it",
+        "GPUModelRunner._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)": (
+            "wrapped: tells where drafts belong in the input; it has read them too early",
+            "draft_token_ids = self.input_ids.gpu[logits_indices]",
+            "draft_token_ids[target_logits_indices + 1]"),
+        "GPUModelRunner._copy_valid_sampled_token_count(next_token_ids, "
+        "valid_sampled_tokens_count)": (
+            "called with what a drafter on the device would tell",
+            "self.valid_sampled_token_count_gpu = valid_sampled_tokens_count",
+            "self.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)"),
+        "GPUModelRunner._prepare_inputs": (
+            "puts positions right on the device",
+            "update_num_computed_tokens_for_batch_change("),
+        "GPUModelRunner.num_spec_tokens": "k",
+        "GPUModelRunner._update_states": (
+            "drafts that were not followed to their end count as accepted",
+            "if req_state.prev_num_draft_len and self.use_async_scheduling:",
+            "self.input_batch.num_computed_tokens_cpu[req_index] = num_computed_tokens"),
+        "GPUModelRunner._prepare_input_ids": (
+            "without sampled tokens on the device the host's arrays are what is computed",
+            "if self.input_batch.prev_sampled_token_ids is None:",
+            "if self._draft_token_ids is None or not spec_flattened_indices"),
+        "AsyncGPUModelRunnerOutput.sampled_token_ids_cpu": "a step's tokens, once they arrived",
+        "AsyncGPUModelRunnerOutput.async_copy_ready_event": "has happened when they did",
+        "AsyncGPUModelRunnerOutput._invalid_req_indices": "rows that were not sampled",
+        "AsyncGPUModelRunnerOutput._model_runner_output": "carries our note to the scheduler",
+    },
+    "v1.worker.gpu_input_batch": {
+        "CachedRequestState.prev_num_draft_len": "set to 0 when drafts were followed to their end",
+        "InputBatch.update_req_spec_token_ids": (
+            "bound drafts are written behind the text",
+            "request.prev_num_draft_len = num_spec_tokens"),
+        "InputBatch.update_async_output_token_ids": (
+            "asks for rows of the last step only where its tokens are kept",
+            "if self.sampled_token_ids_cpu is None"),
+    },
+    "distributed.parallel_state": {
+        "GroupCoordinator.broadcast_object(obj, src)":
+            "drafts of the first rank reach the others before they prepare the step",
+    },
+}
+
 # What sam_rollout/session/padding.py and SamProposer relies on.
 VLLM_GRAPHS: Table = {
     "v1.worker.gpu_model_runner": {
@@ -644,6 +744,7 @@ ABSTRACT = [
 CONTRACT = [
     *rows("vllm", VLLM_SAMPLERS),
     *rows("vllm", VLLM_PROPOSER),
+    *rows("vllm", VLLM_LATE_BINDING, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
     *rows("vllm_ascend", ASCEND_DATA_PARALLEL),

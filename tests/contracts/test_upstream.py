@@ -1,6 +1,7 @@
 """Checks every row of ``contract.py`` against the upstream sources, by their syntax trees."""
 
 import ast
+from functools import cache
 from importlib.metadata import version
 
 import pytest
@@ -78,7 +79,7 @@ def abstract_members(node: ast.ClassDef) -> set[str]:
 
 def broken_promises(row: Row, source: str) -> list[str]:
     """What of a row does not hold in this source, one line each."""
-    node = find_definition(ast.parse(source), row.name)
+    node = find_definition(_parsed(source), row.name)
     if node is None:
         return [f"{row.name} is gone"]
     broken = []
@@ -97,6 +98,9 @@ def broken_promises(row: Row, source: str) -> list[str]:
         changed = sorted(abstract_members(node) ^ set(row.abstract))
         broken.append(f"abstract members changed: {changed}")
     return broken
+
+
+_parsed = cache(ast.parse)  # a module once, not once for each of its rows
 
 
 CASES = [(row, release) for row in CONTRACT for release in row.supported_versions()]

@@ -24,6 +24,7 @@ FULL = {
     "draft_policy": "confidence",
     "min_confidence": 0.25,
     "pad_drafts": "auto",
+    "scheduling": "auto",
     "gate": {
         "kind": "threshold",
         "threshold": 12,
@@ -98,7 +99,8 @@ def test_absent_keys_take_the_defaults():
         (
             {"max_draft_token": 3},
             "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
-            "enabled, max_draft_tokens, draft_policy, min_confidence, pad_drafts, gate, sources",
+            "enabled, max_draft_tokens, draft_policy, min_confidence, pad_drafts, scheduling, "
+            "gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),
         ({"gate": {"schedule": 3}}, "sam.gate.schedule = 3: must be a mapping, not int"),

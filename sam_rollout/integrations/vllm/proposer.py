@@ -8,7 +8,7 @@ which decides everything. Ranks whose drafts vLLM ignores have no session, and s
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity,
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
+from sam_rollout.integrations.vllm.scheduling import why_synchronous
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.late_binding import LateBinding
 
 
 def is_output_rank() -> bool:
@@ -47,6 +51,7 @@ class RunnerRequests:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self._late = getattr(runner, "use_async_scheduling", False)
 
     @property
     def live(self) -> Collection[str]:
@@ -63,9 +68,13 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def is_control(self, request_id: str) -> bool:
-        """Whether it asks to be sampled without drafts."""
+        """Whether it asks to be sampled without drafts, or can have none."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        return bool(sampling and (sampling.extra_args or {}).get(CONTROL_KEY))
+        if sampling is None:
+            return False
+        # A grammar would have to see drafts that are bound late.
+        has_grammar = self._late and sampling.structured_outputs is not None
+        return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
 
 
 class SamProposer:
@@ -81,6 +90,7 @@ class SamProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         self.config = settings_of(vllm_config).sam
+        self._vllm_config = vllm_config
         engine_k = vllm_config.speculative_config.num_speculative_tokens
         if engine_k != self.config.max_draft_tokens:
             raise ConfigError(
@@ -103,6 +113,7 @@ class SamProposer:
         self.session: DraftSession | None = None
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
+        self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -123,16 +134,28 @@ class SamProposer:
         if self._sampler_clock is not None:
             self._sampler_clock.detach()
             self._sampler_clock = None
-        self.session = None
-        if not drafts_are_used:
-            return
+        if self._late_binding is not None:
+            self._late_binding.detach()
+            self._late_binding = None
+        self.session = self._new_session(record) if drafts_are_used else None
+        if getattr(model_runner, "use_async_scheduling", False):
+            from vllm.distributed import get_tp_group
+
+            from sam_rollout.integrations.vllm.late_binding import LateBinding
+
+            group = get_tp_group()
+            self._late_binding = LateBinding(
+                model_runner, self.session, group if group.world_size > 1 else None
+            )
+
+    def _new_session(self, record: bool) -> DraftSession:
         sampler_us: dict[str, Any] = {}
         if record:
-            self._sampler_clock = SamplerClock(model_runner)
+            self._sampler_clock = SamplerClock(self._runner)
             sampler_us["sampler_us"] = self._sampler_clock.take_us
-        self.session = DraftSession(
+        return DraftSession(
             self.config,
-            RunnerRequests(model_runner),
+            RunnerRequests(self._runner),
             **self._limits,
             **sampler_us,
             exchange=self.exchange,
@@ -156,6 +179,8 @@ class SamProposer:
                 "extension sam_rollout.integrations.vllm.worker.SamWorkerExtension and call "
                 "collective_rpc('sam_bind') before the first request"
             )
+        if self._late_binding is not None:
+            return []  # what was sampled is not on the host yet
         if self.session is None:
             return [[]] * rows
         # A row without sampled tokens is a prompt chunk: its text is not complete yet.
@@ -181,7 +206,17 @@ class SamProposer:
             "drafts_are_used": self.session is not None,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
+            "why_synchronous": self._why_synchronous(),
         }
+
+    def _why_synchronous(self) -> str:
+        if self._runner is None or self._late_binding is not None:
+            return ""
+        import vllm
+
+        return why_synchronous(self._vllm_config, vllm.__version__) or (
+            "the engine was started so, its platform wants it, or entry points are not installed"
+        )
 
     def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
         """What ``DraftSession.exchange_texts`` returns; nothing on ranks without a session."""

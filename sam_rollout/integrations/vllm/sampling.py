@@ -274,12 +274,13 @@ def _changes_logits(sampling: SamplingMetadata) -> bool:
         not sampling.no_penalties
         or bool(sampling.bad_words_token_ids)
         or sampling.allowed_token_ids_mask is not None
-        or any(map(_is_active, sampling.logitsprocs.non_argmax_invariant))
+        or any(map(is_active, sampling.logitsprocs.non_argmax_invariant))
         or (budget is not None and budget.has_tracked_requests())
     )
 
 
-def _is_active(processor: Any) -> bool:
+def is_active(processor: Any) -> bool:
+    """Whether one of vLLM's logits processors changes logits of this batch."""
     if isinstance(processor, MinTokensLogitsProcessor):
         return bool(processor.min_toks)
     return True

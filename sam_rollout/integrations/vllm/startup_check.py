@@ -55,6 +55,10 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
         line += f"; filled up to k: {ours[0]['padding']}"
+    if reason := ours[0].get("why_synchronous"):
+        line += f"; scheduled synchronously: {reason}"
+    else:
+        line += "; scheduled a step ahead"
     if way_in := ours[0].get("way_in"):
         line += f"; into vllm-ascend by {way_in}"
     return line

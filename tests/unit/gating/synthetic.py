@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sam_rollout.gating import EngineStep, Gate
+from sam_rollout.gating import EngineStep, Gate, hands_over
 from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 
@@ -45,6 +45,7 @@ class SyntheticEngines:
         drafting: share of requests for which there is a draft.
         noise: standard deviation of a step's time, relative.
         pauses: share of steps that take 20 times as long.
+        ahead: steps between a gate's wish and the first step with room for drafts.
     """
 
     seconds: Callable[[int, int, int], float]
@@ -54,6 +55,7 @@ class SyntheticEngines:
     fulfilled: float = 1.0
     noise: float = 0.0
     pauses: float = 0.0
+    ahead: int = 0
 
     def run(
         self,
@@ -73,7 +75,9 @@ class SyntheticEngines:
         random = np.random.default_rng(seed)
         now, spent, tokens = 0.0, 0.0, 0
         for _ in range(rounds):
-            engines = [_Engine(np.array(lengths, float)) for lengths in self.lengths]
+            engines = [
+                _Engine(np.array(lengths, float), [False] * self.ahead) for lengths in self.lengths
+            ]
             while busy := [engine for engine in engines if len(engine.left)]:
                 exchange()
                 seconds = max(self.seconds(*engine.load()) for engine in busy)
@@ -88,7 +92,11 @@ class SyntheticEngines:
                         )
                         tokens += int(step.verified.sampled.sum())
                         gate.observe(step)
-                        budget, least = gate.budget(rows), gate.least_chance
+                        room = engine.wishes[0] if self.ahead else True
+                        budget, least = gate.budget(rows, room=room), gate.least_chance
+                        wish = hands_over(budget, least)
+                        engine.wishes = [*engine.wishes[1:], wish]
+                        budget *= room or not wish
                         matched = random.random(rows) < self.drafting
                         engine.go_on(matched, self.acceptance(rows, now), budget, least)
                         decided.add((budget, least))
@@ -97,8 +105,9 @@ class SyntheticEngines:
 
 
 class _Engine:
-    def __init__(self, left: np.ndarray) -> None:
+    def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
         self.left = left  # tokens that each request still needs
+        self.wishes = wishes  # of the last steps, whether drafts were called for
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)

@@ -118,7 +118,7 @@ class BreaksAfter(ScheduleGate):
         super().__init__(SCHEDULE, K)
         self._steps = steps
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         self._steps -= 1
         if self._steps < 0:
             raise RuntimeError("broken on purpose")
@@ -153,7 +153,7 @@ class OnRecord(ScheduleGate):
     def observe(self, step: EngineStep) -> None:
         self.steps.append(step)
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         self.asked.append(rows)
         return super().budget(rows, whole=whole)
 

@@ -32,6 +32,8 @@ REGIMES = {
     "wrong but nearly free": SyntheticEngines(memory_bound, lambda rows, now: 0.0),
     "noise and pauses": SyntheticEngines(linear, lambda r, now: 0.5, noise=0.15, pauses=0.02),
     "acceptance comes and goes": SyntheticEngines(linear, lambda r, now: 0.8 * (now % 10 < 5)),
+    "room two steps after it is called for": SyntheticEngines(linear, lambda r, now: 0.3, ahead=2),
+    "the same, and drafts are always wrong": SyntheticEngines(linear, lambda r, now: 0.0, ahead=2),
 }
 
 
@@ -48,6 +50,18 @@ def test_as_fast_as_the_best_fixed_choice(name):
     gate = auto()
     engine.run(gate, rounds=1, seed=1)
     assert engine.run(gate, rounds=2) < 1.03 * best
+
+
+def test_what_there_is_no_room_for_is_done_when_there_is():
+    gate, engine = auto(), REGIMES["drafts pay always"]
+    engine.run(gate, rounds=1)
+    rows, sampled = 4, np.ones(4, np.int32)
+    for step in range(8):
+        gate.observe(engine_step(step * 5_000_000, sampled, 0 * sampled, 100 + step * sampled))
+        assert gate.budget(rows, room=step >= 6) == K, "it wishes to draft, step by step"
+        assert not gate.is_trial
+    report = gate.drain()
+    assert report["gate/open_steps"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -110,7 +124,7 @@ class Recorder(AutoGate):
         super().__init__(REQUESTS, K, EXPLORATION)
         self.given: list[int] = []
 
-    def budget(self, rows, *, whole=False):
+    def budget(self, rows, *, whole=False, room=True):
         budget = super().budget(rows, whole=whole)
         self.given.append(budget if hands_over(budget, self.least_chance) else 0)
         return budget
@@ -127,7 +141,7 @@ def test_no_flapping_between_budgets_that_are_as_good():
 
 def test_graphs_leave_it_all_or_nothing():
     class Whole(Recorder):
-        def budget(self, rows, *, whole=False):
+        def budget(self, rows, *, whole=False, room=True):
             return super().budget(rows, whole=True)
 
     gate = Whole()
@@ -139,7 +153,7 @@ def test_it_looks_before_it_drafts():
     """Where every draft is wrong the drafter knows so after some looks, which hand nothing over."""
 
     class Drafter(Recorder):
-        def budget(self, rows, *, whole=False):
+        def budget(self, rows, *, whole=False, room=True):
             budget = super().budget(rows, whole=whole)
             if budget:
                 prices.append(self.least_chance)
@@ -321,7 +335,7 @@ def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
     found = []
 
     class Drained(Recorder):
-        def budget(self, rows, *, whole=False):
+        def budget(self, rows, *, whole=False, room=True):
             budget = super().budget(rows, whole=whole)
             if rows % 5 == 0:
                 found.append(self.drain())

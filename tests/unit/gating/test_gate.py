@@ -73,7 +73,7 @@ class Broken:
         if self.asked > 1:
             raise RuntimeError("out of order")
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         return K
 
     def drain(self) -> dict[str, float]:

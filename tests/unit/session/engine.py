@@ -49,6 +49,7 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
         self.control: set[str] = set()
+        self.room = True  # for drafts, in the next step
         self.add(*names)
         self.session = DraftSession(
             self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
@@ -86,7 +87,7 @@ class Engine:
             self.texts[name] += new
         gained = int32(*map(len, tokens.values()))
         texts = rows_of((self.texts[name] for name in tokens), MAX_LENGTH)
-        return self.session.step(list(tokens), *texts, gained).to_lists()
+        return self.session.step(list(tokens), *texts, gained, room=self.room).to_lists()
 
     def drain(self) -> dict[str, Any]:
         return self.session.drain()
@@ -108,7 +109,7 @@ class GateOnRecord:
         offered = step.offered and step.offered.copy()
         self.seen.append(step._replace(verified=step.verified.copy(), offered=offered))
 
-    def budget(self, rows: int, *, whole: bool = False) -> int:
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         return K
 
     def drain(self) -> dict[str, float]:

@@ -78,7 +78,7 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     assert offered[2].tokens[:3].sum(axis=1).tolist() == [2 * K, 2 * K, 0]
     engine = Engine("a", "b", gate=GateConfig("auto"))
     engine.session.gate = GuardedGate(gate := GateOnRecord())
-    gate.budget = lambda rows, whole=False: 0
+    gate.budget = lambda rows, **_options: 0
     for _ in range(3):
         engine.step("a", "b")
     assert [step.offered for step in gate.seen] == [None] * 3, "nothing was looked for"
@@ -164,6 +164,28 @@ def test_a_drain_ends_the_step_of_finished_siblings():
     engine.step("c")
     assert engine.session.drafter.levels()["draft/siblings_groups"] == 2
     assert engine.counter("siblings_groups") == 1, "c is still running"
+
+
+def test_without_room_nothing_is_drafted_and_all_is_read():
+    engine = Engine("a", "b")
+    engine.room = False
+    assert engine.step("a", "b") == [[], []]
+    assert engine.session.wants_drafts, "the gate is open"
+    engine.room = True
+    assert engine.step("a", "b") == [next_of_period(engine.texts["a"])] * 2
+    engine.add("c")
+    engine.step("a", "b", "c")
+    assert not engine.session.wants_drafts, "more than the threshold"
+    assert engine.counter("catch_up_tokens") == sum(map(len, engine.texts.values()))
+
+
+def test_steps_that_are_filled_up_need_room():
+    engine = Engine("a", "b", "c", pad_drafts="always")
+    engine.room = False
+    assert engine.step("a", "b", "c") == [[], [], []]
+    assert engine.session.wants_drafts
+    engine.room = True
+    assert all(len(row) == K for row in engine.step("a", "b", "c"))
 
 
 @pytest.mark.parametrize(

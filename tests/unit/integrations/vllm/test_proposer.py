@@ -41,6 +41,7 @@ class Runner:
         config = SamConfig(
             max_draft_tokens=K,
             gate=GateConfig("threshold", 2),
+            scheduling="sync",
             sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
@@ -96,6 +97,7 @@ def test_a_rank_whose_drafts_are_ignored_has_no_session(runner):
     assert runner.proposer.session is None and runner.proposer.drain() is None
     description = runner.proposer.describe()
     assert not description["drafts_are_used"] and description["padding"] == "no step"
+    assert description["why_synchronous"] == "sam.scheduling = 'sync'"
 
 
 @pytest.mark.parametrize(

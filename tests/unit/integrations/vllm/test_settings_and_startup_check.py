@@ -30,7 +30,9 @@ OURS = {
     "sam": ON.to_mapping(),
     "padding": NO_PADDING,
     "deciding_engines": 1,
+    "why_synchronous": "",
 }
+AHEAD = "; scheduled a step ahead"
 
 
 @pytest.mark.parametrize("config", [ON, OFF])
@@ -65,20 +67,33 @@ def test_an_engine_without_our_configuration_is_named(additional):
 
 NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
 NONE = {"proposer": None}
-FILLED_UP = {"padding": "every step of up to 8 requests", "way_in": "plugin"}
+FILLED_UP = {
+    "padding": "every step of up to 8 requests",
+    "why_synchronous": "not tried",
+    "way_in": "plugin",
+}
 
 
 @pytest.mark.parametrize(
     ("reports", "config", "line"),
     [
-        ([OURS, OURS], ON, f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2"),
+        (
+            [OURS, OURS],
+            ON,
+            f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2{AHEAD}",
+        ),
         # Pipeline stages before the last have no drafter.
-        ([NONE, OURS], ON, f"drafter {PROPOSER_CLASS} on 1 worker(s), k=5, gate: threshold 2"),
-        ([OURS | {"deciding_engines": 4}], ON, "gate: threshold 2, agreed on by 4 engines"),
+        (
+            [NONE, OURS],
+            ON,
+            f"drafter {PROPOSER_CLASS} on 1 worker(s), k=5, gate: threshold 2{AHEAD}",
+        ),
+        ([OURS | {"deciding_engines": 4}], ON, f"gate: threshold 2, agreed on by 4 engines{AHEAD}"),
         (
             [OURS | FILLED_UP],
             ON,
-            "; filled up to k: every step of up to 8 requests; into vllm-ascend by plugin",
+            "; filled up to k: every step of up to 8 requests; scheduled synchronously: not tried"
+            "; into vllm-ascend by plugin",
         ),
         ([NONE], OFF, "sam_rollout: no drafter (sam.enabled=false)"),
         ([NGRAM], OFF, f"drafter {NGRAM['proposer']}, not ours (sam.enabled=false)"),

@@ -1,0 +1,254 @@
+"""How long an accelerator would wait for the host between two steps, with drafts and without.
+
+    python -m benchmarks.device_idle [--rounds 3] [--check]
+
+The device is emulated (`emulated_device.py`): known texts, and steps that take a given time.
+Scheduler, message queues, model runner, drafter and output processing are the real code, in the
+processes that vLLM gives them. ``no drafts`` is vLLM alone, ``suffix decoding`` vLLM's own drafter
+(arctic-inference; left out where that is not installed), ``closed`` ours with a gate that never
+opens, ``open`` ours drafting for all requests. Each is measured with synchronous scheduling, and
+with asynchronous scheduling where it can have that. Steps count in which all requests decode.
+
+The host's part is this machine's: two busy cores take longer than a server's.
+``--check`` measures what must hold, and exits with 1 where it does not.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import MODEL, median_interval, parser, turns, write_record
+from sam_rollout.bench.generator import Problem, TraceModel
+from sam_rollout.bench.machine import machine
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.identity import identify
+from sam_rollout.integrations.vllm.offline import (
+    MULTIPROCESSING_ENV,
+    offline_engine,
+    prepare_environment,
+)
+
+os.environ[MULTIPROCESSING_ENV] = "1"  # the engine in a process of its own, as under verl
+prepare_environment()  # before torch is imported: engines are forked, which its threads would miss
+
+DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
+TOKEN_US, LAUNCH_US = 10.0, 300.0
+SIBLINGS, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 40, 640
+STEPS = 80  # of a cell, at least a few of them with all requests
+K = 3
+TEXT = TraceModel(vocabulary=480, prompt_length=PROMPT_TOKENS)  # of the tiny model's 512 tokens
+NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
+SYNC, ASYNC = "sync", "async"
+SIDES = (
+    (NONE, SYNC), (NONE, ASYNC), (SUFFIX, SYNC), (CLOSED, SYNC), (CLOSED, ASYNC), (OPEN, SYNC),
+    (OPEN, ASYNC),
+)  # fmt: skip
+# What `--check` asks for: side, device step in ms, requests, most ms of idle device in a step.
+TARGETS = ((CLOSED, 10, 64, 0.1), (OPEN, 10, 64, 2.0), (OPEN, 20, 8, 0.7))
+
+
+def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any]]:
+    """The group `sam` and further engine arguments of a side."""
+    further: dict[str, Any] = {"async_scheduling": None if scheduling == ASYNC else False}
+    gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
+    if drafts in gates:
+        return SamConfig(max_draft_tokens=K, gate=gates[drafts]), further
+    if drafts == SUFFIX:
+        further["speculative_config"] = {"method": "suffix", "num_speculative_tokens": K}
+    return SamConfig(enabled=False), further
+
+
+def texts() -> list[tuple[list[int], list[int]]]:
+    """Prompts and responses, siblings of a prompt one after the other."""
+    found = []
+    for index in range(max(REQUESTS) // SIBLINGS):
+        problem = Problem(index, TEXT)
+        for sibling in range(SIBLINGS):
+            trace = problem.response(sibling, RESPONSE_TOKENS)
+            found.append((trace.prompt.tolist(), trace.response.tolist()))
+    return found
+
+
+def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: int) -> list[Any]:
+    """Prompts and `SamplingParams` of a cell; `number` makes them others than before."""
+    from vllm import SamplingParams, TokensPrompt
+
+    from benchmarks.emulated_device import TEXT_KEY
+
+    made = []
+    for row, (prompt, _) in enumerate(known[:count]):
+        who = identify(prompt, seed=1, step=number, sibling=row % SIBLINGS, split="train")
+        made.append(
+            (
+                TokensPrompt(prompt_token_ids=prompt),
+                SamplingParams(
+                    max_tokens=STEPS * (1 + K) // 2,
+                    temperature=1.0,
+                    ignore_eos=True,
+                    extra_args={TEXT_KEY: row, **who.to_extra_args()},
+                ),
+            )
+        )
+    return made
+
+
+def measure(
+    engine: Any, known: list[tuple[list[int], list[int]]], device_ms: float, count: int, number: int
+) -> dict[str, float]:
+    """One cell: milliseconds of a step, and of idle device in it; means over its steps.
+
+    Raises:
+        RuntimeError: a text is not the known one.
+    """
+    prompts, sampling = zip(*requests_of(known, count, number), strict=True)
+    engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
+    outputs = engine.generate(list(prompts), list(sampling), use_tqdm=False)
+    for output, (_, response) in zip(outputs, known, strict=False):
+        tokens = list(output.outputs[0].token_ids)
+        if tokens != response[: len(tokens)]:
+            raise RuntimeError(f"request {output.request_id} was led along another text")
+    _, steps = engine.collective_rpc("device_steps")[0]
+    # The first step with all requests still has prompts behind it.
+    full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
+    device_s = statistics.fmean(device_ms / 1e3 + TOKEN_US / 1e6 * tokens for _, tokens, _ in full)
+    idle_s = statistics.fmean(idle for *_, idle in full)
+    return {
+        "steps": len(full),
+        "step_ms": 1e3 * (device_s + idle_s),
+        "idle_ms": 1e3 * idle_s,
+        "scored": statistics.fmean(tokens for _, tokens, _ in full) / count,
+    }
+
+
+def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict[str, float]]:
+    """Start a side's engine, measure the cells, end it."""
+    drafts, scheduling = side
+    sam, further = arguments_of(drafts, scheduling)
+    known = texts()
+    with offline_engine(
+        str(MODEL),
+        sam,
+        RolloutSamplerConfig(kind="stock"),
+        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        distributed_executor_backend="mp",
+        max_model_len=1024,
+        max_num_seqs=max(REQUESTS),
+        max_num_batched_tokens=16_384,
+        disable_log_stats=False,
+        **further,
+    ) as engine:
+        is_asynchronous, _ = engine.collective_rpc("device_steps")[0]
+        if is_asynchronous != (scheduling == ASYNC):
+            raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
+        measure(engine, known, 5, 8, number=0)  # warms up
+        return [
+            measure(engine, known, device_ms, count, number)
+            for number, (device_ms, count) in enumerate(cells, 1)
+        ]
+
+
+def run_all(
+    sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
+) -> list[dict[str, Any]]:
+    """Every side and cell, rounds times, sides in turns; a row each, medians with intervals."""
+    from benchmarks.emulated_device import asynchronous_scheduling, emulate
+
+    emulate(texts())
+    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {side: [] for side in sides}
+    names = ["/".join(side) for side in sides]
+    for number in range(rounds):
+        for name in turns(names, number):
+            drafts, scheduling = name.split("/")
+            started = time.perf_counter()
+            with asynchronous_scheduling():
+                found[drafts, scheduling].append(run_side((drafts, scheduling), cells))
+            print(f"round {number + 1}: {name}, {time.perf_counter() - started:.0f} s", flush=True)
+    return [
+        {
+            "column": f"{drafts}, {scheduling}",
+            "cell": [device_ms, count],
+            "drafts": drafts,
+            "scheduling": scheduling,
+            "device_ms": device_ms,
+            "requests": count,
+            **{
+                figure: median_interval([one[place][figure] for one in of_side])
+                for figure in ("step_ms", "idle_ms", "scored", "steps")
+            },
+        }
+        for (drafts, scheduling), of_side in found.items()
+        for place, (device_ms, count) in enumerate(cells)
+    ]
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Idle time of every column over the time of a step, a panel for each number of requests."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(REQUESTS), sharey=True)
+    for axes, count in zip(panels, REQUESTS, strict=True):
+        for number, column in enumerate(dict.fromkeys(row["column"] for row in rows)):
+            of = [row for row in rows if row["column"] == column and row["requests"] == count]
+            times = [row["device_ms"] for row in of]
+            idle = [row["idle_ms"]["median"] for row in of]
+            style = "-" if column.endswith(ASYNC) else "--"
+            axes.plot(times, idle, f"o{style}", color=f"C{number}", markersize=3, label=column)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(DEVICE_MS, [str(one) for one in DEVICE_MS])
+        axes.set_title(f"{count} requests")
+        axes.set_xlabel("step on the device, ms")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("idle device a step, ms")
+    panels[0].set_ylim(bottom=0)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right")
+    figure.savefig(path, dpi=120)
+
+
+def check() -> int:
+    """Measure the targets; return how many are missed."""
+    missed = 0
+    cells = sorted({(device_ms, count) for _, device_ms, count, _ in TARGETS})
+    rows = run_all([(NONE, ASYNC), (CLOSED, ASYNC), (OPEN, ASYNC)], list(cells), rounds=3)
+    by_cell = {(r["drafts"], r["device_ms"], r["requests"]): r for r in rows}
+    for drafts, device_ms, count, most in TARGETS:
+        row = by_cell[drafts, device_ms, count]
+        idle = row["idle_ms"]["median"]
+        wrong = idle > most
+        text = f"{drafts}, {device_ms} ms, {count} requests: idle {idle:.2f} ms, at most {most}"
+        if drafts == CLOSED:
+            without = by_cell[NONE, device_ms, count]["step_ms"]["median"]
+            ratio = row["step_ms"]["median"] / without
+            wrong |= ratio > 1.01
+            text += f"; step {ratio:.3f} of that without drafts, at most 1.01"
+        missed += wrong
+        print(f"{'MISSED' if wrong else 'met   '} {text}")
+    return missed
+
+
+def main() -> None:
+    """Measure, and write the record or check the targets."""
+    options = parser(__doc__, "device_idle")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--check", action="store_true")
+    arguments = options.parse_args()
+    if arguments.check:
+        sys.exit(1 if check() else 0)
+    sides = [side for side in SIDES if side[0] != SUFFIX or find_spec("arctic_inference")]
+    cells = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
+    rows = run_all(sides, cells, arguments.rounds)
+    setting = {
+        "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
+    }  # fmt: skip
+    write_record({"machine": machine(), "setting": setting, "rows": rows}, arguments.output)
+    draw(rows, arguments.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

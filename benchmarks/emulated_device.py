@@ -1,0 +1,217 @@
+"""A device that is not there: known texts, and kernels that take a given time on a timeline.
+
+vLLM's scheduler, message queues, model runner, our drafter and the processing of outputs are the
+real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for each token it scores,
+and samples what the text of its request goes on with. Launching it keeps the host busy for
+`launch_s`; after that the host is free until it asks for the result, as beside an accelerator.
+
+`asynchronous_scheduling` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
+
+
+@dataclass
+class Device:
+    """The timeline. Times are seconds of `time.perf_counter`."""
+
+    step_s: float = 0.01
+    token_s: float = 1e-5
+    launch_s: float = 3e-4
+    free_at: float = 0.0
+    steps: list[tuple[int, int, float]] = field(default_factory=list)  # requests, tokens, idle
+
+    def launch(self, requests: int, tokens: int) -> None:
+        """Start a step when the one before has ended."""
+        end = time.perf_counter() + self.launch_s
+        while time.perf_counter() < end:
+            pass
+        now = time.perf_counter()
+        self.steps.append((requests, tokens, max(0.0, now - self.free_at)))
+        self.free_at = max(now, self.free_at) + self.step_s + self.token_s * tokens
+
+    def wait(self, until: float) -> None:
+        """Block the caller, and nobody else."""
+        if (left := until - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+DEVICE = Device()
+
+
+class _Event:
+    """Has happened when all has ended that was launched before it was recorded."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self._at = 0.0
+
+    def record(self, *_args: Any) -> None:
+        self._at = DEVICE.free_at
+
+    def synchronize(self) -> None:
+        DEVICE.wait(self._at)
+
+    def query(self) -> bool:
+        return time.perf_counter() >= self._at
+
+    def wait(self, *_args: Any) -> None:
+        pass
+
+
+class _Stream:
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.device = torch.device("cpu")
+
+    def wait_stream(self, *_args: Any) -> None:
+        pass
+
+    wait_event = synchronize = wait_stream
+
+
+def _stand_in(patch: Callable[[Any, str, Any], None]) -> None:
+    for name, value in (("Event", _Event), ("Stream", _Stream)):
+        patch(torch.cuda, name, value)
+    patch(torch, "Event", _Event)
+    patch(torch.cuda, "current_stream", lambda *_args: _Stream())
+    patch(torch.cuda, "stream", lambda *_args: contextlib.nullcontext())
+
+
+@contextlib.contextmanager
+def asynchronous_scheduling() -> Iterator[None]:
+    """Let engines that are made within schedule asynchronously, as on an accelerator.
+
+    A CPU's platform switches that off. Streams and events are stand-ins; engines in processes of
+    their own are forked, and have them, too.
+    """
+    import vllm.v1.worker.cpu_model_runner as module
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    made = module.CPUModelRunner.__init__
+    before: list[tuple[Any, str, Any]] = []
+    method = os.environ.get(_METHOD)
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        before.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
+        asked = vllm_config.scheduler_config.async_scheduling
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asked
+        os.environ[_METHOD] = "fork"
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _stand_in(patch)  # a module that was imported meanwhile has put its own there
+        made(self, *args, **kwargs)
+
+    patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
+    patch(module.CPUModelRunner, "__init__", init)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
+        os.environ.pop(_METHOD, None)
+        if method is not None:
+            os.environ[_METHOD] = method
+
+
+def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
+    """Put the device into the model's place in every engine that is made from here on.
+
+    Args:
+        texts: prompt and response; a request's number is `extra_args[TEXT_KEY]`.
+    """
+    import vllm.v1.worker.cpu_worker as worker
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    longest = max(len(prompt) + len(response) for prompt, response in texts)
+    known = np.zeros((len(texts), longest + 64), np.int32)
+    for row, (prompt, response) in enumerate(texts):
+        known[row, : len(prompt) + len(response)] = prompt + response
+
+    class EmulatedRunner(CPUModelRunner):
+        """A runner whose forward pass takes time on the device, and none of the host."""
+
+        _scored = 0  # tokens of the step under way; 0 while the engine warms up
+        _ids: tuple[str, ...] = ()
+
+        def load_model(self, *args: Any, **kwargs: Any) -> None:
+            super().load_model(*args, **kwargs)
+            self.model.compute_logits = lambda hidden: hidden[:, :1]
+            width = self.model_config.get_hidden_size()
+            self._hidden = torch.zeros(self.max_num_tokens + 64, width)
+
+        def _prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
+            self._scored = scheduler_output.total_num_scheduled_tokens
+            return super()._prepare_inputs(scheduler_output, *args)
+
+        def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
+            if self._scored:
+                DEVICE.launch(self.input_batch.num_reqs, self._scored)
+            self._scored = 0
+            return self._hidden[: input_ids.shape[0]]
+
+        def _rows(self) -> np.ndarray:
+            if tuple(self.input_batch.req_ids) != self._ids:
+                self._ids = tuple(self.input_batch.req_ids)
+                asked = (self.requests[name].sampling_params.extra_args for name in self._ids)
+                self._texts = np.array([extra[TEXT_KEY] for extra in asked])
+            return self._texts
+
+        def _sample(self, logits: Any, metadata: Any) -> Any:
+            rows = self._rows()
+            if metadata is None:
+                last = self.query_start_loc.np[1 : len(rows) + 1] - 1
+                sampled = known[rows, self.positions.numpy()[last] + 1][:, None]
+            else:
+                counts, k = np.array(metadata.num_draft_tokens), metadata.max_spec_len
+                first = metadata.cu_num_draft_tokens.numpy() + np.arange(len(rows)) - counts
+                first = metadata.logits_indices.numpy()[first]
+                place = self.positions.numpy()[first][:, None] + 1 + np.arange(k + 1)
+                sampled = known[rows[:, None], place]
+                drafts = np.full((len(rows), k), -1, np.int32)
+                drafts[np.arange(k) < counts[:, None]] = metadata.draft_token_ids.numpy()
+                right = (drafts == sampled[:, :k]).cumprod(1).sum(1)
+                sampled[np.arange(k + 1) > right[:, None]] = -1
+            tokens = torch.from_numpy(np.ascontiguousarray(sampled, np.int32))
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
+
+        def _bookkeeping_sync(self, *args: Any) -> Any:
+            if not self.use_async_scheduling:
+                DEVICE.wait(DEVICE.free_at)
+            return super()._bookkeeping_sync(*args)
+
+    worker.CPUModelRunner = EmulatedRunner  # type: ignore[misc]
+
+
+class EmulatedWorkerExtension(SamWorkerExtension):
+    """Worker methods that set the device's times and tell what it did."""
+
+    def device_begin(self, step_s: float, token_s: float, launch_s: float) -> None:
+        """Set its times, and forget what it did."""
+        DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
+        DEVICE.steps.clear()
+
+    def device_steps(self) -> tuple[bool, list[tuple[int, int, float]]]:
+        """Whether the runner's engine schedules asynchronously; requests, tokens, idle seconds."""
+        return self.model_runner.use_async_scheduling, list(DEVICE.steps)

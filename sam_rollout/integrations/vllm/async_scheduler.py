@@ -1,0 +1,83 @@
+"""Places for drafts that are bound late: the half of `late_binding.py` in the engine's process.
+
+vLLM's asynchronous scheduler gives every request places for k draft tokens, since drafts of a model
+are made on the device whenever it runs. Ours are made on the host, which has to wait for the step
+before: it says with each step's output whether it wants to (`Note`), and gets places for all or for
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+
+class Note(NamedTuple):
+    """What a worker tells the scheduler with a step's output.
+
+    Attributes:
+        wants_drafts: whether the next step that is scheduled shall have places.
+        bound: draft tokens by request that the step verified, None if it had no places.
+    """
+
+    wants_drafts: bool
+    bound: Mapping[str, int] | None
+
+
+_NOTE = "sam_rollout_note"
+
+
+def attach(output: Any, note: Note) -> None:
+    """Hand a note to the scheduler with a `ModelRunnerOutput`."""
+    setattr(output, _NOTE, tuple(note))
+
+
+class LateBindingScheduler(AsyncScheduler):
+    """vLLM's asynchronous scheduler with places for drafts where they are wanted."""
+
+    _wants_drafts = False
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        if not self._wants_drafts:
+            scheduler_output.num_spec_tokens_to_schedule = 0
+        super()._update_after_schedule(scheduler_output)
+        if scheduler_output.has_structured_output_requests:
+            # A grammar has to see drafts before they are verified: these requests get none.
+            for request_id in scheduler_output.num_scheduled_tokens:
+                request = self.requests[request_id]
+                if request.use_structured_output:
+                    request.spec_token_ids = []
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take the worker's note, and count places without a draft as invalid."""
+        note = getattr(model_runner_output, _NOTE, None)
+        if note is not None:
+            self._wants_drafts, bound = note
+            if bound is not None:
+                scheduler_output.num_invalid_spec_tokens = {
+                    request_id: len(places) - bound.get(request_id, 0)
+                    for request_id, places in scheduler_output.scheduled_spec_decode_tokens.items()
+                }
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> Any:
+        """Leave requests out that had places and no draft."""
+        invalid = num_invalid_spec_tokens or {}
+        if invalid.get(request_id, 0) >= num_draft_tokens:
+            return spec_decoding_stats
+        return super().make_spec_decoding_stats(
+            spec_decoding_stats,
+            num_draft_tokens,
+            num_accepted_tokens,
+            num_invalid_spec_tokens,
+            request_id,
+        )

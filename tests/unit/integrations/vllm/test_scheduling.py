@@ -1,0 +1,78 @@
+"""Which engines with our drafter may schedule a step ahead."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sam_rollout.config import SamConfig
+from sam_rollout.integrations.vllm.scheduling import drafts_here, why_synchronous
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
+
+KNOWN = "0.28.0+cpu"
+
+
+def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
+    """What is asked of vLLM's configuration; `changed` by dotted names, `__` for the dot."""
+    made = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
+        ),
+        model_config=SimpleNamespace(
+            is_hybrid=False,
+            is_moe=False,
+            uses_mrope=False,
+            is_multimodal_model=False,
+            enable_prompt_embeds=False,
+            enable_return_routed_experts=False,
+        ),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
+        kv_transfer_config=None,
+        speculative_config=SimpleNamespace(method="custom_class", model=PROPOSER_CLASS),
+        additional_config=engine_arguments(SamConfig(scheduling=scheduling))["additional_config"],
+    )
+    for name, value in changed.items():
+        section, _, field = name.rpartition("__")
+        setattr(getattr(made, section) if section else made, field, value)
+    return made
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1+cu130", KNOWN])
+def test_an_ordinary_engine_may(version):
+    assert why_synchronous(config(), version) == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "version", "reason"),
+    [
+        (config("sync"), KNOWN, "sam.scheduling = 'sync'"),
+        (config(), "0.23.0", "vLLM 0.24 and 0.28, not 0.23.0"),
+        (config(), "0.29.0", "not 0.29.0"),
+        (config(parallel_config__pipeline_parallel_size=2), KNOWN, "pipeline stages"),
+        (
+            config(parallel_config__data_parallel_size=2, model_config__is_moe=True),
+            KNOWN,
+            "engines that share experts",
+        ),
+        (config(model_config__is_hybrid=True), KNOWN, "linear attention"),
+        (config(model_config__uses_mrope=True), KNOWN, "M-RoPE"),
+        (config(kv_transfer_config=object()), KNOWN, "KV connectors"),
+        (config(model_config__is_multimodal_model=True), KNOWN, "embedded"),
+        (config(model_config__enable_return_routed_experts=True), KNOWN, "experts are told"),
+        (config(scheduler_config__scheduler_cls="theirs"), KNOWN, "another scheduler_cls"),
+        (config(parallel_config__prefill_context_parallel_size=2), KNOWN, "share a prompt"),
+    ],
+)
+def test_others_say_why_not(made, version, reason):
+    assert reason in why_synchronous(made, version)
+
+
+def test_engines_of_the_same_dense_model_run_apart():
+    assert why_synchronous(config(parallel_config__data_parallel_size=2), KNOWN) == ""
+
+
+def test_only_our_proposer_itself_binds_late():
+    assert drafts_here(config())
+    assert not drafts_here(config(speculative_config=None))
+    assert not drafts_here(config(speculative_config__model="other.Proposer"))
+    assert not drafts_here(config(speculative_config__method="ngram"))
+    assert not drafts_here(config(additional_config={}))
