@@ -256,6 +256,15 @@ VLLM_LATE_BINDING: Table = {
             "puts positions right on the device",
             "update_num_computed_tokens_for_batch_change("),
         "GPUModelRunner.num_spec_tokens": "k",
+        "GPUModelRunner.input_ids": "what the forward pass reads",
+        "GPUModelRunner._get_draft_token_ids_cpu": (
+            "asked for drafts of the device only where there are request ids for them",
+            "self._draft_token_req_ids"),
+        "GPUModelRunner._preprocess": (
+            "inputs other than text are embedded before the forward pass: such engines schedule "
+            "synchronously",
+            "self.supports_mm_inputs",
+            "self.enable_prompt_embeds"),
         "GPUModelRunner._update_states": (
             "drafts that were not followed to their end count as accepted",
             "if req_state.prev_num_draft_len and self.use_async_scheduling:",
@@ -269,7 +278,30 @@ VLLM_LATE_BINDING: Table = {
         "AsyncGPUModelRunnerOutput._invalid_req_indices": "rows that were not sampled",
         "AsyncGPUModelRunnerOutput._model_runner_output": "carries our note to the scheduler",
     },
+    "v1.engine.core": {
+        "EngineCore.step_with_batch_queue": (
+            "one step ahead: a step is scheduled when the output of the last but one was processed",
+            "len(batch_queue) < self.batch_queue_size",
+            "self.scheduler.update_from_output(scheduler_output, model_output)"),
+    },
+    "v1.request": {
+        "Request.use_structured_output": "such requests get no places",
+        "Request.spec_token_ids": "places of the next step",
+    },
+    "config.model": {
+        "ModelConfig.is_hybrid": "schedules synchronously",
+        "ModelConfig.uses_mrope": "schedules synchronously",
+        "ModelConfig.is_multimodal_model": "schedules synchronously",
+        "ModelConfig.enable_prompt_embeds": "schedules synchronously",
+        "ModelConfig.enable_return_routed_experts": "schedules synchronously",
+    },
+    "v1.sample.logits_processor.builtin": {
+        "MinTokensLogitsProcessor.min_toks": "counts tokens on the host: no step is prepared ahead",
+    },
     "v1.worker.gpu_input_batch": {
+        "InputBatch.prev_req_id_to_index": "rows whose input is on the device",
+        "InputBatch.is_token_ids": "written with the tokens",
+        "InputBatch.req_id_to_index": "rows of a batch that changed",
         "CachedRequestState.prev_num_draft_len": "set to 0 when drafts were followed to their end",
         "InputBatch.update_req_spec_token_ids": (
             "bound drafts are written behind the text",
