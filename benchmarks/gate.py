@@ -116,10 +116,10 @@ class TimedGate:
         self._us: list[float] = []
         self._counters: Counter[str] = Counter()
 
-    def next_budget(self, step: Any, *, whole: bool = False) -> int:
+    def next_budget(self, step: Any, **options: bool) -> int:
         """As `GuardedGate`."""
         started = time.perf_counter_ns()
-        budget = self._gate.next_budget(step, whole=whole)
+        budget = self._gate.next_budget(step, **options)
         self.least_chance = self._gate.least_chance
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget

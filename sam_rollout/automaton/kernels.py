@@ -681,7 +681,7 @@ def _latest_of(header, state):
     if token == NONE or token == entry[NEXT_TOKEN]:
         return token, _after(states, state) if token != NONE else np.int64(0)
     edge = _find_edge(header, address, state, token)
-    if edge <= 0:  # reading stopped for want of memory before the edge was made
+    if edge <= 0:  # of a text that was given up while it waited for memory
         return np.int64(NONE), np.int64(0)
     return token, np.int64(_int32_pointer(edge)[0])
 

@@ -1,10 +1,9 @@
 """The gate that measures: the drafts with the most tokens per second, on this engine, now.
 
-The time of a step is the time between two calls of the proposer: with synchronous scheduling
-(drafters of others leave vLLM no other) a call is made after every step, once its tokens are on the
-host, so that nothing has to be waited for. It contains everything that drafts cost, finding them
-too. Steps that did anything but decode the same requests as the step before are left out: prompts,
-requests that joined or left, steps in which the engine did not call.
+The time of a step is the time between two calls of the proposer: a call is made for every step,
+once its tokens are on the host, so that nothing has to be waited for. It contains everything that
+drafts cost, finding them too. Steps that did anything but decode the same requests as the step
+before are left out: prompts, requests that joined or left, steps in which the engine did not call.
 
 A decision is a level: drafts or none, and the least chance of a token that is drafted, the price of
 its time. Each request is then drafted as many tokens as are worth it, which may be none. Rate of a
@@ -87,7 +86,7 @@ class AutoGate:
         self._best = 0  # the level chosen
         self._decided_for = 0  # requests
         self._budget = 0
-        self._postponed = 0  # a level that there was no room for
+        self._postponed = 0  # a trial that there was no room for
         self.least_chance = 0.0
         self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
@@ -96,6 +95,13 @@ class AutoGate:
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
+        if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
+            seconds = (step.now_ns - self._last_ns) * 1e-9
+            self._last_ns, self._unseen = step.now_ns, self._unseen + 1
+            expected = self._expected[self._best]
+            self._lost_s += min(max(0.0, seconds - expected), self._k * expected)
+            self._left_out += 1
+            return
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
             self._to_skip -= 1
             self._unseen += 1
@@ -173,15 +179,15 @@ class AutoGate:
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none; `least_chance` tells which of them."""
         self._steps += 1
-        level = self._postponed if rows == self._decided_for else 0
-        if not level and rows:
-            level = self._decide(rows, whole)
+        level = self._decide(rows, whole) if rows else 0
+        if self._postponed and rows.bit_length() == self._octave:
+            level = self._postponed
         wish = self._k if level else 0
         self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else LOOK * (level > 0)
         is_open = hands_over(wish, self.least_chance)
         # What there is no room for is done when there is: until then the gate is closed.
         postponed = is_open and not room
-        self._postponed = level if postponed else 0
+        self._postponed = level if postponed and level != self._best else 0
         self.is_trial = level != self._best and not postponed
         self._budget = 0 if postponed else wish
         is_open = is_open and room
@@ -213,7 +219,7 @@ class AutoGate:
             self._ask_again = _ASK_AGAIN
         self._best = best
         self._fair_s_per_token = fair[best] / rows
-        return self._trial(rows, drafting, choices) if share else best
+        return self._trial(rows, drafting, choices) if share and not self._postponed else best
 
     def _work_out(
         self, rows: int, context: float, share: float, levels: Levels

@@ -7,7 +7,8 @@ drafts; it decides nothing. In `DraftSession.step`
 2. what became of the last drafts is worked out once (`Verified`); policy, gate and record read it;
 3. the gate sets the budget of draft tokens;
 4. the drafter reads every text's new tokens and, with a budget, drafts;
-5. drafts are filled up where the step has to keep the shape of a captured graph (`padding.py`);
+5. drafts are filled up where a step has to keep its shape: a captured graph's (`padding.py`), or
+   the one it was prepared in;
 6. the step's record is noted.
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
@@ -134,6 +135,7 @@ class DraftSession:
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
         self._may_draft: int | np.ndarray = 1
         self._gate_open = False  # when the last drafts were made
+        self._wasted = False  # the step under way is filled for nothing
         self._telemetry_ns = 0  # spent on the ledger in the step under way
         self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
 
@@ -170,7 +172,8 @@ class DraftSession:
                 array each time.
             room: whether the engine's next step can verify drafts. Where it cannot, there are none;
                 `wants_drafts` tells whether it should be able to.
-            whole: a step that verifies drafts has k tokens for each request: they are filled up.
+            whole: with room, the next step has k draft tokens for each request, open or closed;
+                they are filled up.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
@@ -216,6 +219,7 @@ class DraftSession:
                 same_batch=same_batch,
                 may_draft=self._may_draft,
                 offered=drafter.offered(verified) if same_rows else None,
+                wasted=self._wasted,
             ),
             whole=whole or self.padding.in_use,
             room=room,
@@ -226,6 +230,7 @@ class DraftSession:
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
         if drafts and not room:
             drafts, budget = False, 0
+        self._wasted = room and whole and not (drafts or self.padding.applies(rows, False))
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(

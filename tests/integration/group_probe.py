@@ -30,8 +30,8 @@ class GroupProbe(SamWorkerExtension):
         self._drafts: dict[int, int] = {}
         decide, gate = drafter.session.gate.next_budget, drafter.session.gate
 
-        def next_budget(step: Any, *, whole: bool = False) -> int:
-            budget = decide(step, whole=whole)
+        def next_budget(step: Any, **options: bool) -> int:
+            budget = decide(step, **options)
             self._budgets[drafter.exchange.received()[0]] = len(step.verified.sampled), budget
             return budget
 

@@ -131,7 +131,6 @@ class SharedTexts:
 
     def _begin(self) -> None:
         """Somebody asks: texts are kept from now on."""
-        self._is_asked = True
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(
@@ -141,6 +140,7 @@ class SharedTexts:
                 self._limits.max_model_len,
             )
         self._make(room)
+        self._is_asked = True
 
     def _make(self, room: int) -> None:
         most_bytes = int(self._max_bytes * _READING_SHARE)

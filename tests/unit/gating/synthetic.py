@@ -46,6 +46,7 @@ class SyntheticEngines:
         noise: standard deviation of a step's time, relative.
         pauses: share of steps that take 20 times as long.
         ahead: steps between a gate's wish and the first step with room for drafts.
+        whole: steps with room have k draft tokens for each request, filled up, open or closed.
     """
 
     seconds: Callable[[int, int, int], float]
@@ -56,6 +57,7 @@ class SyntheticEngines:
     noise: float = 0.0
     pauses: float = 0.0
     ahead: int = 0
+    whole: bool = False
 
     def run(
         self,
@@ -93,12 +95,15 @@ class SyntheticEngines:
                         tokens += int(step.verified.sampled.sum())
                         gate.observe(step)
                         room = engine.wishes[0] if self.ahead else True
-                        budget, least = gate.budget(rows, room=room), gate.least_chance
+                        budget = gate.budget(rows, room=room, whole=self.whole)
+                        least = gate.least_chance
                         wish = hands_over(budget, least)
                         engine.wishes = [*engine.wishes[1:], wish]
                         budget *= room or not wish
                         matched = random.random(rows) < self.drafting
                         engine.go_on(matched, self.acceptance(rows, now), budget, least)
+                        if self.whole and room:
+                            engine.fill(budget > 0)
                         decided.add((budget, least))
                 assert len(decided) == 1
         return spent / tokens
@@ -114,10 +119,16 @@ class _Engine:
         self._chance = 0.0  # of a draft token
         self._looked = False
         self._rows_before = -1
+        self._filling = np.zeros(len(left), np.int32)
+        self._wasted = False
 
     def load(self) -> tuple[int, int, int]:
         rows = len(self.left)
-        return rows, rows + int(self._drafts.sum()), int(self._texts.sum())
+        return rows, rows + int((self._drafts + self._filling).sum()), int(self._texts.sum())
+
+    def fill(self, is_open: bool) -> None:
+        """Fill every request up to k."""
+        self._filling, self._wasted = K - self._drafts, not is_open
 
     def step(self, now_ns: int, luck: np.ndarray) -> EngineStep:
         right = (luck < self._chance).cumprod(axis=1).sum(axis=1)
@@ -127,9 +138,11 @@ class _Engine:
         self.left -= sampled
         same_batch, self._rows_before = len(luck) == self._rows_before, len(luck)
         offered = self._offered(right) if self._looked and same_batch else None
-        return engine_step(
-            now_ns, sampled, self._drafts, self._texts, same_batch=same_batch, offered=offered
-        )
+        step = engine_step(
+            now_ns, sampled, self._drafts, self._texts, same_batch=same_batch, offered=offered,
+            wasted=self._wasted,
+        )  # fmt: skip
+        return step._replace(verified=step.verified._replace(filling=self._filling))
 
     def _offered(self, right: np.ndarray) -> Offered:
         chances = self._chance ** np.arange(1, K + 1)
@@ -149,3 +162,4 @@ class _Engine:
         self._matched, self._chance, self._looked = matched[alive], chance, budget > 0
         worth = int((chance ** np.arange(1, budget + 1) >= least).sum())
         self._drafts = np.where(self._matched, worth, 0).astype(np.int32)
+        self._filling, self._wasted = 0 * self._drafts, False
