@@ -268,4 +268,6 @@ def test_an_engine_with_one_request_waits_for_the_others_to_shrink(seen):
 def test_greedy_texts_are_those_without_drafts(seen, kind):
     texts = seen["together"]["texts"]
     assert texts[kind] == texts["without"]
-    assert min(seen["together"][kind]["accepted"]) > 0
+    accepted = seen["together"][kind]["accepted"]
+    # A gate that measures opens when times say so, which may be after one engine has ended.
+    assert (max(accepted) if kind == "auto" else min(accepted)) > 0

@@ -117,4 +117,4 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
 def test_the_start_up_line_says_so(engines):
     reports = engines[FILLED_UP].collective_rpc("sam_bind")
     line = check_drafters(reports, FILLED_UP)
-    assert line.endswith("; filled up to k: every step of up to 32 requests")
+    assert "; filled up to k: every step of up to 32 requests; scheduled synchronously: " in line
