@@ -213,10 +213,13 @@ class SamProposer:
         if self._runner is None or self._late_binding is not None:
             return ""
         import vllm
+        from vllm.platforms import current_platform
 
-        return why_synchronous(self._vllm_config, vllm.__version__) or (
-            "the engine was started so, its platform wants it, or entry points are not installed"
-        )
+        if reason := why_synchronous(self._vllm_config, vllm.__version__):
+            return reason
+        if current_platform.is_cpu():
+            return "vLLM does so on a CPU"
+        return "the engine was started so, or the package's entry points are not installed"
 
     def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
         """What ``DraftSession.exchange_texts`` returns; nothing on ranks without a session."""
