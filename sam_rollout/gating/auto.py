@@ -98,8 +98,7 @@ class AutoGate:
         if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
             seconds = (step.now_ns - self._last_ns) * 1e-9
             self._last_ns, self._unseen = step.now_ns, self._unseen + 1
-            expected = self._expected[self._best]
-            self._lost_s += min(max(0.0, seconds - expected), self._k * expected)
+            self._lose(seconds - self._expected[self._best])
             self._left_out += 1
             return
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
@@ -143,7 +142,7 @@ class AutoGate:
         if trial:
             # What the best level would have made of a pause is not the trial's fault.
             fair_s = tokens * self._fair_s_per_token
-            self._lost_s += min(max(0.0, seconds - fair_s), self._k * self._expected[self._best])
+            self._lose(seconds - fair_s)
         if not budget:
             self._filling = load.draft_tokens / rows
         expected = self._expect(rows, budget, load.draft_tokens, before)
@@ -168,6 +167,10 @@ class AutoGate:
         batch[1] += steps * rows
         batch[2] += steps * before
         batch[3] += steps * rows * self._drafting_share
+
+    def _lose(self, seconds: float) -> None:
+        """Book what a step took too long; a pause is not its fault."""
+        self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, rows: int, budget: int, draft_tokens: int, context: int) -> float:
         """Expected time of one step, seconds."""

@@ -230,7 +230,7 @@ class DraftSession:
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
         if drafts and not room:
             drafts, budget = False, 0
-        self._wasted = room and whole and not (drafts or self.padding.applies(rows, False))
+        self._wasted = room and whole and not self.wants_drafts
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
