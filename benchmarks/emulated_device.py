@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,12 +83,15 @@ class _Stream:
     wait_event = synchronize = wait_stream
 
 
-def _stand_in(patch: Callable[[Any, str, Any], None]) -> None:
-    for name, value in (("Event", _Event), ("Stream", _Stream)):
-        patch(torch.cuda, name, value)
-    patch(torch, "Event", _Event)
-    patch(torch.cuda, "current_stream", lambda *_args: _Stream())
-    patch(torch.cuda, "stream", lambda *_args: contextlib.nullcontext())
+def _stand_in() -> None:
+    for owner, name, value in (
+        (torch.cuda, "Event", _Event),
+        (torch.cuda, "Stream", _Stream),
+        (torch, "Event", _Event),
+        (torch.cuda, "current_stream", lambda *_args: _Stream()),
+        (torch.cuda, "stream", lambda *_args: contextlib.nullcontext()),
+    ):
+        setattr(owner, name, value)
 
 
 @contextlib.contextmanager
@@ -118,7 +121,8 @@ def asynchronous_scheduling() -> Iterator[None]:
         os.environ[_METHOD] = "fork"
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _stand_in(patch)  # a module that was imported meanwhile has put its own there
+        # After vLLM's own for CPUs, which cannot be asked; they stay, since engines live on.
+        _stand_in()
         made(self, *args, **kwargs)
 
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))

@@ -7,9 +7,12 @@ drafts; it decides nothing. In `DraftSession.step`
 2. what became of the last drafts is worked out once (`Verified`); policy, gate and record read it;
 3. the gate sets the budget of draft tokens;
 4. the drafter reads every text's new tokens and, with a budget, drafts;
-5. drafts are filled up where a step has to keep its shape: a captured graph's (`padding.py`), or
-   the one it was prepared in;
+5. drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`);
 6. the step's record is noted.
+
+Where the next step was prepared before its drafts are known, with places that are all filled, no
+decision changes it any more: `step` drafts at once, and gate and record follow in `settle`, while
+the engine computes.
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
 in the log and counted; notes on engine steps that fail end alone, and so does an exchange of texts
@@ -104,7 +107,7 @@ class DraftSession:
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
     ) -> None:
-        k = config.max_draft_tokens
+        k = self._k = config.max_draft_tokens
         self._requests = requests
         self._record = record
         self._sampler_us = sampler_us
@@ -135,7 +138,9 @@ class DraftSession:
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
         self._may_draft: int | np.ndarray = 1
         self._gate_open = False  # when the last drafts were made
-        self._wasted = False  # the step under way is filled for nothing
+        # Seen and drafted for: with whether it verified drafts, and when drafting ended.
+        self._unsettled: tuple[EngineStep, bool, int] | None = None
+        self._wasted = False  # the step under way has drafts that the gate did not want
         self._telemetry_ns = 0  # spent on the ledger in the step under way
         self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
 
@@ -172,12 +177,13 @@ class DraftSession:
                 array each time.
             room: whether the engine's next step can verify drafts. Where it cannot, there are none;
                 `wants_drafts` tells whether it should be able to.
-            whole: with room, the next step has k draft tokens for each request, open or closed;
-                they are filled up.
+            whole: with room, the next step has k draft tokens for each request, whatever the gate
+                says: they are drafted or filled up, and the gate is asked in `settle`.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
         """
+        self.settle()
         if self.drafter is not None:
             try:
                 return self._step(
@@ -207,30 +213,20 @@ class DraftSession:
         if not same_batch:
             self._follow(drafter, request_ids)
         verified = drafter.observe(token_ids, num_tokens, sampled)
-        booking_ns = time.perf_counter_ns()
-        self.ledger.book(verified, num_tokens, drafted=self._batch.pending)
-        self._telemetry_ns += time.perf_counter_ns() - booking_ns
-        same_rows = same_batch and self._gate_open
-        budget = self.gate.next_budget(
-            EngineStep(
-                started_ns,
-                verified,
-                num_tokens,
-                same_batch=same_batch,
-                may_draft=self._may_draft,
-                offered=drafter.offered(verified) if same_rows else None,
-                wasted=self._wasted,
-            ),
-            whole=whole or self.padding.in_use,
-            room=room,
+        step = EngineStep(
+            started_ns,
+            verified,
+            num_tokens,
+            same_batch=same_batch,
+            may_draft=self._may_draft,
+            offered=drafter.offered(verified) if same_batch and self._gate_open else None,
+            wasted=self._wasted,
         )
-        rows = len(request_ids)
-        drafts = hands_over(budget, self.gate.least_chance)  # a look finds some, hands none over
-        # What fills a step up needs room as drafts do.
-        self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
-        if drafts and not room:
-            drafts, budget = False, 0
-        self._wasted = room and whole and not self.wants_drafts
+        drafted, filled = self._batch.pending, room and whole
+        budget, least_chance = self._k, 0.0
+        if not filled:
+            budget = self._decide(step, drafted, whole=self.padding.in_use, room=room)
+            least_chance = self.gate.least_chance
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0
         batch = drafter.draft(
@@ -239,16 +235,49 @@ class DraftSession:
             decoding,
             budget * self._may_draft * decoding,
             gate_open=gate_open,
-            least_chance=self.gate.least_chance,
+            least_chance=least_chance,
         )
-        if room and (whole or self.padding.applies(rows, gate_open)):
+        if filled or (room and self.padding.applies(len(sampled), gate_open)):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
-        telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
-        self.ledger.offer(decoding if drafts else None)
-        if self._record and not self.record_failures:
-            self._note(started_ns, telemetry_ns, gate_open, budget)
-        self._telemetry_ns = 0
+        if filled:
+            self._unsettled = step, drafted, time.perf_counter_ns()
+        else:
+            self._wasted = False
+            self._finish(started_ns, decoding if hands_over(budget, least_chance) else None, budget)
         return batch
+
+    def settle(self) -> None:
+        """Let gate and record see a step that was drafted for before they did, if there is one."""
+        if self._unsettled is None or self.drafter is None:
+            return
+        (step, drafted, until_ns), self._unsettled = self._unsettled, None
+        try:
+            waited_ns = time.perf_counter_ns() - until_ns
+            self._decide(step, drafted, whole=True, room=True)
+            self._wasted = not self.wants_drafts
+            self._finish(step.now_ns + waited_ns, step.verified.sampled > 0, self._k)
+        except Exception:
+            self._switch_off()
+
+    def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
+        """Book a step, and ask the gate for the next one's budget; 0 where it has no room."""
+        booking_ns = time.perf_counter_ns()
+        self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
+        self._telemetry_ns += time.perf_counter_ns() - booking_ns
+        budget = self.gate.next_budget(step, whole=whole, room=room)
+        drafts = hands_over(budget, self.gate.least_chance)  # a look finds some, hands none over
+        # What fills a step up needs room as drafts do.
+        rows = len(step.num_tokens)
+        self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
+        return budget if room or not drafts else 0
+
+    def _finish(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
+        """End the session's part of a step: `offered`, bool[B], are the rows that may draft."""
+        telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
+        self.ledger.offer(offered)
+        if self._record and not self.record_failures:
+            self._note(started_ns, telemetry_ns, budget > 0, budget)
+        self._telemetry_ns = 0
 
     def _note(self, started_ns: int, telemetry_ns: int, gate_open: bool, budget: int) -> None:
         try:
@@ -318,6 +347,7 @@ class DraftSession:
 
     def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
         """End a training step; return what the drafter has done and what it holds, if it works."""
+        self.settle()
         if self.drafter is not None:
             try:
                 self._end_step(self.drafter)

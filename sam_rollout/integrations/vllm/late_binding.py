@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.utils.torch_utils import async_tensor_h2d
+from numba import njit, types
 
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.integrations.vllm.async_scheduler import Note, attach
 from sam_rollout.integrations.vllm.sampling import is_active
 from sam_rollout.session.session import DraftSession
@@ -37,6 +39,7 @@ from sam_rollout.session.session import DraftSession
 # that waits for its memory computes as many in about the time of one.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # of the thread that waits for a launch
+_NAP_S = 2e-5
 
 
 class Launched:
@@ -58,7 +61,7 @@ class Launched:
         self.start, self.places, self.whole = start, places, whole
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._not_sampled = output._invalid_req_indices  # prompts that are not through
+        self._not_sampled: list[int] = output._invalid_req_indices  # prompts that are not through
         self._urgent = False  # the device will have nothing to do until the next step is launched
         self._over = threading.Event()
         output.async_copy_ready_event = self
@@ -77,22 +80,25 @@ class Launched:
         """The next step is on its way to the device."""
         self._over.set()
 
-    def wait(self, vocab_size: int, *, urgent: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait until the tokens are on the host.
 
         Args:
-            vocab_size: of the model.
             urgent: the next step cannot be launched before; say so with `launched_next`.
 
         Returns:
-            The tokens, int32[B, most tokens], and how many each row gained, int32[B].
+            int32[B, most tokens]; a row's tokens end at the first that is no token.
         """
         self._urgent = urgent
-        self._arrived.synchronize()
-        tokens = self._tokens.numpy()
-        gained = np.add.reduce((tokens >= 0) & (tokens < vocab_size), axis=1, dtype=np.int32)
-        gained[self._not_sampled] = 0
-        return tokens, gained
+        if urgent:  # who sleeps until the event wakes up late
+            while not self._arrived.query():
+                time.sleep(_NAP_S)
+        else:
+            self._arrived.synchronize()
+        tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
+        if self._not_sampled:
+            tokens[self._not_sampled] = -1
+        return tokens
 
 
 class LateBinding:
@@ -105,6 +111,7 @@ class LateBinding:
     """
 
     def __init__(self, runner: Any, session: DraftSession | None, group: Any = None) -> None:
+        warm_up()
         self._runner = runner
         self._session = session
         self._group = group
@@ -118,6 +125,7 @@ class LateBinding:
         self._metadata: Any = None  # vLLM's, of the drafts
         self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
         self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
+        self._filling = runner._make_buffer(runner.max_num_reqs * self._k, dtype=torch.int32)
         self._wrapped = {
             name: getattr(runner, name)
             for name in (
@@ -240,23 +248,19 @@ class LateBinding:
             Draft tokens by request, on the rank that drafts.
         """
         runner, batch = self._runner, self._runner.input_batch
-        tokens, gained = before.wait(batch.vocab_size, urgent=self._awaited is before)
-        for request_id in self._gone:
-            row = batch.req_id_to_index.get(request_id)
-            if row is not None:
-                gained[row] = 0
-        rows = len(gained)
-        lengths = batch.num_tokens_no_spec[:rows]
-        lengths[:] = before.start + gained
-        _write(tokens, gained, before.start, np.arange(rows), batch)
+        lengths, gained = self._follow(
+            before, before.request_ids, before.start, urgent=self._awaited is before
+        )
+        batch.num_tokens_no_spec[: len(lengths)] = lengths
         if before.places or batch.sampling_metadata.output_token_ids:
-            counts, starts = gained.tolist(), before.start.tolist()
+            ends, counts, starts = lengths.tolist(), gained.tolist(), before.start.tolist()
             for row, request_id in enumerate(before.request_ids):
                 request = runner.requests[request_id]
                 request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
-                if count := counts[row]:
+                if counts[row]:
                     done = starts[row] - request.num_prompt_tokens
-                    request.output_token_ids[done:] = tokens[row, :count].tolist()
+                    text = batch.token_ids_cpu[row, starts[row] : ends[row]]
+                    request.output_token_ids[done:] = text.tolist()
         # The next step takes its input from the host's arrays.
         batch.prev_sampled_token_ids = None
         batch.prev_req_id_to_index = None
@@ -265,10 +269,10 @@ class LateBinding:
         self._newest = None
         if self._session is None:
             return {}
-        whole = self._fits_ahead(rows)
         drafts = self._session.step(
-            before.request_ids, batch.token_ids_cpu, lengths, gained, room=room, whole=whole
-        )
+            before.request_ids, batch.token_ids_cpu, lengths, gained, room=room,
+            whole=self._fits_ahead(len(lengths)),
+        )  # fmt: skip
         if not drafts.pending:
             return {}
         return dict(zip(before.request_ids, drafts.to_lists(), strict=True))
@@ -310,10 +314,12 @@ class LateBinding:
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
         # All that can be worked out before the tokens are there.
         request_ids = batch.req_ids
-        places = np.array(metadata.num_draft_tokens)
-        is_place = np.arange(self._k) < places[:, np.newaxis]
+        rows = len(metadata.num_draft_tokens)
+        is_place = np.arange(self._k) < np.array(metadata.num_draft_tokens)[:, np.newaxis]
         at = metadata.logits_indices[metadata.target_logits_indices + 1]
-        drafts = np.zeros((len(places), self._k), np.int32)
+        filled = metadata.draft_token_ids
+        host, drafts = self._filling.cpu[: len(filled)], self._filling.np[: len(filled)]
+        drafts.fill(0)
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         self._lengths = lengths
         # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
@@ -324,13 +330,11 @@ class LateBinding:
                 request_ids, batch.token_ids_cpu, lengths, sampled, room=True, whole=True
             )
             if found.pending:
-                drafts = found.tokens[: len(places)]
-        tokens = drafts[is_place]
+                drafts[:] = found.tokens[:rows][is_place]
         if self._group is not None:
-            tokens = self._group.broadcast_object(tokens, src=0)
-        filled = async_tensor_h2d(tokens, device=runner.device)  # without waiting for it
+            drafts[:] = self._group.broadcast_object(drafts, src=0)
+        filled.copy_(host, non_blocking=True)  # read before the next step's tokens are there
         runner.input_ids.gpu[at] = filled
-        metadata.draft_token_ids.copy_(filled)
 
     def _follow(
         self, step: Launched, request_ids: list[str], known: np.ndarray, *, urgent: bool = False
@@ -347,21 +351,18 @@ class LateBinding:
             Length of each text and tokens gained in the step, int32[B] each.
         """
         batch = self._runner.input_batch
-        tokens, gained = step.wait(batch.vocab_size, urgent=urgent)
-        if step.request_ids == request_ids:
-            rows = np.arange(len(gained))
-        else:
-            index = batch.req_id_to_index
-            rows = np.array(
-                [-1 if name in self._gone else index.get(name, -1) for name in step.request_ids]
-            )
-            gained[rows < 0] = 0
-        _write(tokens, gained, step.start, rows, batch)
         lengths = known[: len(request_ids)].copy()
         sampled = np.zeros(len(request_ids), np.int32)
-        stayed = rows >= 0
-        lengths[rows[stayed]] = (step.start + gained)[stayed]
-        sampled[rows[stayed]] = gained[stayed]
+        rows = np.arange(len(step.request_ids))
+        if step.request_ids != request_ids or self._gone:
+            row_of = batch.req_id_to_index
+            for place, name in enumerate(step.request_ids):
+                rows[place] = -1 if name in self._gone else row_of.get(name, -1)
+        tokens = step.wait(urgent=urgent)
+        _take_in(
+            tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
+            lengths, sampled,
+        )  # fmt: skip
         return lengths, sampled
 
     # --- after a step was launched ------------------------------------------------------------
@@ -383,6 +384,7 @@ class LateBinding:
         )
         if self._session is None:
             return
+        self._session.settle()
         if before is not None:
             _, sampled = self._follow(before, newest.request_ids, newest.start)
             self._session.step(
@@ -393,12 +395,39 @@ class LateBinding:
         attach(output._model_runner_output, note)
 
 
-def _write(
-    tokens: np.ndarray, gained: np.ndarray, start: np.ndarray, rows: np.ndarray, batch: Any
-) -> None:
-    """Write gained tokens behind texts: row i of `tokens` belongs into row `rows[i]` of a batch."""
-    for place in range(int(gained.max(initial=0))):
-        has = gained > place
-        at = rows[has], start[has] + place
-        batch.token_ids_cpu[at] = tokens[has, place]
-        batch.is_token_ids[at] = True
+@njit(nogil=True)
+def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
+    """Write tokens behind texts: row i of `tokens` belongs into row `rows[i]` of a batch."""
+    longest = token_ids.shape[1]
+    for i in range(rows.size):
+        row = rows[i]
+        if row < 0:
+            continue
+        end = start[i]
+        for place in range(tokens.shape[1]):
+            token = tokens[i, place]
+            if token < 0 or token >= vocab_size or end >= longest:
+                break
+            token_ids[row, end] = token
+            is_token_ids[row, end] = True
+            end += 1
+        lengths[row] = end
+        sampled[row] = end - start[i]
+
+
+_INT32 = types.Array(types.int32, 1, "C")
+_TABLE = types.Array(types.int32, 2, "C")
+_SIGNATURES = (
+    (
+        _take_in,
+        (
+            _TABLE, types.int64, _INT32, types.Array(types.int64, 1, "C"), _TABLE,
+            types.Array(types.bool_, 2, "C"), _INT32, _INT32,
+        ),
+    ),
+)  # fmt: skip
+
+
+def warm_up() -> WarmUp:
+    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
+    return compile_kernels(_SIGNATURES)
