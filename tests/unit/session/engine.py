@@ -50,6 +50,7 @@ class Engine:
         self.identities: dict[str, RequestIdentity] = {}
         self.control: set[str] = set()
         self.room = True  # for drafts, in the next step
+        self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
         self.session = DraftSession(
             self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
@@ -87,7 +88,8 @@ class Engine:
             self.texts[name] += new
         gained = int32(*map(len, tokens.values()))
         texts = rows_of((self.texts[name] for name in tokens), MAX_LENGTH)
-        return self.session.step(list(tokens), *texts, gained, room=self.room).to_lists()
+        places = {"room": self.room, "whole": self.whole}
+        return self.session.step(list(tokens), *texts, gained, **places).to_lists()
 
     def drain(self) -> dict[str, Any]:
         return self.session.drain()

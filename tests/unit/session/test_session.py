@@ -188,6 +188,55 @@ def test_steps_that_are_filled_up_need_room():
     assert all(len(row) == K for row in engine.step("a", "b", "c"))
 
 
+def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
+    engine, gate = Engine("a"), GateOnRecord()
+    engine.session.gate, engine.whole = GuardedGate(gate), True
+    for step in range(3):
+        assert engine.step("a", sampled=1 + step) == [next_of_period(engine.texts["a"])]
+        assert len(gate.seen) == step
+        engine.session.settle()
+        engine.session.settle()  # once is enough
+        assert len(gate.seen) == step + 1
+    assert [one.verified.accepted.tolist() for one in gate.seen] == [[0], [1], [2]]
+    steps = engine.drain()["steps"]
+    assert (steps["gate_open"], steps["draft_budget"]) == ([True] * 3, [K] * 3)
+    assert steps["accepted_tokens"] == [0, 1, 2]
+
+
+def test_whoever_does_not_settle_loses_nothing():
+    """Neither a step that another follows nor the last one before a drain."""
+    settled, left = Engine("a", "b", "c"), Engine("a", "b", "c")
+    for engine in (settled, left):
+        engine.whole = True
+        for batch in ("a", "ab", "ba", "cb"):
+            engine.step(*batch, sampled=2)
+            if engine is settled:
+                engine.session.settle()
+    both = [engine.drain() for engine in (settled, left)]
+    assert both[0]["requests"] == both[1]["requests"]
+    assert both[0]["steps"]["accepted_tokens"] == both[1]["steps"]["accepted_tokens"] == [0, 1, 2, 1]
+
+
+def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
+    engine = Engine("a", "b", "c")
+    told, observe = [], GuardedGate.next_budget
+
+    def spy(self, step, **options):
+        told.append(step.wasted)
+        return observe(self, step, **options)
+
+    engine.session.gate.next_budget = spy.__get__(engine.session.gate)
+    engine.whole = True
+    for _ in range(2):
+        assert engine.step("a", "b", "c")[0], "more than the threshold, and scheduled all the same"
+        engine.session.settle()
+        assert not engine.session.wants_drafts
+    engine.whole = engine.room = False
+    engine.step("a", "b", "c")
+    engine.step("a", "b", "c")
+    assert told == [False, True, True, False]
+
+
 @pytest.mark.parametrize(
     "call", ["bind", "observe", "draft", "finish", "end_step", "counters", "levels"]
 )
