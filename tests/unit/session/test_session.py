@@ -212,9 +212,10 @@ def test_whoever_does_not_settle_loses_nothing():
             engine.step(*batch, sampled=2)
             if engine is settled:
                 engine.session.settle()
-    both = [engine.drain() for engine in (settled, left)]
-    assert both[0]["requests"] == both[1]["requests"]
-    assert both[0]["steps"]["accepted_tokens"] == both[1]["steps"]["accepted_tokens"] == [0, 1, 2, 1]
+    one, other = (engine.drain() for engine in (settled, left))
+    assert one["requests"] == other["requests"]
+    accepted = one["steps"]["accepted_tokens"]
+    assert accepted == other["steps"]["accepted_tokens"] == [0, 1, 2, 1]
 
 
 def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
