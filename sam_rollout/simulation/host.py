@@ -1,6 +1,6 @@
 """What the host adds to an engine step: the time that the device waits between two steps.
 
-A cost table that was measured on the device alone leaves it out. `benchmarks/device_idle.py` measures
+A cost table measured on the device alone leaves it out. `benchmarks/device_idle.py` measures
 it with the real scheduler, message queues, model runner and drafter beside an emulated device.
 """
 
