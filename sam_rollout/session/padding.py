@@ -146,8 +146,10 @@ def _fill_up(
     token_ids, num_tokens, decoding, max_model_len, tokens, counts, held_back, filling, length
 ):
     k = tokens.shape[1]
-    for row in range(num_tokens.size):
+    for row in range(min(num_tokens.size, counts.size, token_ids.shape[0])):
         end = num_tokens[row]
+        if not 0 < end <= token_ids.shape[1]:
+            continue
         length[row] = end
         room = min(max_model_len - 1 - end, k) if decoding[row] else 0
         filling[row] = max(room - counts[row], 0)

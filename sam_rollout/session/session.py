@@ -178,8 +178,8 @@ class DraftSession:
                 array each time.
             room: whether the engine's next step can verify drafts. Where it cannot, there are none;
                 `wants_drafts` tells whether it should be able to.
-            whole: with room, the next step has k draft tokens for each request, whatever the gate
-                says: they are drafted or filled up, and the gate is asked in `settle`.
+            whole: a step with room has k draft tokens for each request. So if the next one has
+                room, they are drafted or filled up, and the gate is asked in `settle`.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
@@ -226,7 +226,7 @@ class DraftSession:
         drafted, filled = self._batch.pending, room and whole
         budget, least_chance = self._k, 0.0
         if not filled:
-            budget = self._decide(step, drafted, whole=self.padding.in_use, room=room)
+            budget = self._decide(step, drafted, whole=whole or self.padding.in_use, room=room)
             least_chance = self.gate.least_chance
         gate_open = self._gate_open = budget > 0
         decoding = sampled > 0

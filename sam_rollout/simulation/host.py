@@ -34,23 +34,23 @@ class HostCosts:
     def __init__(self, record: Mapping[str, Any], scheduling: str) -> None:
         if scheduling not in SCHEDULINGS:
             raise CostTableError(f"scheduling {scheduling!r}: must be one of {SCHEDULINGS}")
-        self._idle_s: dict[str, np.ndarray] = {}
+        # By side: numbers of requests, device times in ms, and idle ms of each pair.
+        self._idle_ms: dict[str, tuple[list[float], list[float], list[list[float]]]] = {}
         for side in (_WITHOUT, _WITH):
             try:
                 cells = {
-                    (row["requests"], row["device_ms"]): row["idle_ms"]["median"] / 1e3
+                    (row["requests"], row["device_ms"]): row["idle_ms"]["median"]
                     for row in record["rows"]
                     if (row["drafts"], row["scheduling"]) == (side, scheduling)
                 }
-                self._requests = np.array(sorted({requests for requests, _ in cells}), float)
-                self._device_s = np.array(sorted({time for _, time in cells}), float) / 1e3
-                self._idle_s[side] = np.array(
-                    [[cells[n, 1e3 * s] for s in self._device_s] for n in self._requests]
-                )
+                requests = sorted({requests for requests, _ in cells})
+                times = sorted({time for _, time in cells})
+                idle = [[cells[one, time] for time in times] for one in requests]
             except (KeyError, TypeError) as error:
                 raise CostTableError(f"no record of device_idle: {error!r}") from error
             if not cells:
                 raise CostTableError(f"host costs of {side}, {scheduling} were not measured")
+            self._idle_ms[side] = requests, times, idle
 
     @classmethod
     def read(cls, path: Path, scheduling: str) -> HostCosts:
@@ -67,9 +67,9 @@ class HostCosts:
 
     def idle_s(self, requests: float, device_s: float, *, drafts: bool) -> float:
         """Seconds that the device waits before a step; linear between cells, constant beyond."""
-        table = self._idle_s[_WITH if drafts else _WITHOUT]
-        at_time = [np.interp(device_s, self._device_s, row) for row in table]
-        return float(np.interp(requests, self._requests, at_time))
+        numbers, times, table = self._idle_ms[_WITH if drafts else _WITHOUT]
+        at_time = [np.interp(1e3 * device_s, times, row) for row in table]
+        return float(np.interp(requests, numbers, at_time)) / 1e3
 
     def added_to(self, table: CostTable) -> CostTable:
         """A table of device times with the host's part; steps that compute prompts keep theirs."""

@@ -97,7 +97,7 @@ class Launched:
             self._arrived.synchronize()
         tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
         if self._not_sampled:
-            tokens[self._not_sampled] = -1
+            tokens[self._not_sampled] = -1  # vLLM passes these rows over
         return tokens
 
 
@@ -125,7 +125,7 @@ class LateBinding:
         self._metadata: Any = None  # vLLM's, of the drafts
         self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
         self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
-        self._filling = runner._make_buffer(runner.max_num_reqs * self._k, dtype=torch.int32)
+        self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         self._wrapped = {
             name: getattr(runner, name)
             for name in (
@@ -258,14 +258,10 @@ class LateBinding:
                 request = runner.requests[request_id]
                 request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
                 if counts[row]:
-                    known, prompt = request.output_token_ids, request.num_prompt_tokens
-                    begin = starts[row]
-                    # vLLM mixes its placeholders up when the first request with penalties joins.
-                    if begin > prompt and (
-                        len(known) < begin - prompt or known[begin - prompt - 1] < 0
-                    ):
-                        begin = prompt
-                    known[begin - prompt :] = batch.token_ids_cpu[row, begin : ends[row]].tolist()
+                    known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
+                    # Where the first request with penalties joins vLLM cuts others' placeholders.
+                    known += [-1] * (done - len(known))
+                    known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
         # The next step takes its input from the host's arrays.
         batch.prev_sampled_token_ids = None
         batch.prev_req_id_to_index = None
@@ -324,8 +320,8 @@ class LateBinding:
         at = metadata.logits_indices[metadata.target_logits_indices + 1]
         filled = metadata.draft_token_ids
         host, drafts = self._filling.cpu[: len(filled)], self._filling.np[: len(filled)]
-        drafts.fill(0)
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
+        drafts.fill(0)  # not earlier: now the step before has read what it was filled with
         self._lengths = lengths
         # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
@@ -338,7 +334,7 @@ class LateBinding:
                 drafts[:] = found.tokens[:rows][is_place]
         if self._group is not None:
             drafts[:] = self._group.broadcast_object(drafts, src=0)
-        filled.copy_(host, non_blocking=True)  # read before the next step's tokens are there
+        filled.copy_(host, non_blocking=True)
         runner.input_ids.gpu[at] = filled
 
     def _follow(

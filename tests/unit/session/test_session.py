@@ -218,6 +218,22 @@ def test_whoever_does_not_settle_loses_nothing():
     assert accepted == other["steps"]["accepted_tokens"] == [0, 1, 2, 1]
 
 
+def test_the_gate_hears_of_whole_steps_also_where_the_next_has_no_room():
+    """It has to know that a step it opens for is filled, before it does."""
+    engine, heard = Engine("a"), []
+    gate = engine.session.gate
+
+    def next_budget(step, **options):
+        heard.append((options["whole"], options["room"]))
+        return GuardedGate.next_budget(gate, step, **options)
+
+    gate.next_budget = next_budget
+    for engine.whole, engine.room in ((True, False), (False, True), (False, False), (True, True)):
+        engine.step("a")
+        engine.session.settle()
+    assert heard == [(True, False), (False, True), (False, False), (True, True)]
+
+
 def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     engine = Engine("a", "b", "c")
     told, observe = [], GuardedGate.next_budget
