@@ -14,8 +14,10 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm_ascend import scheduling as ascend_scheduling
+from sam_rollout.integrations.vllm_ascend import versions
 
-# Releases that the contract rows of late binding are checked against.
+# Releases that the contract rows of late binding are checked against; on NPUs vllm-ascend's count.
 KNOWN_RELEASES = ((0, 24), (0, 28))
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
 _METHOD = "custom_class"
@@ -39,7 +41,10 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    if Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+    if ascend := versions.installed():
+        if reason := ascend_scheduling.why_synchronous(vllm_config, ascend, vllm_version):
+            return reason
+    elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     for found, reason in (
@@ -76,9 +81,7 @@ def allow_asynchronous_scheduling() -> None:
     import vllm.config.vllm as module
 
     original = module.VllmConfig.__post_init__
-    if Version(vllm.__version__).release[:2] not in KNOWN_RELEASES:
-        return
-    if getattr(original, "sam_rollout", False):
+    if getattr(original, "sam_rollout", False) or not hasattr(module, "NgramGPUTypes"):
         return
 
     @functools.wraps(original)
@@ -96,8 +99,12 @@ def allow_asynchronous_scheduling() -> None:
             original(self)
         finally:
             module.NgramGPUTypes = names
-        if self.scheduler_config.async_scheduling and self.scheduler_config.scheduler_cls is None:
-            self.scheduler_config.scheduler_cls = SCHEDULER_CLASS
+        scheduler = self.scheduler_config
+        # A platform settles on a worker, and perhaps on a scheduler, while it checks.
+        if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
+            scheduler.async_scheduling = False
+        if scheduler.async_scheduling:
+            scheduler.scheduler_cls = SCHEDULER_CLASS
 
     check.__dict__["sam_rollout"] = True
     module.VllmConfig.__post_init__ = check
