@@ -9,16 +9,18 @@ stands on the list. This can go when vLLM asks the proposer instead.
 from __future__ import annotations
 
 import functools
+import pkgutil
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
-from sam_rollout.integrations.vllm_ascend import scheduling as ascend_scheduling
-from sam_rollout.integrations.vllm_ascend import versions
 
-# Releases that the contract rows of late binding are checked against; on NPUs vllm-ascend's count.
+# Releases that the contract rows of late binding are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 28))
+# Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
+RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
 _METHOD = "custom_class"
 
@@ -41,10 +43,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    if ascend := versions.installed():
-        if reason := ascend_scheduling.why_synchronous(vllm_config, ascend, vllm_version):
+    rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
+    for rule in rules:
+        if reason := pkgutil.resolve_name(rule)(vllm_config, vllm_version):
             return reason
-    elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+    if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     for found, reason in (
