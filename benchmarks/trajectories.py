@@ -3,13 +3,16 @@
     python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
 
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
-and with drafts at every step for every k, at T = 1 and until the model stops. Counted are identical
-responses; where two part, how far the random number would have to move to draw either token
-(rounding may decide only what is nearly a tie), and the first position of difference.
+and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
+asynchronous path (`emulated_device.py`) they are generated without speculation, with drafts at
+every step, and as `sam=on` does. Counted are identical responses; where two part, how far the
+random number would have to move to draw either token (rounding may decide only what is nearly a
+tie), and the first position of difference.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -30,6 +33,7 @@ from sam_rollout.integrations.vllm.offline import offline_engine, prepare_enviro
 PROMPTS = 24
 SIBLINGS = 11
 TIE = 1e-5
+ASYNCHRONOUS = ", asynchronous"
 
 
 def settings(dtype: str) -> dict[str, Any]:
@@ -42,17 +46,33 @@ def settings(dtype: str) -> dict[str, Any]:
         found[f"k=3, gate {threshold}"] = replace(ARTICLE, gate=GateConfig("threshold", threshold))
     for k in range(1, 9) if dtype == "float32" else (3, 8):
         found[f"k={k}, always"] = replace(ARTICLE, max_draft_tokens=k, gate=always)
+    if dtype == "float32":
+        found[f"off{ASYNCHRONOUS}"] = found["off"]
+        found[f"k=8, always{ASYNCHRONOUS}"] = replace(SamConfig(), gate=always)
+        found[f"sam=on{ASYNCHRONOUS}"] = SamConfig()
     return found
 
 
-def generate(sam: Any, dtype: str, requests: list[tuple[list[int], Any]]) -> dict[str, Any]:
+def generate(
+    sam: Any, dtype: str, requests: list[tuple[list[int], Any]], *, asynchronous: bool
+) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
+    from benchmarks.emulated_device import asynchronous_scheduling
     from sam_rollout.config import RolloutSamplerConfig
 
     given = vllm_requests(requests, max_tokens=MAX_TOKENS)
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
-    with offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine:
+    scheduling = asynchronous_scheduling() if asynchronous else contextlib.nullcontext()
+    with (
+        scheduling,
+        offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine,
+    ):
+        is_asynchronous = engine.llm_engine.vllm_config.scheduler_config.async_scheduling
+        if bool(is_asynchronous) != asynchronous:
+            raise RuntimeError(
+                f"scheduled asynchronously: {is_asynchronous}, asked: {asynchronous}"
+            )
         outputs = engine.generate(*given)
         drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
@@ -113,7 +133,7 @@ def main() -> None:
         reference = None
         results[dtype] = {}
         for name, sam in settings(dtype).items():
-            run = generate(sam, dtype, requests)
+            run = generate(sam, dtype, requests, asynchronous=name.endswith(ASYNCHRONOUS))
             if reference is None:
                 reference = run["texts"]
                 results[dtype]["tokens"] = sum(map(len, reference))

@@ -39,6 +39,13 @@ FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write the fi
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StepOption = Annotated[int | None, typer.Option(help="Training step; the first by default.")]
 OfTheRunOption = Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")]
+HostCostsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Record of benchmarks/device_idle.py: what the host adds to a table of device times."
+    ),
+]
+SchedulingOption = Annotated[str, typer.Option(help="Of the host costs: async or sync.")]
 # Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 CHECKED_DRAFTS = [1, 3, 8]
@@ -593,6 +600,8 @@ def simulate_command(
     tail_threshold: Annotated[int, typer.Option(min=0, help="What counts as long tail.")] = 8,
     picture: PictureOption = None,
     json_path: FiguresOption = None,
+    host_costs: HostCostsOption = None,
+    scheduling: SchedulingOption = "async",
     check: Annotated[
         bool,
         typer.Option(
@@ -618,7 +627,7 @@ def simulate_command(
         front.replay(
             what, calibration, step, replicas, max_num_seqs, threshold, k, siblings=siblings,
             captured=graph or None, pad=pad, tail_threshold=tail_threshold, console=_console(),
-            picture=picture, output=json_path,
+            picture=picture, output=json_path, host_costs=host_costs, scheduling=scheduling,
         )  # fmt: skip
 
 
@@ -636,6 +645,8 @@ def plan(
         Path | None, typer.Option(help="Write the YAML there, such as configs/sam/planned.yaml.")
     ] = None,
     json_path: FiguresOption = None,
+    host_costs: HostCostsOption = None,
+    scheduling: SchedulingOption = "async",
 ) -> None:
     """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
     from sam_rollout.simulation import front
@@ -643,7 +654,7 @@ def plan(
     with _one_line_errors(ValueError):
         front.plan(
             traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
-            _console(),
+            _console(), host_costs, scheduling,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from sam_rollout.verified import Offered, Verified
 class SamDrafter:
     """Drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
 
-    In every engine step, once: `bind` where the batch has changed, `observe`, then `draft`.
+    In every engine step, once: `bind` where the batch has changed, `observe`, `draft`, `settle`.
 
     Args:
         config: validated; speculation is enabled in it.
@@ -174,9 +174,12 @@ class SamDrafter:
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
+        return self.batch
+
+    def settle(self) -> None:
+        """Keep to the limits of memory; after `draft`, when there is time."""
         for source in self.sources:
             source.settle()
-        return self.batch
 
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
@@ -212,7 +215,9 @@ class SamDrafter:
         rows = len(request_ids)
         if num_tokens.shape == (rows,) == eligible.shape:
             self.observe(token_ids, num_tokens, (num_tokens - self.batch.length[:rows]) * eligible)
-        return self.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+        batch = self.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+        self.settle()
+        return batch
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are passed over."""

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
+from numba import njit, types
 
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.drafting.in_flight import DraftBatch
 
 # (tokens of a step, whether every request has the same number) -> the graph it would run in.
@@ -98,10 +100,7 @@ class DraftPadding:
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self._in_use = bool(by_rows.any())
-        self._k = k
         self._max_model_len = max_model_len
-        self._row = np.arange(max_rows)
-        self._place = np.arange(k)
 
     @property
     def in_use(self) -> bool:
@@ -135,12 +134,41 @@ class DraftPadding:
 
         Rows so close to the engine's longest text that it would not schedule k tokens get fewer.
         """
-        rows = batch.rows
-        tokens, counts = batch.tokens[:rows], batch.counts[:rows]
-        last = token_ids[self._row[:rows], num_tokens - 1, np.newaxis]
-        known = (counts + batch.held_back[:rows])[:, np.newaxis]  # held back ones come first
-        np.copyto(tokens, last, where=self._place >= known)
-        room = np.clip(self._max_model_len - 1 - num_tokens, 0, self._k)
-        np.maximum(np.where(decoding, room, 0) - counts, 0, out=batch.filling[:rows])
-        batch.length[:rows] = num_tokens
+        _fill_up(
+            token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,
+            batch.held_back, batch.filling, batch.length,
+        )  # fmt: skip
         batch.pending = True
+
+
+@njit(nogil=True)
+def _fill_up(
+    token_ids, num_tokens, decoding, max_model_len, tokens, counts, held_back, filling, length
+):
+    k = tokens.shape[1]
+    for row in range(num_tokens.size):
+        end = num_tokens[row]
+        length[row] = end
+        room = min(max_model_len - 1 - end, k) if decoding[row] else 0
+        filling[row] = max(room - counts[row], 0)
+        for place in range(counts[row] + held_back[row], k):  # held back ones come first
+            tokens[row, place] = token_ids[row, end - 1]
+
+
+_INT32 = types.Array(types.int32, 1, "C")
+_SIGNATURES = (
+    (
+        _fill_up,
+        (
+            types.Array(types.int32, 2, "A", readonly=True),
+            types.Array(types.int32, 1, "A", readonly=True),
+            types.Array(types.bool_, 1, "A", readonly=True), types.int64,
+            types.Array(types.int32, 2, "C"), *[_INT32] * 4,
+        ),
+    ),
+)  # fmt: skip
+
+
+def warm_up() -> WarmUp:
+    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
+    return compile_kernels(_SIGNATURES)

@@ -39,7 +39,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.session.ledger import RequestLedger
-from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
+from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, warm_up
 from sam_rollout.session.step_log import StepLog
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 
@@ -107,6 +107,7 @@ class DraftSession:
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
     ) -> None:
+        warm_up()
         k = self._k = config.max_draft_tokens
         self._requests = requests
         self._record = record
@@ -243,6 +244,7 @@ class DraftSession:
             self._unsettled = step, drafted, time.perf_counter_ns()
         else:
             self._wasted = False
+            drafter.settle()
             self._finish(started_ns, decoding if hands_over(budget, least_chance) else None, budget)
         return batch
 
@@ -253,6 +255,7 @@ class DraftSession:
         (step, drafted, until_ns), self._unsettled = self._unsettled, None
         try:
             waited_ns = time.perf_counter_ns() - until_ns
+            self.drafter.settle()
             self._decide(step, drafted, whole=True, room=True)
             self._wasted = not self.wants_drafts
             self._finish(step.now_ns + waited_ns, step.verified.sampled > 0, self._k)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sam_rollout.simulation import report, validation
 from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable, CostTableError
+from sam_rollout.simulation.host import HostCosts
 from sam_rollout.simulation.planner import KS, Planner
 from sam_rollout.simulation.rollout import Fleet
 from sam_rollout.simulation.validation import Validation, ValidationError
@@ -37,10 +38,10 @@ def replay(
     path: Path, calibration: Path, step: int | None, replicas: int | None,
     max_num_seqs: int | None, thresholds: Sequence[int], ks: Sequence[int], *, siblings: bool,
     captured: Sequence[int] | None, pad: bool, tail_threshold: int, console: Console,
-    picture: Path | None, output: Path | None,
+    picture: Path | None, output: Path | None, host_costs: Path | None, scheduling: str,
 ) -> None:  # fmt: skip
     """Replay a recorded step under several settings; options as in the command's help."""
-    table = _table(calibration)
+    table = _table(calibration, host_costs, scheduling)
     workload = read_workload(path, step)
     if siblings and workload.traces is None:
         raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
@@ -86,10 +87,10 @@ def check(console: Console, output: Path | None) -> int:
 def plan(
     traces: Path, calibration: Path, step: int | None, replicas: int | None,
     max_num_seqs: int | None, resamples: int, output: Path | None, json_path: Path | None,
-    console: Console,
+    console: Console, host_costs: Path | None, scheduling: str,
 ) -> None:  # fmt: skip
     """Recommend a configuration."""
-    table = _table(calibration)
+    table = _table(calibration, host_costs, scheduling)
     workload = read_workload(traces, step)
     with bar("reading texts") as progress:
         workload = workload.with_right(max(KS), progress)
@@ -110,10 +111,19 @@ def plan(
     _write(json_path, {"plan": found.options(), **dataclasses.asdict(found)})
 
 
-def _table(path: Path) -> CostTable:
-    """A file of step costs, or the engine steps that a run recorded."""
+def _table(path: Path, host_costs: Path | None, scheduling: str) -> CostTable:
+    """A file of step costs, with the host's if they are given, or a run's engine steps.
+
+    Raises:
+        CostTableError: not such a file, or host costs that a run's steps contain already.
+    """
     if not path.is_dir():
-        return CostTable.read(path)
+        table = CostTable.read(path)
+        if host_costs is not None:
+            table = HostCosts.read(host_costs, scheduling).added_to(table)
+        return table
+    if host_costs is not None:
+        raise CostTableError(f"--host-costs: the steps that {path} recorded contain them already")
     steps = RunFolder(path).read("engine_steps").to_pandas()
     try:
         return CostTable.of_steps(steps[steps["split"] == "train"])

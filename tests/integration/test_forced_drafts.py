@@ -7,13 +7,16 @@ what came before, is compared with Hugging Face's on the same prefix.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest, chisquare
 
-from sam_rollout.config import GateConfig, SamConfig
+from benchmarks.emulated_device import asynchronous_scheduling
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_DRAFTS, FORCED_PROPOSER
 
@@ -22,28 +25,60 @@ MIN_EXPECTED = 5.0  # per cell of the chi-square test
 ALPHA = 1e-4
 
 
-@pytest.fixture(scope="module")
-def responses(make_engine, prompts) -> tuple[list[int], list[list[int]]]:
+# Sampler, requests at once, and whether drafts are bound late: to a step that is prepared while the
+# one before runs, and, where that would be too large, before it is prepared.
+SIDES = {
+    "synchronous": ("stock", 256, False),
+    "prepared ahead, stock": ("stock", 64, True),
+    "bound, stock": ("stock", 256, True),
+    "prepared ahead, vectorised": ("vectorised", 64, True),
+}
+
+
+@pytest.fixture(scope="module", params=SIDES)
+def responses(request, make_engine, prompts) -> tuple[list[int], list[list[int]]]:
     from vllm import SamplingParams, TokensPrompt
 
+    kind, rows, asynchronous = SIDES[request.param]
     k = len(FORCED_DRAFTS)
     config = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", 10_000))
-    engine = make_engine(
-        config,
-        own_process=True,
-        max_num_seqs=256,
-        speculative_config={
-            "method": "custom_class",
-            "model": FORCED_PROPOSER,
-            "num_speculative_tokens": k,
-        },
-    )
+    arguments = {**engine_arguments(config, RolloutSamplerConfig(kind)), "max_num_seqs": rows}
+    if asynchronous:
+        with asynchronous_scheduling():
+            engine = make_engine(config, **arguments)
+        _force_drafts(engine)
+    else:
+        forced = {
+            "method": "custom_class", "model": FORCED_PROPOSER, "num_speculative_tokens": k,
+        }  # fmt: skip
+        arguments["speculative_config"] = forced
+        engine = make_engine(config, own_process=True, **arguments)
     outputs = engine.generate(
         [TokensPrompt(prompt_token_ids=prompts[0])] * RESPONSES,
         SamplingParams(max_tokens=5, temperature=1.0, ignore_eos=True),
         use_tqdm=False,
     )
+    if asynchronous:
+        drained = engine.collective_rpc("sam_drain")[0]
+        drafted = sum(totals[1] for totals in drained["requests"].values())
+        assert drafted > RESPONSES and drained["counters"]["draft/failures"] == 0
     return prompts[0], [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _force_drafts(engine: Any) -> None:
+    """Let a session draft what is nearly always wrong."""
+    worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    policy = worker.model_runner.drafter.session.drafter._policy
+
+    def draft(
+        _places: Any, budget: np.ndarray, tokens: Any, counts: Any, held_back: Any, *_: Any
+    ) -> int:
+        rows = len(budget)
+        tokens[:rows], held_back[:rows] = FORCED_DRAFTS, 0
+        counts[:rows] = np.maximum(budget, 0)
+        return int(counts[:rows].sum())
+
+    policy.draft, policy.learn = draft, lambda *_: None
 
 
 def _pvalue(observed: Counter, probabilities: np.ndarray, draws: int) -> float:

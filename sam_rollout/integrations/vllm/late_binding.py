@@ -258,9 +258,14 @@ class LateBinding:
                 request = runner.requests[request_id]
                 request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
                 if counts[row]:
-                    done = starts[row] - request.num_prompt_tokens
-                    text = batch.token_ids_cpu[row, starts[row] : ends[row]]
-                    request.output_token_ids[done:] = text.tolist()
+                    known, prompt = request.output_token_ids, request.num_prompt_tokens
+                    begin = starts[row]
+                    # vLLM mixes its placeholders up when the first request with penalties joins.
+                    if begin > prompt and (
+                        len(known) < begin - prompt or known[begin - prompt - 1] < 0
+                    ):
+                        begin = prompt
+                    known[begin - prompt :] = batch.token_ids_cpu[row, begin : ends[row]].tolist()
         # The next step takes its input from the host's arrays.
         batch.prev_sampled_token_ids = None
         batch.prev_req_id_to_index = None
@@ -300,11 +305,11 @@ class LateBinding:
         """The running requests of a step, with the lengths that they really have by now."""
         running = step.scheduled_cached_reqs
         computed = list(running.num_computed_tokens)
-        followed = set(before.request_ids)
-        requests = self._runner.requests
+        batch = self._runner.input_batch  # which has still the rows of the step before
+        lengths = dict(zip(before.request_ids, batch.num_tokens_no_spec.tolist(), strict=False))
         for place, request_id in enumerate(running.req_ids):
-            if request_id in followed and request_id not in running.resumed_req_ids:
-                computed[place] = min(computed[place], requests[request_id].num_tokens - 1)
+            if request_id in lengths and request_id not in running.resumed_req_ids:
+                computed[place] = min(computed[place], lengths[request_id] - 1)
         return dataclasses.replace(running, num_computed_tokens=computed)
 
     # --- in a step that is prepared -----------------------------------------------------------

