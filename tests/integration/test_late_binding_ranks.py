@@ -17,7 +17,12 @@ COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
 # With k = 8: prepared ahead with up to 28 requests, bound with more.
 OPEN = SamConfig(gate=GateConfig("threshold", 10_000))
-RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "max_num_seqs": 40}
+RANKS = {
+    "tensor_parallel_size": 2,
+    "distributed_executor_backend": "mp",
+    "max_num_seqs": 40,
+    "kv_cache_memory_bytes": 1 << 28,
+}
 MAX_TOKENS = 60
 SIBLINGS = 2
 PROMPTS = 18
