@@ -47,16 +47,18 @@ COPIES, COPIED_TOKENS = 256, 4
 OFF = SamConfig(enabled=False)
 
 
-def drafting(threshold: int, pad_drafts: str = "auto") -> SamConfig:
+def drafting(threshold: int, pad_drafts: str = "auto", scheduling: str = "sync") -> SamConfig:
+    """Scheduled synchronously, or an engine's steps would not be those that the gate saw last."""
     return replace(
         ARTICLE,
         max_draft_tokens=DRAFT_TOKENS,
         gate=GateConfig("threshold", threshold),
         pad_drafts=pad_drafts,
+        scheduling=scheduling,
     )
 
 
-ALWAYS = drafting(1_000)
+ALWAYS = drafting(1_000, scheduling="auto")
 # Name -> what drafts, what samples.
 ENGINES = {
     "off": (OFF, "coupled"),
@@ -64,12 +66,12 @@ ENGINES = {
     "gated": (drafting(THRESHOLD), "coupled"),
     "gated, filled up": (drafting(THRESHOLD, "always"), "coupled"),
     "off, stock": (OFF, "stock"),
-    "on, stock": (drafting(1_000, "always"), "stock"),
+    "on, stock": (drafting(1_000, "always", "auto"), "stock"),
 }
 
 
 @contextmanager
-def started(sam: SamConfig, kind: str):
+def started(sam: SamConfig, kind: str, **further):
     arguments = {
         "worker_extension": ON_ASCEND[EXTENSION],
         "record": True,
@@ -82,6 +84,7 @@ def started(sam: SamConfig, kind: str):
         "logprobs_mode": "processed_logprobs",
         "seed": 1,
         "disable_log_stats": True,
+        **further,
     }
     with offline_engine(MODEL, sam, RolloutSamplerConfig(kind), **arguments) as llm:
         yield llm

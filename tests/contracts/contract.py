@@ -202,7 +202,6 @@ VLLM_LATE_BINDING: Table = {
         "AsyncScheduler(Scheduler)": "base of our scheduler",
         "AsyncScheduler._update_after_schedule(scheduler_output)": (
             "overridden: a step is given as many places for drafts as we say",
-            "[-1] * scheduler_output.num_spec_tokens_to_schedule",
             "request.spec_token_ids = self._spec_token_placeholders"),
     },
     "v1.core.sched.scheduler": {
@@ -221,7 +220,6 @@ VLLM_LATE_BINDING: Table = {
         "SchedulerOutput.scheduled_spec_decode_tokens": "likewise",
         "SchedulerOutput.scheduled_cached_reqs": "likewise",
         "SchedulerOutput.finished_req_ids": "what they sampled last is nobody's",
-        "SchedulerOutput.num_spec_tokens_to_schedule": "set by our scheduler",
         "SchedulerOutput.has_structured_output_requests": "these get no drafts",
         "CachedRequestData.num_computed_tokens": "replaced in the worker's copy of a step",
         "CachedRequestData.resumed_req_ids": "their lengths are the scheduler's",
@@ -739,6 +737,68 @@ VERL_ROUTER: Table = {
     },
 }
 
+VLLM_LATE_BINDING_BY_NUMBER: Table = {
+    "v1.core.sched.async_scheduler": {
+        "AsyncScheduler._update_after_schedule": (
+            "the number of places is the scheduler output's",
+            "[-1] * scheduler_output.num_spec_tokens_to_schedule"),
+    },
+    "v1.core.sched.output": {
+        "SchedulerOutput.num_spec_tokens_to_schedule": "set by our scheduler",
+    },
+}
+
+# What integrations/vllm_ascend/late_binding.py and scheduling.py rely on beside that.
+VLLM_ASCEND_LATE_BINDING: Table = {
+    "worker.model_runner_v1": {
+        "NPUModelRunner.execute_model(scheduler_output, intermediate_tensors)": (
+            "wrapped: drafts are bound before a step is prepared; no step is copied as long as the "
+            "drafter has returned a list",
+            "self._draft_token_ids is None",
+            "self._update_states(scheduler_output)",
+            "self._prepare_inputs(scheduler_output, num_scheduled_tokens_np)"),
+        "NPUModelRunner._prepare_inputs": (
+            "waits for what was sampled where a step follows places that are not read yet: so none "
+            "is prepared ahead",
+            "if self._needs_seq_lens_cpu_sync and async_spec_decode_active:",
+            "self._correct_optimistic_seq_lens_cpu(num_reqs)",
+            "self._prepare_input_ids(scheduler_output, num_reqs, total_num_scheduled_tokens, "
+            "cu_num_tokens)"),
+        "NPUModelRunner._correct_optimistic_seq_lens_cpu(num_reqs)": (
+            "likewise",
+            "self.valid_sampled_token_count_event.synchronize()"),
+        "NPUModelRunner._build_attention_metadata": (
+            "attention is told lengths that are on the host",
+            "_seq_lens_cpu=self.optimistic_seq_lens_cpu[:num_reqs_padded]"),
+        "NPUModelRunner._model_forward(num_tokens_padded, input_ids, positions, "
+        "intermediate_tensors, inputs_embeds)":
+            "wrapped: tells when a step is launched",
+        "NPUModelRunner._calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens, "
+        "num_pcp_pads)":
+            "wrapped with the others",
+        "NPUModelRunner.sample_tokens(grammar_output)": (
+            "wrapped: what it returns is kept until its tokens have arrived",
+            "= self.execute_model_state",
+            "self.valid_sampled_token_count_gpu = None",
+            "AsyncGPUModelRunnerOutput("),
+        "NPUModelRunner._bookkeeping_sync(scheduler_output, sampler_output, logits, hidden_states, "
+        "num_scheduled_tokens, spec_decode_metadata)": (
+            "wrapped: leaves sampled tokens on the device for the next step only where no drafter "
+            "does; it writes one placeholder a row, whatever was verified",
+            "if self.num_spec_tokens <= 0:",
+            "self.input_batch.prev_sampled_token_ids = sampled_token_ids",
+            "sampled_ids = [-1] if req_idx not in invalid_req_indices_set else None"),
+        "NPUModelRunner._copy_draft_token_ids_to_cpu": (
+            "names the requests of a step with grammars, whose drafts the scheduler asks for",
+            "self._draft_token_req_ids = self.input_batch.req_ids.copy()"),
+    },
+    "platform": {
+        "NPUPlatform.check_and_update_config": (
+            "workers with other runners schedule synchronously",
+            "parallel_config.worker_cls = 'vllm_ascend.worker.worker.NPUWorker'"),
+    },
+}
+
 VERL_PLATFORM: Table = {
     "plugin.platform.platform_manager": {
         "PlatformRegistry.register(platform)": "the CPU platform",
@@ -776,7 +836,9 @@ ABSTRACT = [
 CONTRACT = [
     *rows("vllm", VLLM_SAMPLERS),
     *rows("vllm", VLLM_PROPOSER),
-    *rows("vllm", VLLM_LATE_BINDING, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_LATE_BINDING),
+    *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
     *rows("vllm_ascend", ASCEND_DATA_PARALLEL),

@@ -42,6 +42,8 @@ class LateBindingScheduler(AsyncScheduler):
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
             scheduler_output.num_spec_tokens_to_schedule = 0
+        # vLLM 0.23 is not told a number, and takes these as they are.
+        self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
         if scheduler_output.has_structured_output_requests:
             # A grammar has to see drafts before they are verified: these requests get none.

@@ -149,8 +149,8 @@ class LateBinding:
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)
 
-    def _describe_drafts(self, *args: Any) -> Any:
-        self._metadata = self._wrapped["_calc_spec_decode_metadata"](*args)
+    def _describe_drafts(self, *args: Any, **kwargs: Any) -> Any:
+        self._metadata = self._wrapped["_calc_spec_decode_metadata"](*args, **kwargs)
         return self._metadata
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ which decides everything. Ranks whose drafts vLLM ignores have no session, and s
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,10 @@ class SamProposer:
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
             ``num_speculative_tokens``, or the corpus is not the model's.
+
+    Attributes:
+        late_binding: The class that binds drafts late; set another before ``bind`` if the runner
+            needs it.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -113,6 +118,7 @@ class SamProposer:
         self.session: DraftSession | None = None
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
+        self.late_binding = "sam_rollout.integrations.vllm.late_binding:LateBinding"
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -141,10 +147,8 @@ class SamProposer:
         if getattr(model_runner, "use_async_scheduling", False):
             from vllm.distributed import get_tp_group
 
-            from sam_rollout.integrations.vllm.late_binding import LateBinding
-
             group = get_tp_group()
-            self._late_binding = LateBinding(
+            self._late_binding = pkgutil.resolve_name(self.late_binding)(
                 model_runner, self.session, group if group.world_size > 1 else None
             )
 

@@ -9,6 +9,8 @@ stands on the list. This can go when vLLM asks the proposer instead.
 from __future__ import annotations
 
 import functools
+import pkgutil
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
@@ -17,6 +19,8 @@ from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings,
 
 # Releases that the contract rows of late binding are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 28))
+# Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
+RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
 _METHOD = "custom_class"
 
@@ -39,7 +43,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    if Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+    rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
+    for rule in rules:
+        if reason := pkgutil.resolve_name(rule)(vllm_config, vllm_version):
+            return reason
+    if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     for found, reason in (
@@ -76,9 +84,7 @@ def allow_asynchronous_scheduling() -> None:
     import vllm.config.vllm as module
 
     original = module.VllmConfig.__post_init__
-    if Version(vllm.__version__).release[:2] not in KNOWN_RELEASES:
-        return
-    if getattr(original, "sam_rollout", False):
+    if getattr(original, "sam_rollout", False) or not hasattr(module, "NgramGPUTypes"):
         return
 
     @functools.wraps(original)
@@ -96,8 +102,12 @@ def allow_asynchronous_scheduling() -> None:
             original(self)
         finally:
             module.NgramGPUTypes = names
-        if self.scheduler_config.async_scheduling and self.scheduler_config.scheduler_cls is None:
-            self.scheduler_config.scheduler_cls = SCHEDULER_CLASS
+        scheduler = self.scheduler_config
+        # A platform settles on a worker, and perhaps on a scheduler, while it checks.
+        if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
+            scheduler.async_scheduling = False
+        if scheduler.async_scheduling:
+            scheduler.scheduler_cls = SCHEDULER_CLASS
 
     check.__dict__["sam_rollout"] = True
     module.VllmConfig.__post_init__ = check

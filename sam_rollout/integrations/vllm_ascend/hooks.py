@@ -14,6 +14,7 @@ from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings,
 from sam_rollout.integrations.vllm.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
+LATE_BINDING = "sam_rollout.integrations.vllm_ascend.late_binding:AscendLateBinding"
 # Methods of a drafter that NPUModelRunner calls whether it has them or not.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
@@ -35,6 +36,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
     drafter = create_custom_proposer(vllm_config)
     if isinstance(drafter, SamProposer):
+        drafter.late_binding = LATE_BINDING
         drafter.bind(runner, drafts_are_used=is_output_rank(), record=False)
     elif asked == PROPOSER_CLASS:
         made = f"{type(drafter).__module__}.{type(drafter).__qualname__}"

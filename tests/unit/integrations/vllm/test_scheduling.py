@@ -7,6 +7,7 @@ import pytest
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.scheduling import drafts_here, why_synchronous
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
+from sam_rollout.integrations.vllm_ascend import scheduling as ascend
 
 KNOWN = "0.28.0+cpu"
 
@@ -64,6 +65,26 @@ def test_an_ordinary_engine_may(version):
 )
 def test_others_say_why_not(made, version, reason):
     assert reason in why_synchronous(made, version)
+
+
+@pytest.mark.parametrize(
+    ("version", "vllm_version", "parallel", "reason"),
+    [
+        ("0.23.0", "0.23.0+empty", {}, ""),
+        ("0.23.0", "0.23.0", {"worker_cls": "vllm_ascend.worker.worker.NPUWorker"}, ""),
+        ("0.23.0", "0.24.0", {}, "vllm-ascend 0.23.0 with vLLM 0.23, not 0.23.0 with 0.24.0"),
+        ("0.23.1", "0.23.0", {}, "not 0.23.1 with 0.23.0"),
+        (None, "0.23.0", {}, "not a source tree without metadata with 0.23.0"),
+        ("0.23.0", "0.23.0", {"worker_cls": "their.Worker"}, "not tried with their.Worker"),
+        ("0.23.0", "0.23.0", {"decode_context_parallel_size": 2}, "their own share only"),
+    ],
+)
+def test_vllm_ascend_has_rules_of_its_own(version, vllm_version, parallel, reason, monkeypatch):
+    monkeypatch.setattr(ascend, "installed", lambda: version)
+    parallel = {"worker_cls": "auto", "decode_context_parallel_size": 1} | parallel
+    asked = SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
+    found = ascend.why_synchronous(asked, vllm_version)
+    assert reason in found and bool(found) == bool(reason)
 
 
 def test_engines_of_the_same_dense_model_run_apart():

@@ -1,0 +1,31 @@
+"""Which engines of vllm-ascend may schedule asynchronously with our drafter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packaging.version import Version
+
+from sam_rollout.integrations.vllm_ascend.versions import installed
+
+# What the contract rows of late binding are checked against: vllm-ascend, vLLM.
+KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
+# Those of other devices and of xlite have runners of their own.
+WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
+
+
+def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
+    """Say why an engine cannot, beyond what holds on every device; empty if it can."""
+    version = installed()
+    if version != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:
+        known = ".".join(map(str, KNOWN_VLLM))
+        return (
+            f"late binding is known to fit vllm-ascend {KNOWN_VERSION} with vLLM {known}, not "
+            f"{version or 'a source tree without metadata'} with {vllm_version}"
+        )
+    parallel = vllm_config.parallel_config
+    if parallel.worker_cls not in WORKERS:
+        return f"late binding was not tried with {parallel.worker_cls}"
+    if parallel.decode_context_parallel_size > 1:
+        return "ranks that share a text know the positions of their own share only"
+    return ""
