@@ -28,11 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.integrations.vllm.async_scheduler import Note, attach
 from sam_rollout.integrations.vllm.sampling import is_active
+from sam_rollout.session.arrivals import take_in, warm_up
 from sam_rollout.session.session import DraftSession
 
 # Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
@@ -360,7 +359,7 @@ class LateBinding:
             for place, name in enumerate(step.request_ids):
                 rows[place] = -1 if name in self._gone else row_of.get(name, -1)
         tokens = step.wait(urgent=urgent)
-        _take_in(
+        take_in(
             tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
             lengths, sampled,
         )  # fmt: skip
@@ -394,41 +393,3 @@ class LateBinding:
             )  # fmt: skip
         note = Note(self._session.wants_drafts, self._bound if places else None)
         attach(output._model_runner_output, note)
-
-
-@njit(nogil=True)
-def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
-    """Write tokens behind texts: row i of `tokens` belongs into row `rows[i]` of a batch."""
-    longest = token_ids.shape[1]
-    for i in range(rows.size):
-        row = rows[i]
-        if row < 0:
-            continue
-        end = start[i]
-        for place in range(tokens.shape[1]):
-            token = tokens[i, place]
-            if token < 0 or token >= vocab_size or end >= longest:
-                break
-            token_ids[row, end] = token
-            is_token_ids[row, end] = True
-            end += 1
-        lengths[row] = end
-        sampled[row] = end - start[i]
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_TABLE = types.Array(types.int32, 2, "C")
-_SIGNATURES = (
-    (
-        _take_in,
-        (
-            _TABLE, types.int64, _INT32, types.Array(types.int64, 1, "C"), _TABLE,
-            types.Array(types.bool_, 2, "C"), _INT32, _INT32,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)
