@@ -18,8 +18,8 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
-    # vLLM's n-gram drafter hands numba's number of threads to OpenMP, and so to torch: an engine made
-    # in this process afterwards would spend its time waiting for threads, ten times as long.
+    # vLLM's n-gram drafter hands numba's number of threads to OpenMP, and so to torch: an engine
+    # made in this process afterwards would wait for threads, ten times as long as it computes.
     NUMBA_NUM_THREADS="1",
     TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
     VLLM_LOGGING_LEVEL="WARNING",

@@ -18,8 +18,8 @@ LIMIT_S = 300
 # Each worker compiles for seconds, on what cores there are.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Warms up and, where that is for all kernels, reads two texts into one automaton; prints what it took
-# and where the second text stands.
+# Warms up and, where that is for all kernels, reads two texts into one automaton; prints what it
+# took and where the second text stands.
 WORKER = """
 import dataclasses, json, sys
 {prelude}
