@@ -49,6 +49,9 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             "dtype": "float32",
             "max_model_len": 1280,
             "max_num_seqs": 32,
+            # Room for as many texts of full length: a quarter of VLLM_CPU_KVCACHE_SPACE, which each
+            # of up to a dozen engines in this process would fill.
+            "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "generation_config": "vllm",
