@@ -18,6 +18,9 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
+    # vLLM's n-gram drafter hands numba's number of threads to OpenMP, and so to torch: an engine
+    # made in this process afterwards would wait for threads, ten times as long as it computes.
+    NUMBA_NUM_THREADS="1",
     TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
@@ -46,6 +49,9 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             "dtype": "float32",
             "max_model_len": 1280,
             "max_num_seqs": 32,
+            # Room for as many texts of full length: a quarter of VLLM_CPU_KVCACHE_SPACE, which each
+            # of up to a dozen engines in this process would fill.
+            "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "generation_config": "vllm",

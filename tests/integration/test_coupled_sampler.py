@@ -19,7 +19,7 @@ from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER
 from tests.integration.responses import texts
 
-SIBLINGS = 4  # of each of 24 prompts
+PROMPTS, SIBLINGS = 12, 4  # half as many again as an engine runs at once
 MAX_TOKENS = 200
 COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
@@ -50,6 +50,11 @@ def engine_of(make_engine) -> Any:
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def prompts(prompts) -> list[list[int]]:
+    return prompts[:PROMPTS]
 
 
 def generate(engine: Any, prompts: list[list[int]], siblings: int, **options: Any) -> list[Any]:

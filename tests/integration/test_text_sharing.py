@@ -105,16 +105,23 @@ class Server:
         return [record.getMessage() for record in self._said.buffer]
 
 
-@pytest.fixture
-def servers(tmp_path):
-    """Three replicas, of which the first two see one folder of history."""
+@pytest.fixture(scope="module")
+def cluster():
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def servers(cluster, tmp_path):
+    """Three replicas, of which the first two see one folder of history."""
     servers = {
         number: Server.options(num_cpus=0).remote(number, tmp_path / f"node-{number // 2}")
         for number in range(REPLICAS)
     }
     yield servers
-    ray.shutdown()
+    for server in servers.values():
+        ray.kill(server)
 
 
 def eventually(answer: Callable[[], ray.ObjectRef], expected) -> bool:

@@ -5,6 +5,7 @@ import json
 import re
 import typing
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -34,6 +35,19 @@ GROUP_OPTIONS = [
 def composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return compose("dapo_qwen3", overrides=list(overrides))
+
+
+def changed(*overrides: str) -> DictConfig:
+    """The same, with values set afterwards: Hydra composes only as often as there are groups."""
+    groups, values = [], []
+    for override in overrides:
+        name = override.partition("=")[0]
+        (groups if (CONFIGS / name).is_dir() else values).append(override)
+    config = deepcopy(composed(*groups))
+    for value in values:
+        name, _, text = value.partition("=")
+        OmegaConf.update(config, name, OmegaConf.create(f"value: {text}").value)
+    return config
 
 
 @pytest.fixture(autouse=True)

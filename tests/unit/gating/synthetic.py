@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -109,6 +110,14 @@ class SyntheticEngines:
         return spent / tokens
 
 
+@functools.cache
+def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of each place of a draft its chance, and its class as a row of zeros and a one."""
+    chances = chance ** np.arange(1, K + 1)
+    classes = [next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances]
+    return chances, np.eye(len(CHANCES))[classes]
+
+
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
         self.left = left  # tokens that each request still needs
@@ -145,16 +154,13 @@ class _Engine:
         return step._replace(verified=step.verified._replace(filling=self._filling))
 
     def _offered(self, right: np.ndarray) -> Offered:
-        chances = self._chance ** np.arange(1, K + 1)
-        classes = np.array([next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances])
+        chances, classes = _chances(self._chance)
         place = np.arange(K)
         judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
-        told = np.zeros((4, len(CHANCES)))
-        np.add.at(told[0], classes, self._matched.sum())
-        np.add.at(told[1], classes, judged.sum(axis=0))
-        np.add.at(told[2], classes, (judged & (place < right[:, None])).sum(axis=0))
-        np.add.at(told[3], classes, judged.sum(axis=0) * chances)
-        return Offered(len(right), told)
+        asked = judged.sum(axis=0)
+        kept = (judged & (place < right[:, None])).sum(axis=0)
+        told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])
+        return Offered(len(right), told @ classes)
 
     def go_on(self, matched: np.ndarray, chance: float, budget: int, least: float) -> None:
         alive = self.left > 0

@@ -42,8 +42,15 @@ def auto(k: int = K) -> AutoGate:
     return AutoGate(REQUESTS, k, EXPLORATION)
 
 
+# The best fixed choice there is a gate that is closed.
+NOTHING_PAYS = (
+    "drafts never pay", "drafts are always wrong", "wrong but nearly free",
+    "the same, and drafts are always wrong",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("name", sorted(REGIMES.keys() - set(NOTHING_PAYS)))
 def test_as_fast_as_the_best_fixed_choice(name):
     engine = REGIMES[name]
     fixed = [ClosedGate()] + [ThresholdGate(t, k) for t in (4, 16, REQUESTS) for k in (1, 2, 4, 8)]
@@ -66,9 +73,7 @@ def test_what_there_is_no_room_for_is_done_when_there_is():
     assert (report["gate/open_steps"], report["gate/trials"]) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    "name", ["drafts never pay", "drafts are always wrong", "wrong but nearly free"]
-)
+@pytest.mark.parametrize("name", NOTHING_PAYS)
 def test_hardly_slower_than_a_closed_gate_where_nothing_pays(name):
     engine = REGIMES[name]
     gate = auto()

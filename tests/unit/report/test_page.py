@@ -14,20 +14,30 @@ from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.figures import number
 from sam_rollout.report.page import render_page
+from tests.unit.report.conftest import Synthetic
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
 
-@pytest.fixture
-def comparison(synthetic):
-    base = [synthetic(f"off-{n}", noise_seed=n) for n in (1, 2)]
-    return compare_folders(base, [synthetic(f"on-{n}", sam=True, noise_seed=n) for n in (1, 2)])
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    base, sam = (
+        [Synthetic(sam=on, noise_seed=n).write(folder / f"{name}-{n}") for n in (1, 2)]
+        for name, on in (("off", False), ("on", True))
+    )
+    return compare_folders(base, sam)
 
 
-def test_the_page_says_what_the_comparison_does(comparison):
-    page = render_page(comparison)
+@pytest.fixture(scope="module")
+def page(comparison):
+    """Drawing takes seconds: most tests read the same page."""
+    return render_page(comparison)
+
+
+def test_the_page_says_what_the_comparison_does(comparison, page):
     ratio = 1 + comparison.time("tail").equal_tokens.speed_up_minus_one.value
     assert re.search(rf"<h1>With drafts a token .*: {ratio:.2f} times as fast .*</h1>", page)
     assert '<p class="same">All 192 responses are identical.</p>' in page
@@ -44,8 +54,7 @@ def test_an_unfair_comparison_says_so_on_top(compared):
     assert page.index("seeds rollout: 1 in BASE, 2 in SAM") < page.index("Times and gains")
 
 
-def test_the_page_needs_nothing_from_elsewhere(comparison):
-    page = render_page(comparison)
+def test_the_page_needs_nothing_from_elsewhere(page):
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
     assert not re.findall(r"url\((?!#)", page) and "@import" not in page
     assert "default-src 'none'" in page
@@ -65,8 +74,7 @@ def test_little_is_drawn_of_little(make_run):
     assert "No time is recorded on both sides" in page and "not recorded</text>" in page
 
 
-def test_the_page_has_the_panels_of_the_dashboard(comparison):
-    page = render_page(comparison)
+def test_the_page_has_the_panels_of_the_dashboard(comparison, page):
     shown = [section for section in SECTIONS if f"<h2>{section.title}</h2>" in page]
     assert [section.title for section in shown][:3] == ["Compare", "Long tail", "Speculation"]
     for section in shown:
@@ -91,9 +99,9 @@ def test_a_side_without_records_of_engine_steps_is_drawn_without_a_curve(make_ru
     assert ">Training step</h3>" in page and "Running requests over time" not in page
 
 
-def test_the_same_comparison_makes_the_same_page(comparison):
-    pages = [re.sub(r"Written by .*", "", render_page(comparison)) for _ in range(2)]
-    assert pages[0] == pages[1]
+def test_the_same_comparison_makes_the_same_page(comparison, page):
+    again, before = (re.sub(r"Written by .*", "", one) for one in (render_page(comparison), page))
+    assert again == before
 
 
 @pytest.mark.slow
@@ -101,14 +109,14 @@ def test_the_same_comparison_makes_the_same_page(comparison):
     CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
 )
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (500, False)])
-def test_in_a_browser(comparison, tmp_path, width, dark):
-    page = tmp_path / "page.html"
-    page.write_text(render_page(comparison).replace("</body>", f"{PROBE}</body>"))
+def test_in_a_browser(page, tmp_path, width, dark):
+    file = tmp_path / "page.html"
+    file.write_text(page.replace("</body>", f"{PROBE}</body>"))
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
         f"--window-size={width},900", f"--blink-settings=preferredColorScheme={int(not dark)}",
-        "--dump-dom", page.as_uri(),
+        "--dump-dom", file.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)

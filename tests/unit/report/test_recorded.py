@@ -14,36 +14,51 @@ from sam_rollout.report import recorded
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.recorded import RECORD, RUNS, check_recorded, published
 from sam_rollout.telemetry.records import RunFolder
+from tests.unit.report.conftest import Synthetic
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def root(synthetic, tmp_path, monkeypatch):
+def enter(root, patch):
+    patch.chdir(root)
+    patch.setattr(dapo_ab, "screenshot", lambda page, picture: False)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
     """A repository with a record of synthetic runs and a page written from it."""
-    root = tmp_path / "repository"
+    folder = tmp_path_factory.mktemp("made")
+    root = folder / "repository"
     results = root / recorded.RESULTS
     results.mkdir(parents=True)
     (root / "docs").mkdir()
-    monkeypatch.chdir(root)
-    monkeypatch.setattr(dapo_ab, "screenshot", lambda page, picture: False)
     runs = {
-        "off-1": synthetic("off-1"),
-        "on-1": synthetic("on-1", sam=True),
-        dapo_ab.UNFAIR_RUN: synthetic("other", sam=True, seed=9, mean_tokens=30.0, steps=3),
+        "off-1": Synthetic(),
+        "on-1": Synthetic(sam=True),
+        dapo_ab.UNFAIR_RUN: Synthetic(sam=True, seed=9, mean_tokens=30.0, steps=3),
     }
-    for name, path in runs.items():
-        store(path, results / RUNS / name, traces=True)
+    for name, run in runs.items():
+        store(run.write(folder / name), results / RUNS / name, traces=True)
     setting = {"repeats": 1, "steps": 6, "unfair_steps": 3}
-    dapo_ab.write_record(
-        {
-            "machine": {"cpu": "made up", "date": "2026-01-01"},
-            "setting": setting,
-            "pairs": dapo_ab.pairs(1),
-        }
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        enter(root, patch)
+        dapo_ab.write_record(
+            {
+                "machine": {"cpu": "made up", "date": "2026-01-01"},
+                "setting": setting,
+                "pairs": dapo_ab.pairs(1),
+            }
+        )
     page = "\n\n".join(published(recorded.load_recorded(results).comparisons).values())
     (root / recorded.PAGE).write_text(page)
+    return root
+
+
+@pytest.fixture
+def root(repository, tmp_path, monkeypatch):
+    """A copy of one's own, and the working directory."""
+    root = shutil.copytree(repository, tmp_path / "repository")
+    enter(root, monkeypatch)
     return root
 
 

@@ -18,7 +18,7 @@ import sam_rollout
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.sources import NAMES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # compiles the drafter's kernels
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # may have to compile kernels
 
 PROBE = """
 import json
@@ -99,8 +99,7 @@ def found(tmp_path_factory) -> dict:
     """What a process with one more file among its sources says."""
     folder = tmp_path_factory.mktemp("toy")
     package = Path(sam_rollout.__file__).parent
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, folder / "sam_rollout", ignore=ignore)
+    shutil.copytree(package, folder / "sam_rollout")  # with the kernels that are compiled beside it
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(REPOSITORY / "docs" / "configuration.md")],

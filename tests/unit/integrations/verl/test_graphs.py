@@ -1,6 +1,7 @@
 """Graphs that an experiment captures: as many requests with drafts as without."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,7 +15,7 @@ from sam_rollout.integrations.verl.graphs import (
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.report.fairness import comparable, differences
-from tests.unit.test_configs import CONFIGS, composed
+from tests.unit.test_configs import CONFIGS, changed, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 MODE = f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode"
@@ -23,13 +24,16 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["off", "matched", "on"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):
-    config = composed(f"experiment={name}", f"sam={side}")
-    sam = read_run_config(config).sam
+def test_a_presets_graphs_hold_every_request_on_both_sides(name):
+    config = composed(f"experiment={name}", "sam=on")
+    on = read_run_config(config).sam
+    # Nothing else tells these options apart (tests/unit/test_configs.py).
+    matched = replace(on, gate=read_run_config(composed(*GRAPH, "sam=matched")).sam.gate)
     if graph_mode(config) != "NONE":
-        assert covered_requests(config, sam) == config.actor_rollout_ref.rollout.max_num_seqs
+        for sam in (on, matched, replace(on, enabled=False)):
+            assert covered_requests(config, sam) == config.actor_rollout_ref.rollout.max_num_seqs
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ def test_a_presets_graphs_hold_every_request_on_both_sides(name, side):
     ],
 )
 def test_sizes_count_tokens(overrides, sizes, covered):
-    config = composed(*GRAPH, *overrides)
+    config = changed(*GRAPH, *overrides)
     sam = read_run_config(config).sam
     assert capture_sizes(config, sam) == sizes
     assert covered_requests(config, sam) == covered
@@ -99,5 +103,5 @@ def test_other_graphs_are_a_difference_still():
     ],
 )
 def test_steps_that_are_filled_up_whatever_the_gate_says(overrides, requests):
-    config = composed(*GRAPH, *overrides)
+    config = changed(*GRAPH, *overrides)
     assert filled_up_requests(config, read_run_config(config).sam) == requests

@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.layouts import check_layout
-from tests.unit.test_configs import composed
+from tests.unit.test_configs import changed, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -98,7 +98,7 @@ def begun_by(overrides: str) -> str:
 )
 def test_what_does_not_divide_is_named(overrides, begins, ends):
     with pytest.raises(ConfigError) as caught:
-        check_layout(composed(*f"experiment={overrides}".split()))
+        check_layout(changed(*f"experiment={overrides}".split()))
     said = str(caught.value)
     assert said.startswith(begins) and said.endswith(ends) and "\n" not in said
 
