@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare, norm
 
 from sam_rollout.verification import draw_gumbel, draw_tokens, gumbel, gumbel_noise, keyed_bits
-from tests.unit.verification.distributions import bits, target
+from tests.unit.verification.distributions import bits, coupling, target
 from tests.unit.verification.test_uniforms import FAMILIES
 
 MASK = (1 << 32) - 1
@@ -113,13 +113,6 @@ def test_neighbouring_rows_and_tokens_are_independent(family, shift):
     assert chisquare(torch.bincount(pairs, minlength=1024).numpy()).pvalue > 1e-5
     z = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1] * one.numel() ** 0.5
     assert 2 * norm.sf(abs(float(z))) > 1e-5
-
-
-def coupling(p: torch.Tensor, q: torch.Tensor) -> float:
-    """The probability that equal noise draws the same token: double [vocabulary] each."""
-    both = (p > 0) & (q > 0)
-    p_i, q_i = p[both, None], q[both, None]
-    return float((1 / torch.maximum(p / p_i, q / q_i).sum(dim=1)).sum())
 
 
 @pytest.mark.parametrize("vocabulary", [7, 1300])
