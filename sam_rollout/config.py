@@ -17,6 +17,7 @@ from sam_rollout.sources import SOURCES
 # More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
 # the verify batch of every step grows with them.
 MAX_DRAFT_TOKENS = 32
+SAMPLERS = ("stock", "vectorised", "coupled", "coupled_gumbel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +164,18 @@ class RolloutSamplerConfig(Section):
 
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
     token from the random number of its position, so that drafts do not change what is sampled.
+    `coupled_gumbel`: likewise from Gumbel noise, one number per token of the vocabulary, which a
+    model that drafts can share.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
 
-    kind: str = setting("coupled", choices=("stock", "vectorised", "coupled"))
+    kind: str = setting("coupled", choices=SAMPLERS)
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether drafts leave texts the same, token for token."""
+        return self.kind in ("coupled", "coupled_gumbel")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ Usage:
 
 Both sides are printed with 95 % intervals over problems, and their paired difference. A problem is
 a prompt: rows that hold the same one are further samples of it. With ``--rollout-sampler coupled``
-(the default) and with ``--greedy`` a stronger statement is checked: every response has to be the
-same one, up to numerical ties. Exit status 1: it was not, or nothing was drafted and equality
-proves nothing; 2: the evaluation could not be made.
+(the default) or ``coupled_gumbel`` and with ``--greedy`` a stronger statement is checked: every
+response has to be the same one, up to numerical ties. Exit status 1: it was not, or nothing was
+drafted and equality proves nothing; 2: the evaluation could not be made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy as np
 import pandas as pd
 
 from recipes.dapo_qwen3.reward import compute_score
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
 from sam_rollout.statistics import Estimate, mean, share
 
@@ -47,7 +47,8 @@ TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
 SIDES = ("off", "on")
 OUTSIDE_TRAINING = -1
 # How far a random number may lie from the boundary between two tokens, in probability, for the
-# difference of the sides to count as rounding; with --greedy in log-probability. By dtype.
+# difference of the sides to count as rounding; with --greedy and coupled_gumbel in log-probability.
+# By dtype.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token
 # Examining a divergence returns Python objects for the whole vocabulary, some 50 MB for 150,000
@@ -259,6 +260,16 @@ def uniform_of(key: int, position: int) -> float:
     return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
 
 
+def noise_of(key: int, position: int, vocabulary: int) -> np.ndarray:
+    """Return what coupled_gumbel adds to the position's log-probabilities, float32 [vocabulary]."""
+    import torch
+
+    from sam_rollout.verification import gumbel_noise, keyed_bits
+
+    bits = keyed_bits(torch.tensor([key]), torch.tensor([position]))
+    return gumbel_noise(bits, vocabulary)[0].numpy()
+
+
 # ---- the engine's side -------------------------------------------------------------------------
 
 
@@ -399,8 +410,8 @@ def look_at_ties(
 
     Asks the engine for the whole distribution at each divergence. Sampled responses: would the
     position's random number, moved a little, have drawn either token? Greedy ones: are both tokens
-    as likely as the likeliest one? Only the first ``MOST_LOOKED_AT`` places by position are looked
-    at; the rest is returned as it was.
+    as likely as the likeliest one? With Gumbel noise: are they once it is added? Only the first
+    ``MOST_LOOKED_AT`` places by position are looked at; the rest is returned as it was.
     """
     request_of = {(request.problem, request.sample): request for request in requests}
     by_position = sorted(range(len(parted)), key=lambda number: parted[number].position)
@@ -446,7 +457,9 @@ def _distances(
         for token, value in candidates.items():
             logprobs[token] = value.logprob
         tokens = (place.off, place.on)
-        if options.greedy:
+        if options.greedy or options.rollout_sampler == "coupled_gumbel":
+            if not options.greedy:
+                logprobs += noise_of(request.identity.key, len(text), len(logprobs))
             values = [-math.inf if token is None else logprobs[token] for token in tokens]
             found.append(float(logprobs.max() - min(values)))
         else:
@@ -485,7 +498,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
         ),
     }
     sampler = RolloutSamplerConfig(kind=options.rollout_sampler)
-    must_be_identical = options.greedy or options.rollout_sampler == "coupled"
+    must_be_identical = options.greedy or sampler.is_coupled
     groups: dict[str, list[list[Response]]] = {}
     sides: dict[str, Side] = {}
     parted: list[Divergence] = []
@@ -643,7 +656,7 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", type=int, help="only the first so many rows")
     add("--samples", type=int, default=1, help="samples per row")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    add("--rollout-sampler", default="coupled", choices=("stock", "vectorised", "coupled"))
+    add("--rollout-sampler", default="coupled", choices=SAMPLERS)
     add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
     add("--gate", type=int, help="draft while at most so many requests run; default: always")
     add("--temperature", type=float, default=1.0)

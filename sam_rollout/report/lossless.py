@@ -49,7 +49,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """`coupled`: both sides sampled with the coupled sampler; None: unknown.
+    """`coupled`: both sides sampled with the same coupled sampler; None: unknown.
 
     Two runs make two pairs where some steps can be compared by length only. `lost_texts` maps runs
     that recorded texts to the steps of which they have none, or not all.
@@ -91,7 +91,7 @@ def _coupled(runs: list[Run]) -> bool | None:
     kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
     if any(kind is None for kind in kinds):
         return None
-    return all(kind == "coupled" for kind in kinds)
+    return len(set(kinds)) == 1 and kinds[0] in ("coupled", "coupled_gumbel")
 
 
 def _gap(both: Both, side: str) -> Gap | None:

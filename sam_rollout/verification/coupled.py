@@ -8,7 +8,8 @@ tokens a step yields. With the same seed and the same logits the text is therefo
 speculation on, off or gated, and with any number of drafts from any source.
 
 Drafts that were sampled from a distribution (a draft model's) need no other code. They are accepted
-less often than by rejection sampling, which can use the distribution.
+less often than by rejection sampling, which can use the distribution; nearly as often if they were
+drawn with the noise that draws the target's tokens (``draw_gumbel``).
 """
 
 from __future__ import annotations

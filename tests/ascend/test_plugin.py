@@ -15,7 +15,7 @@ from vllm.config.compilation import CompilationMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
 from sam_rollout.integrations.vllm.sampling import installed_sampler
 from sam_rollout.integrations.vllm.settings import (
@@ -206,7 +206,7 @@ def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypa
     assert runner.sampler.logprobs_mode == "raw_logprobs"
 
 
-@pytest.mark.parametrize("kind", ["stock", "coupled", "vectorised"])
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
     """Of verify steps and of steps without drafts, at a temperature other than 1.
 
@@ -227,7 +227,7 @@ def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kin
         torch.testing.assert_close(values, expected[tokens])
 
 
-@pytest.mark.parametrize("kind", ["coupled", "vectorised"])
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_penalties_go_together_with_drafts(vllm_config, kind):
     """Also without Triton, where vllm-ascend's own sampler fails: of ours, each row's request's."""
     logits = torch.zeros(4, 12)

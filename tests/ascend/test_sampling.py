@@ -13,7 +13,7 @@ from vllm_ascend.sample.sampler import (
     apply_top_k_top_p,
 )
 
-from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.sampling import installed_sampler
 from sam_rollout.integrations.vllm_ascend.options import REFUSED
@@ -42,7 +42,7 @@ class IndependentRows:
 
 def make_sampler(kind, rows):
     sampler = AscendSampler()
-    if kind in ("coupled", "vectorised"):
+    if kind != "stock":
         return AscendKeyedRejectionSampler(sampler, rows, RolloutSamplerConfig(kind))
     return stock.AscendRejectionSampler(sampler)
 
@@ -56,7 +56,7 @@ def test_the_stand_in_cuts_as_vllm_ascend_does_without_the_operator(vllm_config,
 
 
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}])
-@pytest.mark.parametrize("kind", ["stock", "vectorised", "coupled"])
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_every_position_has_the_target_distribution(kind, cuts, vllm_config):
     torch.manual_seed(4)  # all places are reached often enough for a test
     logits = 1.5 * torch.randn(3, VOCABULARY)
@@ -177,7 +177,7 @@ def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")
-    for kind in ("stock", "coupled", "vectorised"):
+    for kind in SAMPLERS:
         output = make_sampler(kind, IndependentRows())(
             same_draft_for_all([3], 1), None, logits[[0, 1]], sampling_metadata(1)
         ).sampled_token_ids

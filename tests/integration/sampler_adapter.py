@@ -64,6 +64,10 @@ class CoupledSampler(_Adapter):
     kind = "coupled"
 
 
+class CoupledGumbelSampler(_Adapter):
+    kind = "coupled_gumbel"
+
+
 class VectorisedSampler(_Adapter):
     kind = "vectorised"
 

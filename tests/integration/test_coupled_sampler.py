@@ -1,4 +1,4 @@
-"""`rollout_sampler=coupled` inside the engine: drafts change the time it takes, and nothing else.
+"""The coupled samplers inside the engine: drafts change the time it takes, and nothing else.
 
 `benchmarks/trajectories.py` does the same with more and longer responses and every k.
 """
@@ -22,6 +22,7 @@ from tests.integration.responses import texts
 PROMPTS, SIBLINGS = 12, 4  # half as many again as an engine runs at once
 MAX_TOKENS = 200
 COUPLED = RolloutSamplerConfig("coupled")
+GUMBEL = RolloutSamplerConfig("coupled_gumbel")
 OFF = SamConfig(enabled=False)
 ALWAYS = GateConfig("threshold", 10_000)
 # Room for few tokens: 13 usable blocks hold eight prompts, but not eight responses (requests are
@@ -217,6 +218,20 @@ def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling):
     drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
     with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
         generate(drafting, prompts[:1], 1, **sampling)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9}], ids=["T=1", "cuts"]
+)
+def test_with_gumbel_noise_texts_are_the_same_too(engine_of, prompts, sampling):
+    drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS), GUMBEL)
+    without = generate(engine_of(OFF, GUMBEL), prompts[:6], 2, **sampling)
+    before = drained(drafting)
+    with_drafts = generate(drafting, prompts[:6], 2, **sampling)
+    assert drafts(drafting, before)[1] > 50, "drafts were at work"
+    same = [a == b for a, b in zip(texts(without), texts(with_drafts), strict=True)]
+    assert sum(same) >= len(same) - 1  # rounding may decide between equals, rarely
+    assert "sampler coupled_gumbel" in check_samplers(drafting.collective_rpc("sam_bind"), GUMBEL)
 
 
 def test_the_sampler_in_use_is_checked(engine_of):

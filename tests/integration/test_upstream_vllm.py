@@ -12,7 +12,11 @@ from tests.upstream import SourcesUnavailable, run_tests, sdist, skip_outside_ci
 FOLDER = "tests/v1/sample"
 STOCK = "test_rejection_sampler"
 # Copies of the module in which the name of vLLM's class stands for one of ours.
-OURS = {f"{STOCK}_coupled": "CoupledSampler", f"{STOCK}_vectorised": "VectorisedSampler"}
+OURS = {
+    f"{STOCK}_coupled": "CoupledSampler",
+    f"{STOCK}_coupled_gumbel": "CoupledGumbelSampler",
+    f"{STOCK}_vectorised": "VectorisedSampler",
+}
 # Copied next to the unpacked tests, whose package is called "tests", too.
 PLUGIN = "upstream_plugin"
 ADAPTER = "sampler_adapter"

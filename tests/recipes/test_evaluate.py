@@ -19,6 +19,7 @@ from recipes.dapo_qwen3.evaluate import (
     first_difference,
     lay_out,
     look_at_ties,
+    noise_of,
     parser,
     read_problems,
     summarise,
@@ -195,6 +196,17 @@ def test_ties_are_looked_at_a_few_at_a_time_the_first_by_position(monkeypatch):
     assert (sampling[0].logprobs, sampling[0].max_tokens, sampling[0].detokenize) == (-1, 1, False)
 
 
+def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", VLLM)
+    options = parser().parse_args(["--rollout-sampler", "coupled_gumbel", "--samples", "2"])
+    parted, requests, off = partings(4)
+    for noise, distance in (([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)):
+        monkeypatch.setattr(evaluate, "noise_of", lambda *_, noise=noise: np.array(noise))
+        found = look_at_ties(Engine([-1.0, -3.0, -2.99]), parted, requests, off, options)
+        assert [one.distance for one in found] == pytest.approx([distance] * 4)
+        assert all(one.tie == (distance < 0.05) for one in found)
+
+
 def test_nothing_parted_asks_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", VLLM)
     engine = Engine([0.0])
@@ -212,6 +224,18 @@ def test_uniforms_are_those_of_the_sampler():
         bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
         token = int(draw_tokens(torch.tensor(row)[None], bits)[0])
         assert distance_of_draw(row, uniform_of(4711, position), (token,)) < 1e-6
+
+
+def test_gumbel_noise_is_that_of_the_sampler():
+    import torch
+
+    from sam_rollout.verification import draw_gumbel, keyed_bits
+
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(50), 100).astype(np.float32)
+    for position, row in enumerate(probabilities):
+        bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
+        scores = np.log(row) + noise_of(4711, position, 50)
+        assert scores.max() - scores[int(draw_gumbel(torch.tensor(row)[None], bits)[0])] < 1e-5
 
 
 def test_problems_are_read_and_limited(tmp_path):

@@ -27,7 +27,7 @@ def test_an_experiment_is_composed_as_the_recipe_does():
     ("override", "said"),
     [
         ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known options: "
-         "coupled, stock, vectorised"),
+         "coupled, coupled_gumbel, stock, vectorised"),
         ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
          "options: ascend_910c, cpu, cuda"),
         ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: article, "

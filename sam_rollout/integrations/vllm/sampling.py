@@ -24,6 +24,7 @@ from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,
+    draw_gumbel,
     draw_tokens,
     verify_coupled,
     verify_vectorised,
@@ -31,6 +32,8 @@ from sam_rollout.verification import (
 
 ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
 GREEDY_TEMPERATURE = 0.0
+# How each kind draws the tokens of whole rows.
+DRAW = {"vectorised": draw_tokens, "coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
@@ -77,7 +80,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     Args:
         logprobs_mode: vLLM's; decides what is returned for log-probabilities.
         rows: Random bits of the step's rows.
-        config: What was asked for; both keyed kinds draw alike where there are no drafts.
+        config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
     """
 
     _cut = staticmethod(apply_top_k_top_p)
@@ -97,7 +100,8 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
         logits = self._cut(logits, k, p)
-        tokens = draw_tokens(
+        draw = DRAW[self.config.kind]
+        tokens = draw(
             logits.softmax(dim=-1, dtype=torch.float32), self._rows.decode_bits(logits.shape[0])
         )
         returned = None
@@ -115,7 +119,7 @@ class KeyedRejectionSampler(RejectionSampler):
         sampler: vLLM's sampler of steps without drafts, for its rules on logits.
         spec_config, device: As vLLM's rejection sampler takes them.
         rows: Random bits of the step's rows.
-        config: ``coupled`` or ``vectorised``.
+        config: Any kind but ``stock``.
 
     Raises:
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
@@ -194,8 +198,8 @@ class KeyedRejectionSampler(RejectionSampler):
         greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
-        if self.config.kind == "coupled":
-            row_tokens = draw_tokens(probabilities, bits)
+        if self.config.is_coupled:
+            row_tokens = DRAW[self.config.kind](probabilities, bits)
             if greedy is not None:
                 likeliest = logits.argmax(dim=-1)
                 row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)

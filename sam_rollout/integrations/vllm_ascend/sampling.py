@@ -89,7 +89,7 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
     Args:
         sampler: vllm-ascend's sampler of steps without drafts.
         rows: Random bits of the step's rows.
-        config: ``coupled`` or ``vectorised``.
+        config: Any kind but ``stock``.
     """
 
     _cut = staticmethod(apply_top_k_top_p)

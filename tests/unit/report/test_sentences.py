@@ -100,6 +100,7 @@ def test_a_run_that_ended_early_is_said(compared):
     ("kind", "why"),
     [
         ("coupled", "the coupled sampler should have made all of them so"),
+        ("coupled_gumbel", "the coupled sampler should have made all of them so"),
         ("stock", "this sampler keeps the distribution, not the texts"),
         (None, "which sampler was used is not recorded"),
     ],

@@ -58,6 +58,13 @@ def make_likely(probabilities: torch.Tensor, tokens: torch.Tensor, mass: float) 
     return mixed.scatter_add(1, tokens[:, None], torch.full((len(tokens), 1), mass))
 
 
+def coupling(p: torch.Tensor, q: torch.Tensor) -> float:
+    """The probability that equal noise draws the same token: double [vocabulary] each."""
+    both = (p > 0) & (q > 0)
+    p_i, q_i = p[both, None], q[both, None]
+    return float((1 / torch.maximum(p / p_i, q / q_i).sum(dim=1)).sum())
+
+
 def layout_of(counts: torch.Tensor) -> DraftLayout:
     """A layout from the number of drafts of each request."""
     return DraftLayout(counts.cumsum(0), int(counts.sum()), int(counts.max()))

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_rollout.verification import (
     DraftLayout,
+    draw_gumbel,
     draw_tokens,
     expand_batch_to_tokens,
     keyed_bits,
@@ -41,11 +42,15 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def coupled(batch, counts, drafts, probabilities):
+def coupled(batch, counts, drafts, probabilities, draw=draw_tokens):
     layout = DraftLayout(counts.cumsum(0), len(drafts), 8)
     keys = torch.arange(batch)[layout.request_of_row]
-    tokens = draw_tokens(probabilities, keyed_bits(keys, keys))
+    tokens = draw(probabilities, keyed_bits(keys, keys))
     verify_coupled(layout, drafts, tokens)
+
+
+def coupled_gumbel(batch, counts, drafts, probabilities):
+    coupled(batch, counts, drafts, probabilities, draw_gumbel)
 
 
 def vectorised(batch, counts, drafts, probabilities, **options):
@@ -71,7 +76,14 @@ def expansion(batch, counts, drafts, probabilities):
 @pytest.mark.parametrize("vocabulary", [50, 1300])
 @pytest.mark.parametrize(
     "call",
-    [coupled, vectorised, vectorised_greedy, vectorised_with_distributions, expansion],
+    [
+        coupled,
+        coupled_gumbel,
+        vectorised,
+        vectorised_greedy,
+        vectorised_with_distributions,
+        expansion,
+    ],
     ids=lambda call: call.__name__,
 )
 def test_the_same_operations_at_any_size_and_none_that_waits(call, vocabulary):

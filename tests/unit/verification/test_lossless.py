@@ -1,11 +1,13 @@
-"""Both ways of verifying sample from the target at every place, whatever was drafted."""
+"""All ways of verifying sample from the target at every place, whatever was drafted."""
 
 import pytest
 import torch
 
 from sam_rollout.verification import (
     NO_TOKEN,
+    draw_gumbel,
     draw_tokens,
+    keyed_bits,
     verify_coupled,
     verify_vectorised,
 )
@@ -18,19 +20,20 @@ from tests.unit.verification.distributions import (
     target,
 )
 
-WAYS = ["coupled", "vectorised"]
+DRAWS = {"coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
+WAYS = [*DRAWS, "vectorised"]
 K = 3
 REQUESTS = 2000
 
 
 def verify(way, layout, draft_ids, probabilities, *, greedy=None, seed=0, **options):
-    """One call of either way with its random numbers, as a caller makes it."""
+    """One call of a way with its random numbers, as a caller makes it."""
     accept, draw = (bits(layout.num_rows, stream=stream, seed=seed) for stream in (0, 1))
     if way == "vectorised":
         return verify_vectorised(
             layout, draft_ids, probabilities, accept, draw, greedy=greedy, **options
         )
-    tokens = draw_tokens(probabilities, accept)
+    tokens = DRAWS[way](probabilities, accept)
     if greedy is not None:
         tokens = torch.where(greedy[layout.request_of_row], probabilities.argmax(-1), tokens)
     return verify_coupled(layout, draft_ids, tokens)
@@ -144,9 +147,13 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     assert (output[greedy] == expected[greedy]).all()
 
 
-def verify_sampled(counts, proposed, by_place):
-    """Sample ``K`` drafts for every request and verify them; returns output and drafts."""
-    layout, proposals = layout_of(counts), proposed.repeat(len(counts), 1)
+def verify_sampled(counts, proposals, by_place):
+    """Sample ``K`` drafts for every request and verify them; returns output and drafts.
+
+    ``proposals``: [K, vocabulary] for every request, or [requests * K, vocabulary].
+    """
+    layout = layout_of(counts)
+    proposals = proposals.repeat(layout.num_drafts // len(proposals), 1)
     generator = torch.Generator().manual_seed(3)
     drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
     rows = rows_of(layout, by_place)
@@ -172,6 +179,58 @@ def test_drafts_sampled_from_the_target_itself_are_all_kept(vocabulary):
     output, drafts = verify_sampled(counts, by_place[:K], by_place)
     assert (output[:, :K] == drafts).all()
     assert_lossless(output, by_place, counts, places=K + 1)
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.8}], ids=str)
+def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
+    """Some requests' drafts come from a model with its distributions, others' are one-hot."""
+    by_place = target(K + 1, vocabulary, **cut)
+    likeliest = by_place[:K].argmax(dim=1)
+    by_place[:K] = make_likely(by_place[:K], likeliest, 0.7)
+    given = torch.nn.functional.one_hot(likeliest, vocabulary).float()
+    sampled = 0.3 * target(K, vocabulary, seed=5) + 0.7 * by_place[:K]
+    counts = torch.full((2 * REQUESTS,), K)
+    output, drafts = verify_sampled(counts, torch.cat((given, sampled)), by_place)
+    assert (drafts[::2] == likeliest).all() and not (drafts[1::2] == likeliest).all()
+    for some in (output[::2], output[1::2]):
+        assert_lossless(some, by_place, counts[:REQUESTS], places=2)
+
+
+def test_a_distribution_that_shares_no_token_with_the_target(vocabulary):
+    by_place = target(K + 1, vocabulary, top_k=3)
+    proposed = target(K, vocabulary, seed=5).masked_fill(by_place[:K] > 0, 0.0)
+    counts = torch.full((REQUESTS,), K)
+    output, _ = verify_sampled(counts, proposed / proposed.sum(dim=1, keepdim=True), by_place)
+    assert (output[:, 1:] == NO_TOKEN).all()
+    assert_lossless(output, by_place, counts, places=1)
+
+
+@pytest.mark.parametrize("draw", [draw_gumbel, draw_tokens], ids=["gumbel", "reused"])
+def test_drafts_may_be_drawn_with_their_positions_gumbel_noise(draw):
+    """It says nothing of the numbers that verify there.
+
+    The number that draws after a rejection must not have drawn the draft: the test sees it.
+    """
+    by_place, proposed = target(K + 1, 30, seed=4), target(K, 30, seed=34)
+    counts = torch.full((2 * REQUESTS,), K)
+    layout = layout_of(counts)
+    place = place_of_row(layout)
+    draw_bits, accept_bits = (keyed_bits(layout.request_of_row, place, n) for n in range(2))
+    proposals = proposed.repeat(layout.batch, 1)
+    drafts = draw(proposals, draw_bits[place < K])
+    output = verify_vectorised(
+        layout,
+        drafts,
+        rows_of(layout, by_place),
+        accept_bits,
+        draw_bits,
+        draft_probabilities=proposals,
+    )
+    if draw is draw_gumbel:
+        assert_lossless(output, by_place, counts, places=1)
+    else:
+        with pytest.raises(AssertionError):
+            assert_lossless(output, by_place, counts, places=1)
 
 
 @pytest.mark.parametrize("distribution", [False, True])
@@ -232,7 +291,7 @@ def test_a_request_alone_gets_what_it_gets_in_a_batch(way, vocabulary):
 def _call(way, layout, drafts, probabilities, accept, draw):
     if way == "vectorised":
         return verify_vectorised(layout, drafts, probabilities, accept, draw)
-    return verify_coupled(layout, drafts, draw_tokens(probabilities, accept))
+    return verify_coupled(layout, drafts, DRAWS[way](probabilities, accept))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verify_coupled
+from sam_rollout.verification import (
+    DraftLayout,
+    draw_gumbel,
+    draw_tokens,
+    keyed_bits,
+    verify_coupled,
+)
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20
 CONTEXT = 3  # tokens the toy model looks back
@@ -11,21 +17,21 @@ MAX_K = 8
 
 TABLES = torch.randn(CONTEXT, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
 GREEDY = torch.arange(SEEDS) % 4 == 0
+KEYS = torch.arange(SEEDS) * 1_000_003
 
 
-def probabilities_after(text: list[int]) -> torch.Tensor:
+def probabilities_after(text: list[int], tables: torch.Tensor = TABLES) -> torch.Tensor:
     """A random but fixed function of the last tokens."""
-    logits = sum(table[token] for table, token in zip(TABLES, reversed(text), strict=False))
+    logits = sum(table[token] for table, token in zip(tables, reversed(text), strict=False))
     return (logits / 0.8).softmax(dim=-1)
 
 
-def write(propose) -> tuple[list[list[int]], int]:
+def write(draw, propose) -> tuple[list[list[int]], int]:
     """Write all texts in one batch; returns them without their starts, and the steps it took."""
-    keys = torch.arange(SEEDS) * 1_000_003
     texts = [[seed % VOCABULARY] * CONTEXT for seed in range(SEEDS)]
     steps = 0
     while any(len(text) < CONTEXT + LENGTH for text in texts):
-        drafts = [propose(seed, len(text) - CONTEXT) for seed, text in enumerate(texts)]
+        drafts = [propose(seed, text) for seed, text in enumerate(texts)]
         counts = torch.tensor([len(draft) for draft in drafts])
         layout = DraftLayout(counts.cumsum(0), int(counts.sum()), int(counts.max()))
         rows, positions = [], []
@@ -34,7 +40,7 @@ def write(propose) -> tuple[list[list[int]], int]:
                 rows.append(probabilities_after(text + draft[:place]))
                 positions.append(len(text) + place)
         rows, request = torch.stack(rows), layout.request_of_row
-        drawn = draw_tokens(rows, keyed_bits(keys[request], torch.tensor(positions)))
+        drawn = draw(rows, keyed_bits(KEYS[request], torch.tensor(positions)))
         targets = torch.where(GREEDY[request], rows.argmax(dim=-1), drawn)
         flat = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int64)
         for text, new in zip(texts, verify_coupled(layout, flat, targets).tolist(), strict=True):
@@ -43,9 +49,14 @@ def write(propose) -> tuple[list[list[int]], int]:
     return [text[CONTEXT : CONTEXT + LENGTH] for text in texts], steps
 
 
+@pytest.fixture(scope="module", params=[draw_tokens, draw_gumbel], ids=["inversion", "gumbel"])
+def draw(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def reference() -> list[list[int]]:
-    texts, steps = write(lambda seed, at: [])
+def reference(draw) -> list[list[int]]:
+    texts, steps = write(draw, lambda seed, text: [])
     assert steps == LENGTH
     assert len({tuple(text) for text in texts}) == SEEDS
     return texts
@@ -54,24 +65,44 @@ def reference() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("k", "offset", "steps"), [(4, 0, LENGTH // 5), (3, 1, LENGTH)], ids=["right", "wrong"]
 )
-def test_drafts_that_are_all_right_or_all_wrong(reference, k, offset, steps):
-    def propose(seed: int, at: int) -> list[int]:
+def test_drafts_that_are_all_right_or_all_wrong(draw, reference, k, offset, steps):
+    def propose(seed: int, text: list[int]) -> list[int]:
+        at = len(text) - CONTEXT
         return [(token + offset) % VOCABULARY for token in reference[seed][at : at + k]]
 
-    assert write(propose) == (reference, steps)
+    assert write(draw, propose) == (reference, steps)
 
 
 @pytest.mark.parametrize("rightness", [0.0, 0.5, 0.9])
-def test_random_numbers_of_drafts_of_mixed_quality(reference, rightness):
+def test_random_numbers_of_drafts_of_mixed_quality(draw, reference, rightness):
     generator = torch.Generator().manual_seed(4)
 
-    def propose(seed: int, at: int) -> list[int]:
+    def propose(seed: int, text: list[int]) -> list[int]:
+        at = len(text) - CONTEXT
         k = int(torch.randint(1, MAX_K + 1, (), generator=generator))
         right = torch.rand(k, generator=generator) < rightness
         other = torch.randint(-1, VOCABULARY, (k,), generator=generator).tolist()  # -1: padding
         true = reference[seed][at : at + k]
         return [t if r else o for t, r, o in zip(true, right, other, strict=False)]
 
-    texts, steps = write(propose)
+    texts, steps = write(draw, propose)
     assert texts == reference
     assert rightness == 0 or steps < LENGTH
+
+
+def test_a_drafter_with_the_same_noise_agrees_often(draw, reference):
+    """Its tables are a little off, and it draws as the target does."""
+    generator = torch.Generator().manual_seed(5)
+    tables = TABLES + 0.05 * torch.randn(TABLES.shape, generator=generator)
+
+    def propose(seed: int, text: list[int]) -> list[int]:
+        draft: list[int] = []
+        for position in range(len(text), len(text) + 4):
+            row = probabilities_after(text + draft, tables)[None]
+            bits = keyed_bits(KEYS[seed, None], torch.tensor([position]))
+            draft.append(int(row.argmax() if GREEDY[seed] else draw(row, bits)))
+        return draft
+
+    texts, steps = write(draw, propose)
+    assert texts == reference
+    assert steps < LENGTH / 2

@@ -68,7 +68,10 @@ BAD = [
         "must be None (sam.sources.siblings.routing = 'grouped' chooses the server)",
     ),
     (" ".join([*GROUPED, f"{ROLLOUT}.full_determinism=true"]), "must be False"),
-    ("rollout_sampler.kind=gumbel", "must be one of 'stock', 'vectorised', 'coupled'"),
+    (
+        "rollout_sampler.kind=gumbel",
+        "must be one of 'stock', 'vectorised', 'coupled', 'coupled_gumbel'",
+    ),
     ("dynamic_sampling.kind=batches", "must be one of 'rounds', 'refill', 'none'"),
     ("dynamic_sampling.gen_batch_size=0", "must be at least"),
     (

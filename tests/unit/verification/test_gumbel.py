@@ -1,0 +1,142 @@
+"""Gumbel noise: its numbers, how random they are, and what sharing them brings."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare, norm
+
+from sam_rollout.verification import draw_gumbel, draw_tokens, gumbel, gumbel_noise, keyed_bits
+from tests.unit.verification.distributions import bits, coupling, target
+from tests.unit.verification.test_uniforms import FAMILIES
+
+MASK = (1 << 32) - 1
+
+
+def mix(word: int, *, add: int = 0) -> int:
+    """MurmurHash3's finaliser, with a number added after its first product."""
+    word = ((word ^ (word >> 16)) * 0x85EBCA6B + add) & MASK
+    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & MASK
+    return word ^ (word >> 16)
+
+
+def noise_in_plain_python(row_bits: int, token: int) -> float:
+    low, high = row_bits & MASK, (row_bits >> 32) & MASK
+    word = mix(mix(token) ^ low, add=high)
+    # The sign bit goes; what the last shift made of it does not.
+    if word >> 31:
+        word ^= 0x7FFF0000
+    fraction = torch.tensor(word & (MASK >> 1) | 1, dtype=torch.int32).float().double()
+    return -math.log(-math.log1p(-float(fraction) * (1 - 2.0**-24) * 2.0**-31))
+
+
+def uniforms(keys: torch.Tensor, positions: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The noise of the first tokens, as numbers in (0, 1): float64 [rows, tokens]."""
+    noise = gumbel_noise(keyed_bits(keys, positions), tokens).double()
+    return -torch.expm1(-torch.exp(-noise))
+
+
+def test_the_reference_yields_a_published_number():
+    """The 32-bit MurmurHash3 of nothing with seed 1 is the finaliser of 1."""
+    assert mix(1) == 0x514E28B7
+
+
+def test_noise_is_what_plain_python_computes():
+    seeds = [0, -1, 1 << 32, -(1 << 63), *bits(12).tolist()]
+    noise = gumbel_noise(torch.tensor(seeds), 50)
+    expected = [[noise_in_plain_python(seed, token) for token in range(50)] for seed in seeds]
+    torch.testing.assert_close(
+        noise.double(), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_noise_is_a_tokens_own_whatever_the_batch_and_the_vocabulary():
+    """Bit for bit: a vector instruction must not round as another one does."""
+    seeds = bits(40)
+    noise = gumbel_noise(seeds, 1537)
+    assert torch.equal(gumbel_noise(seeds[3:], 1300), noise[3:, :1300])
+    for row in range(40):
+        assert torch.equal(gumbel_noise(seeds[row : row + 1], 1537), noise[row : row + 1])
+
+
+def test_memory_is_bounded_and_the_pieces_do_not_show(monkeypatch):
+    probabilities, seeds = target(40, 300), bits(40)
+    whole = draw_gumbel(probabilities, seeds), gumbel_noise(seeds, 300)
+    for most in (1, 1000, 3000):  # of entries: fewer than a row has, three rows, ten
+        monkeypatch.setitem(gumbel._PIECE, "cpu", most)
+        assert gumbel._Noise(40, 300, seeds.device).rows == max(1, most // 300)
+        pieces = draw_gumbel(probabilities, seeds), gumbel_noise(seeds, 300)
+        assert all(map(torch.equal, pieces, whole))
+
+
+def test_the_largest_sum_of_log_probability_and_noise_is_drawn():
+    probabilities, seeds = target(500, 1300, top_k=40), bits(500)
+    scores = probabilities.log() + gumbel_noise(seeds, 1300)
+    best, second = scores.topk(2).values.unbind(dim=1)
+    clear = best - second > 1e-5  # nearer ones rounding may decide
+    assert clear.sum() > 490
+    assert torch.equal(scores.argmax(dim=1)[clear], draw_gumbel(probabilities, seeds)[clear])
+
+
+def test_a_certain_token_is_drawn_whatever_its_noise():
+    """The least noise there is, and a token so likely that the others have probability 0."""
+    count = 1 << 16
+    seeds = keyed_bits(torch.arange(count), torch.arange(count))
+    assert gumbel_noise(seeds, 2).isfinite().all()
+    row = torch.tensor([0.0, 1.0])
+    assert (draw_gumbel(row.expand(count, 2), seeds) == 1).all()
+    assert math.isfinite(math.log1p(float(torch.tensor(-(2.0**31)) * gumbel._UNIT)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_are_uniform_over_rows_and_over_tokens(family):
+    keys, positions = (part[:1024] for part in FAMILIES[family])
+    numbers = uniforms(keys, positions, 1000)
+    counts = torch.bincount((numbers * 1000).long().flatten(), minlength=1000)
+    assert chisquare(counts.numpy()).pvalue > 1e-5
+    for tail in (1e-3, 1e-4, 1e-5):  # small ones decide between many tokens
+        expected = tail * numbers.numel()
+        assert abs(float((numbers < tail).sum()) - expected) < 4.5 * expected**0.5
+    for mean, count in ((numbers.mean(dim=0), 1024), (numbers.mean(dim=1), 1000)):
+        scores = (mean - 0.5) * (12 * count) ** 0.5
+        assert 0.8 < scores.var() < 1.2 and scores.abs().max() < 5
+
+
+@pytest.mark.parametrize("shift", [(0, 1), (1, 0), (1, 1), (0, 256), (2, 0)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neighbouring_rows_and_tokens_are_independent(family, shift):
+    keys, positions = (part[:1024] for part in FAMILIES[family])
+    numbers = uniforms(keys, positions, 1000)
+    down, along = shift
+    one, other = numbers[: 1024 - down, : 1000 - along], numbers[down:, along:]
+    pairs = ((one * 32).long() * 32 + (other * 32).long()).flatten()
+    assert chisquare(torch.bincount(pairs, minlength=1024).numpy()).pvalue > 1e-5
+    z = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1] * one.numel() ** 0.5
+    assert 2 * norm.sf(abs(float(z))) > 1e-5
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1300])
+@pytest.mark.parametrize("distance", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"top_k": 5}], ids=str)
+def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distance, cut):
+    p, other = target(1, vocabulary, **cut)[0], target(1, vocabulary, seed=3)[0]
+    q = (p.log() + distance * other.log()).softmax(dim=0)  # of the same tokens
+    rows, seeds = 4000, bits(4000)
+    tokens = draw_gumbel(p.expand(rows, -1), seeds)
+    agreed = float((tokens == draw_gumbel(q.expand(rows, -1), seeds)).double().mean())
+    variation = float((p - q).abs().sum()) / 2
+    expected = coupling(p.double(), q.double())
+    assert (1 - variation) / (1 + variation) - 1e-6 <= expected <= 1 - variation + 1e-6
+    assert abs(agreed - expected) < 4.5 * (expected * (1 - expected) / rows) ** 0.5 + 1e-9
+    # Drafts with noise of their own agree less, and so does inversion where there are many tokens.
+    independent = float((p * q).sum())
+    assert independent < expected
+    if vocabulary == 1300 and not cut:
+        inverted = [draw_tokens(row.expand(rows, -1), seeds) for row in (p, q)]
+        assert float((inverted[0] == inverted[1]).double().mean()) < agreed
+
+
+def test_equal_distributions_always_agree():
+    probabilities, seeds = target(2000, 1300, top_p=0.9), bits(2000)
+    tokens = draw_gumbel(probabilities, seeds)
+    assert torch.equal(draw_gumbel(probabilities * 0.5, seeds), tokens)
