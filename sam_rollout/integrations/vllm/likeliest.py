@@ -37,10 +37,11 @@ class LikeliestTokens:
         if logits is not None:
             runner = self._runner
             if metadata is None:
-                rows = runner.query_start_loc.gpu[1 : len(logits) + 1] - 1
+                rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
             else:
                 rows = metadata.logits_indices
-            both = torch.stack((runner.input_ids.gpu[rows], logits.argmax(-1).to(torch.int32)))
+            likeliest = logits[: len(rows)].argmax(-1).to(torch.int32)  # padding may follow
+            both = torch.stack((runner.input_ids.gpu[rows], likeliest))
             there = None
             if both.device.type != "cpu":
                 both = both.to("cpu", non_blocking=True)

@@ -13,6 +13,7 @@ class Runner:
     def __init__(self):
         self.input_ids = SimpleNamespace(gpu=torch.tensor([10, 11, 12, 13, 14], dtype=torch.int32))
         self.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 2, 3, 5, 5]))
+        self.input_batch = SimpleNamespace(num_reqs=3)
         self.sampled = []
 
     def _sample(self, logits, metadata):
@@ -34,7 +35,7 @@ def test_the_last_token_of_each_request_or_every_scored_one():
     assert (tokens.tolist(), likeliest.tolist()) == ([11, 12, 14], [1, 2, 3])
     metadata = SimpleNamespace(logits_indices=torch.tensor([0, 1, 2, 3, 4]))
     runner._sample(logits_of(5, 6, 7, 8, 9), metadata)
-    runner._sample(logits_of(4, 4, 4), None)
+    runner._sample(logits_of(4, 4, 4, 9), None)  # a row too many fills a graph up
     tokens, likeliest = heard.take()
     assert tokens.tolist() == [10, 11, 12, 13, 14, 11, 12, 14]
     assert likeliest.tolist() == [5, 6, 7, 8, 9, 4, 4, 4]
