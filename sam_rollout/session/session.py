@@ -82,7 +82,7 @@ class DraftSession:
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
         heard: what the model held likeliest since the last call: tokens and their likeliest next
-            ones, int32[N] each; None for nothing. Asked in each step if a source wants it.
+            ones, int32[N] each, None for nothing; told whether the gate is open.
 
     Attributes:
         gate, drafter, ledger: its parts; `drafter` is None once it has failed.
@@ -108,7 +108,7 @@ class DraftSession:
         record: bool = True,
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
-        heard: Callable[[], tuple[Int32Array, Int32Array] | None] = lambda: None,
+        heard: Callable[[bool], tuple[Int32Array, Int32Array] | None] = lambda _open: None,
     ) -> None:
         warm_up()
         k = self._k = config.max_draft_tokens
@@ -218,7 +218,7 @@ class DraftSession:
         if not same_batch:
             self._follow(drafter, request_ids)
         verified = drafter.observe(token_ids, num_tokens, sampled)
-        if (heard := self._heard()) is not None:
+        if (heard := self._heard(self._gate_open)) is not None:
             drafter.hear(*heard)
         step = EngineStep(
             started_ns,

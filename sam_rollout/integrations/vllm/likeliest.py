@@ -2,7 +2,8 @@
 
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
 likeliest token of each row is found on the device and copied to the host behind it, beside the
-tokens that are sampled. Nothing waits for that copy: it is read once it is there.
+tokens that are sampled. Nothing waits for that copy: it is read once it is there. While the gate is
+closed nothing is looked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class LikeliestTokens:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._sample = runner._sample
+        self._wanted = True
         self._steps: deque[tuple[torch.Tensor, Any]] = deque(maxlen=_MOST_STEPS)
         runner._sample = self._noting
 
@@ -34,7 +36,7 @@ class LikeliestTokens:
         del self._runner._sample
 
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
-        if logits is not None:
+        if logits is not None and self._wanted:
             runner = self._runner
             if metadata is None:
                 rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
@@ -50,8 +52,13 @@ class LikeliestTokens:
             self._steps.append((both, there))
         return self._sample(logits, metadata)
 
-    def take(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and their likeliest next ones, int32[N] each, of steps that are on the host."""
+    def take(self, wanted: bool) -> tuple[np.ndarray, np.ndarray] | None:
+        """Tokens and their likeliest next ones, int32[N] each, of steps that are on the host.
+
+        Args:
+            wanted: whether to go on.
+        """
+        self._wanted = wanted
         found = []
         while self._steps and (self._steps[0][1] is None or self._steps[0][1].query()):
             found.append(self._steps.popleft()[0].numpy())
