@@ -11,7 +11,7 @@ from numba import njit
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton import static
 from sam_rollout.automaton import static_match as packed
-from sam_rollout.automaton.interface import LIVE, READY
+from sam_rollout.automaton.interface import FOLLOWER, FOLLOWERS, LIVE, READY, RUN
 from sam_rollout.automaton.kernels import _inlined
 
 # Suffixes asked: the longest one that something followed, and the next shorter one that occurred in
@@ -199,6 +199,15 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
             classes[count] = first + _class_of(state + 1, np.int64(1), 1.0, np.int64(1), 0)
             count += 1
         return count
+    if kind == FOLLOWERS:
+        if 0 <= state < length:
+            entry = live._int32_pointer(address + 8 * state)
+            if entry[FOLLOWER] >= 0:
+                tokens[count] = entry[FOLLOWER]
+                run = np.int64(entry[RUN])
+                classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
+                count += 1
+        return count
     return _vote_static(address, state, length, first, tokens, classes, count)
 
 
@@ -240,6 +249,8 @@ def follow(kind, address, state, length, token):
     if kind == READY:
         goes_on = state < length and live._int32_pointer(address)[state] == token
         return (state + 1, length) if goes_on else (state, np.int64(0))
+    if kind == FOLLOWERS:
+        return np.int64(token), length
     header = live._int64_pointer(address)
     if kind == LIVE:
         states = header[live.STATES]

@@ -20,10 +20,15 @@ class AutomatonFullError(ValueError):
 
 # Columns of where a text stands in a source, int64[PLACE_WIDTH].
 PLACE_KIND = 0
-PLACE_HEADER = 1  # address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH]
-PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0
+# Address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH]; of FOLLOWERS: of
+# the table, int32[PLACE_LENGTH, 2].
+PLACE_HEADER = 1
+PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0; of FOLLOWERS: the last token
 PLACE_LENGTH = 3  # of this suffix
 PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Kinds: nothing to draft from, an automaton that grows, a finished one, a draft made elsewhere.
-NOWHERE, LIVE, STATIC, READY = 0, 1, 2, 3
+# Kinds: nothing to draft from, an automaton that grows, a finished one, a draft made elsewhere, a
+# table of what follows a token.
+NOWHERE, LIVE, STATIC, READY, FOLLOWERS = 0, 1, 2, 3, 4
+# Columns of that table: the next token, -1 for none, and how often in a row it was that.
+FOLLOWER, RUN = 0, 1

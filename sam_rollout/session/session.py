@@ -81,6 +81,8 @@ class DraftSession:
         record: keep per-step and per-request records; someone must then call `drain`.
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
+        heard: what the model held likeliest since the last call: tokens and their likeliest next
+            ones, int32[N] each, None for nothing; told whether the gate is open.
 
     Attributes:
         gate, drafter, ledger: its parts; `drafter` is None once it has failed.
@@ -106,12 +108,14 @@ class DraftSession:
         record: bool = True,
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
+        heard: Callable[[bool], tuple[Int32Array, Int32Array] | None] = lambda _open: None,
     ) -> None:
         warm_up()
         k = self._k = config.max_draft_tokens
         self._requests = requests
         self._record = record
         self._sampler_us = sampler_us
+        self._heard = heard
         self.gate: GuardedGate = make_gate(
             config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
         )
@@ -214,6 +218,8 @@ class DraftSession:
         if not same_batch:
             self._follow(drafter, request_ids)
         verified = drafter.observe(token_ids, num_tokens, sampled)
+        if (heard := self._heard(self._gate_open)) is not None:
+            drafter.hear(*heard)
         step = EngineStep(
             started_ns,
             verified,

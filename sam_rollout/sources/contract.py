@@ -114,6 +114,9 @@ class Source:
         """
         raise NotImplementedError
 
+    def hear(self, tokens: Int32Array, likeliest: Int32Array) -> None:
+        """Learn what the model held likeliest after each of N tokens, int32[N] each."""
+
     def settle(self) -> None:
         """The engine step's drafts are made: bring memory back below its limit."""
 

@@ -84,6 +84,7 @@ VLLM_SAMPLERS: Table = {
         "GPUModelRunner._prepare_inputs": (
             "without drafts the last scheduled token of each request is sampled from",
             "logits_indices = query_start_loc[1:] - 1"),
+        "GPUModelRunner.query_start_loc": "where each request's scheduled tokens begin",
     },
     "v1.sample.sampler": {
         "Sampler.sample": (

@@ -17,6 +17,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
+from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling import why_synchronous
 from sam_rollout.integrations.vllm.settings import settings_of
@@ -119,6 +120,7 @@ class SamProposer:
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
         self.late_binding = "sam_rollout.integrations.vllm.late_binding:LateBinding"
+        self._likeliest: LikeliestTokens | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -140,6 +142,9 @@ class SamProposer:
         if self._sampler_clock is not None:
             self._sampler_clock.detach()
             self._sampler_clock = None
+        if self._likeliest is not None:
+            self._likeliest.detach()
+            self._likeliest = None
         if self._late_binding is not None:
             self._late_binding.detach()
             self._late_binding = None
@@ -153,15 +158,18 @@ class SamProposer:
             )
 
     def _new_session(self, record: bool) -> DraftSession:
-        sampler_us: dict[str, Any] = {}
+        hooks: dict[str, Any] = {}
         if record:
             self._sampler_clock = SamplerClock(self._runner)
-            sampler_us["sampler_us"] = self._sampler_clock.take_us
+            hooks["sampler_us"] = self._sampler_clock.take_us
+        if self.config.sources.recycling.enabled:
+            self._likeliest = LikeliestTokens(self._runner)
+            hooks["heard"] = self._likeliest.take
         return DraftSession(
             self.config,
             RunnerRequests(self._runner),
             **self._limits,
-            **sampler_us,
+            **hooks,
             exchange=self.exchange,
             record=record,
             graph_of=self._graph_of,

