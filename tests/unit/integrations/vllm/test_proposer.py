@@ -20,7 +20,9 @@ def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespa
     return SimpleNamespace(
         additional_config=arguments["additional_config"],
         speculative_config=SimpleNamespace(num_speculative_tokens=k),
-        scheduler_config=SimpleNamespace(max_num_seqs=MAX_ROWS, max_num_batched_tokens=64),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=MAX_ROWS, max_num_batched_tokens=64, scheduler_cls=None
+        ),
         model_config=SimpleNamespace(max_model_len=MAX_LENGTH, get_vocab_size=lambda: 1000),
     )
 
