@@ -50,6 +50,8 @@ class DraftBatch:
         self.rows = 0
         self.pending = False
         self._verified = np.zeros((6, max_rows), np.int32)
+        self._nothing = np.zeros(max_rows, np.int32)  # columns of a step that verified no draft
+        self._no_source = np.full(max_rows, NO_SOURCE, np.int32)
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
@@ -73,17 +75,16 @@ class DraftBatch:
             sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
         """
         rows = len(num_tokens)
+        if not self.pending:  # most steps of a closed gate: nothing is computed
+            none = self._nothing[:rows]
+            return Verified(sampled, none, none, none, self._no_source[:rows], none, none)
         columns = (column[:rows] for column in self._verified)
         drafted, accepted, filling, judged, right, source = columns
-        if self.pending:
-            _verify(
-                token_ids, num_tokens, sampled, self.tokens, self.counts, self.held_back,
-                self.filling, self.source, self.length, drafted, accepted, filling, judged, right,
-                source,
-            )  # fmt: skip
-        else:
-            self._verified[:-1].fill(0)
-            source.fill(NO_SOURCE)
+        _verify(
+            token_ids, num_tokens, sampled, self.tokens, self.counts, self.held_back,
+            self.filling, self.source, self.length, drafted, accepted, filling, judged, right,
+            source,
+        )  # fmt: skip
         return Verified(sampled, drafted, accepted, filling, source, judged, right)
 
     def clear(self, rows: int) -> None:
