@@ -12,7 +12,6 @@ import functools
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds
 
 _DRAFTS = "sam_rollout_drafts"
@@ -74,6 +73,8 @@ class SyncScheduler(Scheduler):
 
 def fetch_only_what_did_not_come() -> None:
     """Have engines of this process spare the message where it is not needed; may be repeated."""
+    from vllm.v1.engine.core import EngineCore  # not in a worker
+
     original = EngineCore.post_step
     if getattr(original, "sam_rollout", False):
         return
