@@ -51,6 +51,7 @@ class _Directories:
 
 
 _NOTHING = np.zeros(0, np.int64)
+_INT32 = np.dtype(np.int32)  # compared with faster than the type
 
 
 class AutomatonPool:
@@ -260,12 +261,12 @@ class AutomatonPool:
 
     def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
         """Refuse types the kernels were not compiled for, and arrays of unequal length."""
-        if token_ids.dtype != np.int32 or token_ids.ndim != 2:
+        if token_ids.dtype != _INT32 or token_ids.ndim != 2:
             raise TypeError(
                 f"token_ids must be int32[R, L], got {token_ids.dtype}{list(token_ids.shape)}"
             )
         for name, array in arrays.items():
-            if array.dtype != np.int32:
+            if array.dtype != _INT32:
                 raise TypeError(f"{name} must be int32, got {array.dtype}")
             if len(array) != len(arrays["slots"]):
                 raise ValueError(f"{name} has {len(array)} rows, slots has {len(arrays['slots'])}")

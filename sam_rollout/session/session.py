@@ -240,7 +240,7 @@ class DraftSession:
             token_ids,
             num_tokens,
             decoding,
-            budget * self._may_draft * decoding,
+            budget * self._may_draft * decoding if gate_open else 0,
             gate_open=gate_open,
             least_chance=least_chance,
         )

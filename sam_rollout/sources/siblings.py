@@ -101,11 +101,10 @@ class SiblingTexts(GroupedTexts[GroupKey]):
         super().bind(request_ids, identities)
         self._shared.bind(request_ids, identities)
 
-    def settle(self) -> None:
+    def _make_room(self) -> None:
         """As `GroupedTexts`; texts of other engines that wait go first."""
-        if self._nbytes > self._max_bytes:
-            self._shared.forget_others()
-        super().settle()
+        self._shared.forget_others()
+        super()._make_room()
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `GroupedTexts`; other engines are told how the responses ended."""

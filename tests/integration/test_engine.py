@@ -51,7 +51,9 @@ def _same_until_a_tie(left: Any, right: Any) -> bool:
 def test_greedy_text_is_the_same_in_fewer_steps(with_sam, without_sam, prompts):
     batch = prompts[:GATE]
     _drain(with_sam)
+    with_sam.collective_rpc("count_fetches")
     ours = _generate(with_sam, batch, temperature=0.0)
+    assert with_sam.collective_rpc("count_fetches") == [0], "drafts come with a step's output"
     drained = _drain(with_sam)
     reference = _generate(without_sam, batch, temperature=0.0)
     assert all(map(_same_until_a_tie, ours, reference))

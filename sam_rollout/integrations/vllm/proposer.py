@@ -19,7 +19,7 @@ from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
-from sam_rollout.integrations.vllm.scheduling import why_synchronous
+from sam_rollout.integrations.vllm.scheduling import come_with_output, why_synchronous
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
@@ -27,6 +27,7 @@ from sam_rollout.sources import Piece, check_sources
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
     from sam_rollout.integrations.vllm.late_binding import LateBinding
 
 
@@ -122,6 +123,7 @@ class SamProposer:
         self.late_binding = "sam_rollout.integrations.vllm.late_binding:LateBinding"
         self._likeliest: LikeliestTokens | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
+        self._with_output: WithOutput | None = None  # where drafts come with a step's output
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -139,15 +141,12 @@ class SamProposer:
             record: Keep per-step and per-request records; someone must then call ``drain``.
         """
         self._runner = model_runner
-        if self._sampler_clock is not None:
-            self._sampler_clock.detach()
-            self._sampler_clock = None
-        if self._likeliest is not None:
-            self._likeliest.detach()
-            self._likeliest = None
-        if self._late_binding is not None:
-            self._late_binding.detach()
-            self._late_binding = None
+        for attached in (
+            self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
+        ):  # fmt: skip
+            if attached is not None:
+                attached.detach()
+        self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
         self.session = self._new_session(record) if drafts_are_used else None
         if getattr(model_runner, "use_async_scheduling", False):
             from vllm.distributed import get_tp_group
@@ -156,6 +155,10 @@ class SamProposer:
             self._late_binding = pkgutil.resolve_name(self.late_binding)(
                 model_runner, self.session, group if group.world_size > 1 else None
             )
+        elif drafts_are_used and come_with_output(self._vllm_config):
+            from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
+
+            self._with_output = WithOutput(model_runner)
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
@@ -199,7 +202,10 @@ class SamProposer:
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         request_ids = self._runner.input_batch.req_ids
         batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
-        return batch.to_lists()
+        if self._with_output is None:
+            return batch.to_lists()
+        self._with_output.drafts = batch.to_lists() if batch.pending else []
+        return []  # nothing is left to be fetched
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
         """The graph that vLLM's own dispatcher would run a step in: a name of CUDAGraphMode."""

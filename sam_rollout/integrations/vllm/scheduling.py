@@ -4,6 +4,9 @@ vLLM keeps a list of methods of speculation that go together with asynchronous s
 which draft on the device, and schedules synchronously for every other. Ours drafts on the host and
 binds its drafts late (`late_binding.py`): while an engine's configuration is checked, our method
 stands on the list. This can go when vLLM asks the proposer instead.
+
+Where the engine schedules synchronously, drafts come with the output of a step
+(`drafts_with_output.py`), if that is known to fit.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from packaging.version import Version
 
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
 
-# Releases that the contract rows of late binding are checked against.
+# Releases that the contract rows of both schedulers are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 28))
 # Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
 RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
+SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.drafts_with_output.SyncScheduler"
 _METHOD = "custom_class"
 
 
@@ -68,7 +72,8 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
             "experts are told by the number of scheduled tokens, which late binding changes",
         ),
         (
-            vllm_config.scheduler_config.scheduler_cls not in (None, SCHEDULER_CLASS),
+            vllm_config.scheduler_config.scheduler_cls
+            not in (None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS),
             "the engine was started with another scheduler_cls",
         ),
         (vllm_config.kv_transfer_config is not None, "KV connectors were not tried"),
@@ -78,8 +83,23 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     return ""
 
 
-def allow_asynchronous_scheduling() -> None:
-    """Let engines with our drafter schedule asynchronously; harmless when repeated."""
+def come_with_output(vllm_config: Any) -> bool:
+    """Whether the scheduler takes drafts from a step's output."""
+    return vllm_config.scheduler_config.scheduler_cls == SYNC_SCHEDULER_CLASS
+
+
+def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
+    """Our scheduler for an engine with our drafter that is set up; None for its own."""
+    if vllm_config.scheduler_config.async_scheduling:
+        return SCHEDULER_CLASS
+    known = Version(vllm_version).release[:2] in KNOWN_RELEASES
+    # With pipeline stages several steps are under way at once.
+    alone = vllm_config.parallel_config.pipeline_parallel_size == 1
+    return SYNC_SCHEDULER_CLASS if known and alone else None
+
+
+def choose_schedulers() -> None:
+    """Give engines with our drafter one of our schedulers; harmless when repeated."""
     import vllm
     import vllm.config.vllm as module
 
@@ -89,15 +109,13 @@ def allow_asynchronous_scheduling() -> None:
 
     @functools.wraps(original)
     def check(self: Any) -> None:
-        if (
-            self.scheduler_config.async_scheduling is False
-            or not drafts_here(self)
-            or why_synchronous(self, vllm.__version__)
-        ):
+        if not drafts_here(self):
             original(self)
             return
         names = module.NgramGPUTypes
-        module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]
+        asked = self.scheduler_config.async_scheduling
+        if asked is not False and not why_synchronous(self, vllm.__version__):
+            module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]
         try:
             original(self)
         finally:
@@ -106,8 +124,8 @@ def allow_asynchronous_scheduling() -> None:
         # A platform settles on a worker, and perhaps on a scheduler, while it checks.
         if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
             scheduler.async_scheduling = False
-        if scheduler.async_scheduling:
-            scheduler.scheduler_cls = SCHEDULER_CLASS
+        if scheduler.async_scheduling or scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = scheduler_of(self, vllm.__version__)
 
     check.__dict__["sam_rollout"] = True
     module.VllmConfig.__post_init__ = check

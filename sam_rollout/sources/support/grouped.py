@@ -74,12 +74,17 @@ class GroupedTexts(LiveTexts, Generic[Key]):
 
     def settle(self) -> None:
         """Give groups up until the rest fits into memory."""
-        while self._nbytes > self._max_bytes and self._groups:
-            self._give_up(next(iter(self._groups)))
+        if self._nbytes > self._max_bytes:
+            self._make_room()
         if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
             for key, group in list(self._groups.items()):
                 if self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 2:
                     self._give_up(key)
+
+    def _make_room(self) -> None:
+        """All memory is more than there may be."""
+        while self._nbytes > self._max_bytes and self._groups:
+            self._give_up(next(iter(self._groups)))
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended: their texts stay for the others. Unknown ids are passed over."""

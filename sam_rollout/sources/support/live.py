@@ -39,16 +39,14 @@ class LiveTexts(Source):
         self.evictions = 0
         max_rows = limits.max_rows
         self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], of the bound requests
-        self._active = np.empty(max_rows, np.int32)  # [max_rows], NO_SLOT where not eligible
+        self._active = self._slots  # [B], of the last call: NO_SLOT where not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Let the bound rows' automata read; errors as `AutomatonPool.extend`."""
         batch = len(num_tokens)
-        active = self._active[:batch]
-        active.fill(NO_SLOT)
-        np.copyto(active, self._slots[:batch], where=eligible)
-        self.pool.extend(active, self._rows[:batch], token_ids, num_tokens)
+        self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
+        self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
 
     def locate(
         self,
@@ -59,7 +57,7 @@ class LiveTexts(Source):
     ) -> None:
         """Catch up, then tell where each row stands."""
         self.catch_up(token_ids, num_tokens, eligible)
-        self.pool.place_rows(self._active[: len(num_tokens)], out_places)
+        self.pool.place_rows(self._active, out_places)
 
     def usage(self) -> Usage:
         """Of the pool."""

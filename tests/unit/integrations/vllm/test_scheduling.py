@@ -5,7 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import SamConfig
-from sam_rollout.integrations.vllm.scheduling import drafts_here, why_synchronous
+from sam_rollout.integrations.vllm.scheduling import (
+    SCHEDULER_CLASS,
+    SYNC_SCHEDULER_CLASS,
+    drafts_here,
+    scheduler_of,
+    why_synchronous,
+)
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
 from sam_rollout.integrations.vllm_ascend import scheduling as ascend
 
@@ -40,6 +46,8 @@ def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1+cu130", KNOWN])
 def test_an_ordinary_engine_may(version):
     assert why_synchronous(config(), version) == ""
+    scheduled_so = config(scheduler_config__scheduler_cls=SYNC_SCHEDULER_CLASS)
+    assert why_synchronous(scheduled_so, version) == ""
 
 
 @pytest.mark.parametrize(
@@ -89,6 +97,23 @@ def test_vllm_ascend_has_rules_of_its_own(version, vllm_version, parallel, reaso
 
 def test_engines_of_the_same_dense_model_run_apart():
     assert why_synchronous(config(parallel_config__data_parallel_size=2), KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "stages", "release", "expected"),
+    [
+        (True, 1, KNOWN, SCHEDULER_CLASS),
+        (False, 1, KNOWN, SYNC_SCHEDULER_CLASS),
+        (False, 2, KNOWN, None),
+        (False, 1, "0.25.0", None),
+    ],
+)
+def test_stages_and_unknown_releases_leave_drafts_to_vllm(asynchronous, stages, release, expected):
+    made = config(
+        parallel_config__pipeline_parallel_size=stages,
+        scheduler_config__async_scheduling=asynchronous,
+    )
+    assert scheduler_of(made, release) == expected
 
 
 def test_only_our_proposer_itself_binds_late():
