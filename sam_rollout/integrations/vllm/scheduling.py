@@ -9,14 +9,20 @@ stands on the list. This can go when vLLM asks the proposer instead.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm.settings import (
+    MODEL_RUNNER_ENV,
+    PROPOSER_CLASS,
+    has_settings,
+    settings_of,
+)
 
 # Releases that the contract rows of late binding are checked against.
-KNOWN_RELEASES = ((0, 24), (0, 28))
+KNOWN_RELEASES = ((0, 24), (0, 31))
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
 _METHOD = "custom_class"
 
@@ -43,6 +49,10 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     for found, reason in (
+        (
+            os.environ.get(MODEL_RUNNER_ENV) == "1",
+            "drafts are not bound late in vLLM's second model runner",
+        ),
         (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
         (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
         (
@@ -56,7 +66,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
             "inputs are embedded before drafts are there",
         ),
         (
-            model.enable_return_routed_experts,
+            _returns_experts(vllm_config),
             "experts are told by the number of scheduled tokens, which late binding changes",
         ),
         (
@@ -68,6 +78,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         if found:
             return reason
     return ""
+
+
+def _returns_experts(vllm_config: Any) -> bool:
+    outputs = getattr(vllm_config, "aux_output_config", vllm_config.model_config)  # before 0.31
+    return outputs.enable_return_routed_experts
 
 
 def allow_asynchronous_scheduling() -> None:
