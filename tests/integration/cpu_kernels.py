@@ -4,17 +4,10 @@ from __future__ import annotations
 
 
 def use_cpu_kernels() -> None:
-    """Do what vLLM's CPU runner does where there is no Triton, after our plugin."""
-    import vllm.utils.cpu_triton_utils as cpu_triton_utils
-    import vllm.v1.sample.rejection_sampler as sampler
+    """Do what vLLM does before it makes a worker where there is no Triton, after our plugin."""
+    from vllm.platforms import current_platform
 
     from sam_rollout.integrations.vllm.plugin import register
 
     register()
-    for name in (
-        "rejection_greedy_sample_kernel",
-        "rejection_random_sample_kernel",
-        "expand_kernel",
-        "sample_recovered_tokens_kernel",
-    ):
-        setattr(sampler, name, getattr(cpu_triton_utils, name))
+    current_platform.register_triton_kernel_overrides()

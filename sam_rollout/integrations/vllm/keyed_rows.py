@@ -9,6 +9,7 @@ drafted or scheduled asynchronously.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,17 +55,20 @@ class RowKeys(LogitsProcessor):
         """Follow rows; called by vLLM whenever the batch changes."""
         if not batch_update:
             return
+        # Fresh, pageable memory: staged at once, so that nothing can change what is being copied.
+        keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
+        self.keys[: len(keys)].copy_(keys, non_blocking=True)
+
+    def keys_of(self, request_ids: Sequence[str]) -> list[int]:
+        """Return the keys of live requests; those of requests that ended are forgotten."""
         live = self._runner.requests  # preempted ones, too, which keep their keys
         known = self._key_by_request
         for request_id in [name for name in known if name not in live]:
             del known[request_id]
-        request_ids = self._runner.input_batch.req_ids
         for request_id in request_ids:
             if request_id not in known:
                 known[request_id] = self._key_of(live[request_id])
-        # Fresh, pageable memory: staged at once, so that nothing can change what is being copied.
-        keys = torch.tensor([known[request_id] for request_id in request_ids], dtype=torch.int64)
-        self.keys[: len(keys)].copy_(keys, non_blocking=True)
+        return [known[request_id] for request_id in request_ids]
 
     def _key_of(self, request: Any) -> int:
         params = request.sampling_params

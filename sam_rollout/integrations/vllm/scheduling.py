@@ -12,16 +12,22 @@ Where the engine schedules synchronously, drafts come with the output of a step
 from __future__ import annotations
 
 import functools
+import os
 import pkgutil
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm.settings import (
+    MODEL_RUNNER_ENV,
+    PROPOSER_CLASS,
+    has_settings,
+    settings_of,
+)
 
 # Releases that the contract rows of both schedulers are checked against.
-KNOWN_RELEASES = ((0, 24), (0, 28))
+KNOWN_RELEASES = ((0, 24), (0, 31))
 # Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
 RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
@@ -55,6 +61,10 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     for found, reason in (
+        (
+            os.environ.get(MODEL_RUNNER_ENV) == "1",
+            "drafts are not bound late in vLLM's second model runner",
+        ),
         (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
         (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
         (
@@ -68,7 +78,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
             "inputs are embedded before drafts are there",
         ),
         (
-            model.enable_return_routed_experts,
+            _returns_experts(vllm_config),
             "experts are told by the number of scheduled tokens, which late binding changes",
         ),
         (
@@ -81,6 +91,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         if found:
             return reason
     return ""
+
+
+def _returns_experts(vllm_config: Any) -> bool:
+    outputs = getattr(vllm_config, "aux_output_config", vllm_config.model_config)  # before 0.31
+    return outputs.enable_return_routed_experts
 
 
 def come_with_output(vllm_config: Any) -> bool:

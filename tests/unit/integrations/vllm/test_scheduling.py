@@ -15,7 +15,7 @@ from sam_rollout.integrations.vllm.scheduling import (
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
 from sam_rollout.integrations.vllm_ascend import scheduling as ascend
 
-KNOWN = "0.28.0+cpu"
+KNOWN = "0.31.0+cpu"
 
 
 def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
@@ -43,7 +43,7 @@ def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
     return made
 
 
-@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1+cu130", KNOWN])
+@pytest.mark.parametrize("version", ["0.24.0", "0.31.0", "0.31.1+cu130", KNOWN])
 def test_an_ordinary_engine_may(version):
     assert why_synchronous(config(), version) == ""
     scheduled_so = config(scheduler_config__scheduler_cls=SYNC_SCHEDULER_CLASS)
@@ -54,7 +54,7 @@ def test_an_ordinary_engine_may(version):
     ("made", "version", "reason"),
     [
         (config("sync"), KNOWN, "sam.scheduling = 'sync'"),
-        (config(), "0.23.0", "vLLM 0.24 and 0.28, not 0.23.0"),
+        (config(), "0.23.0", "vLLM 0.24 and 0.31, not 0.23.0"),
         (config(), "0.29.0", "not 0.29.0"),
         (config(parallel_config__pipeline_parallel_size=2), KNOWN, "pipeline stages"),
         (
@@ -67,6 +67,11 @@ def test_an_ordinary_engine_may(version):
         (config(kv_transfer_config=object()), KNOWN, "KV connectors"),
         (config(model_config__is_multimodal_model=True), KNOWN, "embedded"),
         (config(model_config__enable_return_routed_experts=True), KNOWN, "experts are told"),
+        (
+            config(aux_output_config=SimpleNamespace(enable_return_routed_experts=True)),
+            KNOWN,
+            "experts are told",
+        ),
         (config(scheduler_config__scheduler_cls="theirs"), KNOWN, "another scheduler_cls"),
         (config(parallel_config__prefill_context_parallel_size=2), KNOWN, "share a prompt"),
     ],

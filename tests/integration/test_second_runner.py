@@ -1,0 +1,90 @@
+"""Our drafter and sampler inside vLLM's second model runner: the same texts as in the first.
+
+A process of its own, with Triton's interpreter (`second_runner_probe.py`). What an accelerator has
+to show on top is that what the host reads has arrived by then.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.integration.conftest import REPOSITORY
+from tests.integration.responses import generate, texts
+
+OFF = SamConfig(enabled=False)
+ALWAYS = GateConfig("threshold", 10_000)
+# As in test_late_binding.py: requests are preempted, and prompts computed in parts.
+SMALL = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 48,
+    "num_gpu_blocks_override": 5,
+    "block_size": 128,
+    "disable_log_stats": False,
+}
+ROOMY = {"max_num_seqs": 16, "disable_log_stats": False}
+SIDES = {
+    "off": (OFF, ROOMY),
+    "on": (SamConfig(gate=ALWAYS), ROOMY),
+    "opens and closes": (SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 4)), SMALL),
+}
+SIBLINGS = 2
+ASKED = {"siblings": SIBLINGS, "top_p": 0.9}
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def batch(prompts):
+    return prompts[:3]
+
+
+@pytest.fixture(scope="module")
+def asked(batch):
+    """Lengths that differ: the last requests run alone."""
+    return {**ASKED, "max_tokens": [110 - 8 * place for place in range(SIBLINGS * len(batch))]}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, batch, asked):
+    """Responses of each side in the second runner."""
+    sides = {
+        name: {"sam": sam.to_mapping(), "sampler": "coupled", "engine": engine}
+        for name, (sam, engine) in SIDES.items()
+    }
+    task = tmp_path_factory.mktemp("second_runner") / "task.json"
+    task.write_text(json.dumps({"sides": sides, "prompts": batch, **asked}))
+    program = [sys.executable, "-m", "tests.integration.second_runner_probe", str(task)]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-4000:]
+    return json.loads(task.read_text())
+
+
+@pytest.fixture(scope="module")
+def reference(make_engine, batch, asked):
+    """The same responses in the first runner, without drafts."""
+    coupled = RolloutSamplerConfig("coupled")
+    engine = make_engine(OFF, **engine_arguments(OFF, coupled), max_model_len=512)
+    return generate(engine, batch, **asked)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_texts_are_those_of_the_first_runner(side, found, reference):
+    assert found[side]["runner"] == "vllm.v1.worker.cpu.model_runner"
+    assert found[side]["texts"] == texts(reference)
+
+
+@pytest.mark.parametrize("side", [side for side in SIDES if side != "off"])
+def test_drafts_are_accepted_and_counted(side, found):
+    counters = found[side]["counters"]
+    assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
+    verified, drafted, accepted, *_ = map(sum, zip(*found[side]["books"], strict=True))
+    assert 0 < accepted < drafted <= SIDES[side][0].max_draft_tokens * verified
+
+
+def test_the_small_engine_preempts(found):
+    assert found["opens and closes"]["preemptions"] > 0
