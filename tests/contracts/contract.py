@@ -340,8 +340,7 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
             "request.spec_token_ids = []"),
         "Scheduler.update_draft_token_ids(draft_token_ids)": (
             "called when a step is booked: leaves out what has ended, and what a grammar forbids",
-            "if request is None or request.is_finished():",
-            "metadata.grammar.validate_tokens(spec_token_ids)"),
+            "if request is None or request.is_finished():"),
     },
     "v1.outputs": {
         "DraftTokenIds.req_ids": "made from a step's output",

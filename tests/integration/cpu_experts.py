@@ -1,4 +1,4 @@
-"""A mixture of experts over several engines on a CPU, which vLLM 0.28 lacks: for tests only.
+"""A mixture of experts over several engines on a CPU, which vLLM 0.31 lacks: for tests only.
 
 Its data-parallel engines, their waves, dummy batches and sums over ranks run on a CPU as they are.
 Two things are missing, and are added here in their plainest form: the CPU's communicator cannot
@@ -8,6 +8,8 @@ router gives for those of their own rank (``expert_map`` is ignored).
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -20,10 +22,8 @@ def add_missing_parts() -> None:
     """Patch vLLM in this process; harmless when repeated."""
     CpuCommunicator.all_gatherv = all_gatherv
     CpuCommunicator.reduce_scatterv = reduce_scatterv
-    if not hasattr(CPUUnquantizedExperts, "of_all_ranks"):
-        CPUUnquantizedExperts.of_all_ranks = CPUUnquantizedExperts._select_experts
-        CPUUnquantizedExperts.apply = _with_expert_map(CPUUnquantizedExperts.apply)
-        CPUUnquantizedExperts._select_experts = _select_own_experts
+    if not hasattr(CPUUnquantizedExperts.apply, "__wrapped__"):
+        CPUUnquantizedExperts.apply = _on_own_experts(CPUUnquantizedExperts.apply)
 
 
 def all_gatherv(
@@ -55,18 +55,18 @@ def reduce_scatterv(
     return total.split(sizes)[self.rank_in_group].clone()
 
 
-def _with_expert_map(original: Any) -> Any:
-    def apply(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.expert_map = kwargs["expert_map"] if "expert_map" in kwargs else args[6]
-        return original(self, *args, **kwargs)
+def _on_own_experts(original: Any) -> Any:
+    """Experts of other ranks count nothing here: they are in those ranks' sums."""
+    given = inspect.signature(original)
+
+    @functools.wraps(original)
+    def apply(*args: Any, **kwargs: Any) -> None:
+        call = given.bind(*args, **kwargs)
+        values = call.arguments
+        if values["expert_map"] is not None:
+            own = values["expert_map"][values["topk_ids"].long()]
+            values["topk_weights"] = values["topk_weights"] * (own >= 0)
+            values["topk_ids"] = own.clamp(min=0).to(values["topk_ids"].dtype)
+        original(*call.args, **call.kwargs)
 
     return apply
-
-
-def _select_own_experts(self: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of other ranks count nothing here: they are in those ranks' sums."""
-    weights, ids = self.of_all_ranks(*args)
-    if self.expert_map is None:
-        return weights, ids
-    own = self.expert_map[ids.long()]
-    return weights * (own >= 0), own.clamp(min=0).to(ids.dtype)
