@@ -106,6 +106,8 @@ def measure(
     Raises:
         RuntimeError: a text is not the known one.
     """
+    from benchmarks.emulated_device import PARTS
+
     prompts, sampling = zip(*requests_of(known, count, number), strict=True)
     engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
     outputs = engine.generate(list(prompts), list(sampling), use_tqdm=False)
@@ -113,7 +115,7 @@ def measure(
         tokens = list(output.outputs[0].token_ids)
         if tokens != response[: len(tokens)]:
             raise RuntimeError(f"request {output.request_id} was led along another text")
-    _, steps = engine.collective_rpc("device_steps")[0]
+    _, steps, parts = engine.collective_rpc("device_steps")[0]
     # The first step with all requests still has prompts behind it.
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
     device_s = statistics.fmean(device_ms / 1e3 + TOKEN_US / 1e6 * tokens for _, tokens, _ in full)
@@ -123,6 +125,10 @@ def measure(
         "step_ms": 1e3 * (device_s + idle_s),
         "idle_ms": 1e3 * idle_s,
         "scored": statistics.fmean(tokens for _, tokens, _ in full) / count,
+        **{
+            part: 1e3 * statistics.median(column)
+            for part, column in zip(PARTS, zip(*parts, strict=True), strict=False)
+        },
     }
 
 
@@ -143,7 +149,7 @@ def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict
         disable_log_stats=False,
         **further,
     ) as engine:
-        is_asynchronous, _ = engine.collective_rpc("device_steps")[0]
+        is_asynchronous, *_ = engine.collective_rpc("device_steps")[0]
         if is_asynchronous != (scheduling == ASYNC):
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
         measure(engine, known, 5, 8, number=0)  # warms up
@@ -179,7 +185,7 @@ def run_all(
             "requests": count,
             **{
                 figure: median_interval([one[place][figure] for one in of_side])
-                for figure in ("step_ms", "idle_ms", "scored", "steps")
+                for figure in of_side[0][place]
             },
         }
         for (drafts, scheduling), of_side in found.items()

@@ -11,6 +11,7 @@ and samples what the text of its request goes on with. Launching it keeps the ho
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _NOT_THERE = -7
+# What lies between the end of a step and the launch of the next, where that waits for its tokens.
+PARTS = ("waking", "taking tokens in", "drafting", "writing drafts")
 TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
 
 
@@ -36,9 +39,25 @@ class Device:
     launch_s: float = 3e-4
     free_at: float = 0.0
     steps: list[tuple[int, int, float]] = field(default_factory=list)  # requests, tokens, idle
+    # Of steps that wait for the tokens of the one before, seconds of each of `PARTS`.
+    parts: list[tuple[float, ...]] = field(default_factory=list)
+    _marks: list[float] = field(default_factory=list)
+
+    def mark(self) -> None:
+        """Something that `PARTS` begins or ends with has happened."""
+        self._marks.append(time.perf_counter())
+
+    def begin_parts(self) -> None:
+        """The tokens of the step under way are waited for."""
+        self._marks = [self.free_at]
 
     def launch(self, requests: int, tokens: int) -> None:
         """Start a step when the one before has ended."""
+        self.mark()
+        if len(self._marks) == len(PARTS) + 1:
+            pairs = itertools.pairwise(self._marks)
+            self.parts.append(tuple(max(0.0, after - before) for before, after in pairs))
+        self._marks = []
         end = time.perf_counter() + self.launch_s
         while time.perf_counter() < end:
             pass
@@ -53,6 +72,29 @@ class Device:
 
 
 DEVICE = Device()
+
+
+def _note_parts() -> None:
+    """Have late binding's steps mark where their parts end."""
+    from sam_rollout.integrations.vllm.late_binding import Launched
+    from sam_rollout.session.session import DraftSession
+
+    wait, step = Launched.wait, DraftSession.step
+
+    def marked_wait(self: Any, *, urgent: bool = False) -> Any:
+        if urgent:
+            DEVICE.begin_parts()
+        tokens = wait(self, urgent=urgent)
+        DEVICE.mark()
+        return tokens
+
+    def marked_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        DEVICE.mark()
+        drafts = step(self, *args, **kwargs)
+        DEVICE.mark()
+        return drafts
+
+    Launched.wait, DraftSession.step = marked_wait, marked_step  # type: ignore[method-assign]
 
 
 class _Event:
@@ -231,6 +273,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return super()._bookkeeping_sync(*args)
 
     worker.CPUModelRunner = EmulatedRunner  # type: ignore[misc]
+    _note_parts()
 
 
 class EmulatedWorkerExtension(SamWorkerExtension):
@@ -240,7 +283,8 @@ class EmulatedWorkerExtension(SamWorkerExtension):
         """Set its times, and forget what it did."""
         DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
         DEVICE.steps.clear()
+        DEVICE.parts.clear()
 
-    def device_steps(self) -> tuple[bool, list[tuple[int, int, float]]]:
-        """Whether the runner's engine schedules asynchronously; requests, tokens, idle seconds."""
-        return self.model_runner.use_async_scheduling, list(DEVICE.steps)
+    def device_steps(self) -> tuple[bool, list[tuple[int, int, float]], list[tuple[float, ...]]]:
+        """Whether it schedules asynchronously; requests, tokens, idle seconds; seconds of parts."""
+        return self.model_runner.use_async_scheduling, list(DEVICE.steps), list(DEVICE.parts)

@@ -32,7 +32,7 @@ from benchmarks.measuring import (
     write_record,
 )
 from sam_rollout.bench.machine import machine
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
@@ -44,6 +44,7 @@ SMALL = {
     "block_size": 128,
 }  # fmt: skip
 LARGE = {"max_num_seqs": 32}
+TEXTS = ("own", "siblings", "run", "history")
 HANGS_S = 60
 # Chance of each event before a step.
 EVENTS = {
@@ -240,6 +241,7 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
     sam = replace(
         SamConfig(gate=GateConfig(kind, threshold=chance.choice([4, 16, 64]))),
         max_draft_tokens=chance.randint(1, 8),
+        sources=sources_of(*chance.choice([TEXTS, (*TEXTS, "recycling")])),
     )
     sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
