@@ -73,10 +73,10 @@ class SamDrafter:
         """Whether a source asks who a request is (`admit`)."""
         return any(source.needs_identity for source in self.sources)
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array) -> None:
-        """Tell what the model held likeliest after each of N tokens, int32[N] each."""
+    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
+        """Tell what the model held likeliest, as `Source.hear`."""
         for source in self.sources:
-            source.hear(tokens, likeliest)
+            source.hear(tokens, likeliest, widths)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
         """Say who a request is, before its first step; one nobody introduced has no siblings."""

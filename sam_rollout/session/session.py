@@ -11,8 +11,8 @@ drafts; it decides nothing. In `DraftSession.step`
 6. the step's record is noted.
 
 Where the next step was prepared before its drafts are known, with places that are all filled, no
-decision changes it any more: `step` drafts at once, and gate and record follow in `settle`, while
-the engine computes.
+decision changes its shape any more: `step` drafts at once if the gate was open a step before, and
+gate and record follow in `settle`, while the engine computes.
 
 Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
 in the log and counted; notes on engine steps that fail end alone, and so does an exchange of texts
@@ -81,8 +81,8 @@ class DraftSession:
         record: keep per-step and per-request records; someone must then call `drain`.
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
-        heard: what the model held likeliest since the last call: tokens and their likeliest next
-            ones, int32[N] each, None for nothing; told whether the gate is open.
+        heard: what the model held likeliest since the last call, as `Source.hear` takes it, or
+            None; told whether the gate is open.
 
     Attributes:
         gate, drafter, ledger: its parts; `drafter` is None once it has failed.
@@ -108,7 +108,7 @@ class DraftSession:
         record: bool = True,
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
-        heard: Callable[[bool], tuple[Int32Array, Int32Array] | None] = lambda _open: None,
+        heard: Callable[[bool], tuple[Int32Array, ...] | None] = lambda _open: None,
     ) -> None:
         warm_up()
         k = self._k = config.max_draft_tokens
@@ -143,9 +143,10 @@ class DraftSession:
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
         self._may_draft: int | np.ndarray = 1
         self._gate_open = False  # when the last drafts were made
-        # Seen and drafted for: with whether it verified drafts, and when drafting ended.
-        self._unsettled: tuple[EngineStep, bool, int] | None = None
-        self._wasted = False  # the step under way has drafts that the gate did not want
+        self._may_open = False  # what the gate decided last
+        # Seen and drafted for: whether it verified drafts, the budget, and when drafting ended.
+        self._unsettled: tuple[EngineStep, bool, int, int] | None = None
+        self._wasted = False  # the step under way is not what the gate decided meanwhile
         self._telemetry_ns = 0  # spent on the ledger in the step under way
         self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
 
@@ -183,7 +184,8 @@ class DraftSession:
             room: whether the engine's next step can verify drafts. Where it cannot, there are none;
                 `wants_drafts` tells whether it should be able to.
             whole: a step with room has k draft tokens for each request. So if the next one has
-                room, they are drafted or filled up, and the gate is asked in `settle`.
+                room, they are drafted or filled up, as the gate decided last, which is asked again
+                in `settle`.
 
         Returns:
             The drafts, with what fills them up. They hold until the next call.
@@ -230,7 +232,7 @@ class DraftSession:
             wasted=self._wasted,
         )
         drafted, filled = self._batch.pending, room and whole
-        budget, least_chance = self._k, 0.0
+        budget, least_chance = self._k * self._may_open, 0.0
         if not filled:
             budget = self._decide(step, drafted, whole=whole or self.padding.in_use, room=room)
             least_chance = self.gate.least_chance
@@ -247,7 +249,7 @@ class DraftSession:
         if filled or (room and self.padding.applies(len(sampled), gate_open)):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
         if filled:
-            self._unsettled = step, drafted, time.perf_counter_ns()
+            self._unsettled = step, drafted, budget, time.perf_counter_ns()
         else:
             self._wasted = False
             drafter.settle()
@@ -258,13 +260,14 @@ class DraftSession:
         """Let gate and record see a step that was drafted for before they did, if there is one."""
         if self._unsettled is None or self.drafter is None:
             return
-        (step, drafted, until_ns), self._unsettled = self._unsettled, None
+        (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
         try:
             waited_ns = time.perf_counter_ns() - until_ns
             self.drafter.settle()
             self._decide(step, drafted, whole=True, room=True)
-            self._wasted = not self.wants_drafts
-            self._finish(step.now_ns + waited_ns, step.verified.sampled > 0, self._k)
+            self._wasted = not self.wants_drafts or (self._may_open and not budget)
+            offered = step.verified.sampled > 0 if budget else None
+            self._finish(step.now_ns + waited_ns, offered, budget)
         except Exception:
             self._switch_off()
 
@@ -274,7 +277,8 @@ class DraftSession:
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         self._telemetry_ns += time.perf_counter_ns() - booking_ns
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        drafts = hands_over(budget, self.gate.least_chance)  # a look finds some, hands none over
+        # A look finds drafts and hands none over.
+        drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
@@ -376,6 +380,8 @@ class DraftSession:
         """Go on without a drafter; called while its exception is handled."""
         self.failures += 1
         self.drafter = None  # whatever state it is in, nobody will trust it again
+        with contextlib.suppress(Exception):
+            self._heard(False)
         logger.warning(
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,

@@ -114,8 +114,15 @@ class Source:
         """
         raise NotImplementedError
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array) -> None:
-        """Learn what the model held likeliest after each of N tokens, int32[N] each."""
+    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
+        """Learn from positions that the model scored.
+
+        Args:
+            tokens: int32[N], the token at each position.
+            likeliest: int32[N], what the model held likeliest next.
+            widths: int32[M], how many positions follow each other: a text's last token, its draft,
+                and what fills the step up, which is the text's last token again.
+        """
 
     def settle(self) -> None:
         """The engine step's drafts are made: bring memory back below its limit."""

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.interface import (
     FOLLOWER,
     FOLLOWERS,
@@ -24,7 +22,6 @@ from sam_rollout.automaton.interface import (
     PLACE_KIND,
     PLACE_LENGTH,
     PLACE_STATE,
-    RUN,
     Int32Array,
     Int64Array,
 )
@@ -32,8 +29,6 @@ from sam_rollout.identity import RequestIdentity
 from sam_rollout.metric import MAX, Metric
 from sam_rollout.settings import Section, setting
 from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits, Source, SourceEntry
-
-_LONGEST_RUN = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,20 +56,18 @@ class TokenRecycling(Source):
     name = "recycling"
 
     def __init__(self, config: RecyclingSourceConfig, limits: Limits) -> None:
+        from sam_rollout.automaton.followers import hear, warm_up  # compiles
+
         warm_up()
+        self._hear = hear
         # By token: the likeliest next one, and how many times in a row it was that.
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
         self._followers[:, FOLLOWER] = -1
         self._heard = 0
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array) -> None:
-        """Learn from positions that the model scored.
-
-        Args:
-            tokens: int32[N], the token at each position; others than the vocabulary's are ignored.
-            likeliest: int32[N], what the model held likeliest next.
-        """
-        _hear(tokens, likeliest, self._followers)
+    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
+        """As `Source.hear`; what fills a step up tells nothing."""
+        self._hear(tokens, likeliest, widths, self._followers)
         self._heard += len(tokens)
 
     def bind(
@@ -107,28 +100,6 @@ class TokenRecycling(Source):
 
 def _make(config: RecyclingSourceConfig, limits: Limits) -> TokenRecycling | None:
     return None if limits.vocab_size == UNKNOWN_VOCABULARY else TokenRecycling(config, limits)
-
-
-@njit(nogil=True)
-def _hear(tokens, likeliest, followers):
-    size = followers.shape[0]
-    for i in range(tokens.size):
-        token, best = tokens[i], likeliest[i]
-        if not (0 <= token < size and 0 <= best < size):
-            continue
-        if followers[token, FOLLOWER] == best:
-            followers[token, RUN] = min(followers[token, RUN] + 1, _LONGEST_RUN)
-        else:
-            followers[token, FOLLOWER], followers[token, RUN] = best, 1
-
-
-_TOKENS = types.Array(types.int32, 1, "C")
-_SIGNATURES = ((_hear, (_TOKENS, _TOKENS, types.Array(types.int32, 2, "C"))),)
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)
 
 
 SOURCE = SourceEntry(

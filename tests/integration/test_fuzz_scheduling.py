@@ -25,14 +25,14 @@ def run(tmp_path, monkeypatch):
 def test_random_events_lose_and_double_no_token(run):
     record = json.loads(run().read_text())
     totals = record["totals"]
-    assert totals["engines"] == 1 and totals["responses"] >= 50
+    assert totals["engines"] == 1 and totals["responses"] >= 30
     assert 0 < totals["accepted"] < totals["drafted"]
     assert min(totals[event] for event in ("abort", "drain", "exchange", "pause", "reset")) > 0
     assert f"{totals['responses']} responses" in results_page.section("fuzz_scheduling", record)
 
 
 def test_a_doubled_token_ends_the_run_with_its_seed_and_no_record(
-    run, monkeypatch, tmp_path, capsys
+    run, monkeypatch, tmp_path, capfd
 ):
     known = fuzz_scheduling.known_responses()
     doubled = [(prompt, sampling, text[:1] + text) for prompt, sampling, text in known]
@@ -40,4 +40,4 @@ def test_a_doubled_token_ends_the_run_with_its_seed_and_no_record(
     with pytest.raises(SystemExit) as end:
         run()
     assert end.value.code == 1 and list(tmp_path.iterdir()) == []
-    assert "seed 1: AssertionError: request" in capsys.readouterr().err
+    assert "seed 1: AssertionError: request" in capfd.readouterr().err

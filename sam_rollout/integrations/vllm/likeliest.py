@@ -8,11 +8,14 @@ closed nothing is looked for.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 4  # that are kept until they are read
 
@@ -28,41 +31,57 @@ class LikeliestTokens:
         self._runner = runner
         self._sample = runner._sample
         self._wanted = True
-        self._steps: deque[tuple[torch.Tensor, Any]] = deque(maxlen=_MOST_STEPS)
+        # Tokens and their likeliest next ones [2, N], widths, and when they are there.
+        self._steps: deque[tuple[torch.Tensor, np.ndarray, Any]] = deque(maxlen=_MOST_STEPS)
         runner._sample = self._noting
 
     def detach(self) -> None:
         """Give the runner its method back."""
-        del self._runner._sample
+        self._runner.__dict__.pop("_sample", None)
 
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
         if logits is not None and self._wanted:
-            runner = self._runner
-            if metadata is None:
-                rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
-            else:
-                rows = metadata.logits_indices
-            likeliest = logits[: len(rows)].argmax(-1).to(torch.int32)  # padding may follow
-            both = torch.stack((runner.input_ids.gpu[rows], likeliest))
-            there = None
-            if both.device.type != "cpu":
-                both = both.to("cpu", non_blocking=True)
-                there = torch.Event()
-                there.record()
-            self._steps.append((both, there))
+            try:
+                self._note(logits, metadata)
+            except Exception:
+                self.detach()
+                logger.warning(
+                    "The likeliest tokens cannot be noted any more; sampling goes on.",
+                    exc_info=True,
+                )
         return self._sample(logits, metadata)
 
-    def take(self, wanted: bool) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and their likeliest next ones, int32[N] each, of steps that are on the host.
+    def _note(self, logits: torch.Tensor, metadata: Any) -> None:
+        runner = self._runner
+        if metadata is None:
+            rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
+            widths = np.ones(len(rows), np.int32)
+        else:
+            rows = metadata.logits_indices
+            widths = np.array(metadata.num_draft_tokens, np.int32) + 1
+        likeliest = logits[: len(rows)].argmax(-1).to(torch.int32)  # padding may follow
+        both = torch.stack((runner.input_ids.gpu[rows], likeliest))
+        there = None
+        if both.device.type != "cpu":
+            both = both.to("cpu", non_blocking=True)
+            there = torch.Event()
+            there.record()
+        self._steps.append((both, widths, there))
+
+    def take(self, wanted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """What steps that are on the host told: three arrays, as `Source.hear` takes them.
 
         Args:
             wanted: whether to go on.
         """
         self._wanted = wanted
-        found = []
-        while self._steps and (self._steps[0][1] is None or self._steps[0][1].query()):
-            found.append(self._steps.popleft()[0].numpy())
+        found, widths = [], []
+        while self._steps and (self._steps[0][2] is None or self._steps[0][2].query()):
+            both, of_requests, _ = self._steps.popleft()
+            found.append(both.numpy())
+            widths.append(of_requests)
         if not found:
             return None
-        tokens, likeliest = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
-        return tokens, likeliest
+        if len(found) == 1:
+            return *found[0], widths[0]
+        return *np.concatenate(found, axis=1), np.concatenate(widths)

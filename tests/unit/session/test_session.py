@@ -9,6 +9,7 @@ import pytest
 
 from sam_rollout.config import GateConfig
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.drafting.in_flight import NO_SOURCE
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.gating import GuardedGate
 from sam_rollout.session.ledger import RequestLedger
@@ -190,7 +191,11 @@ def test_steps_that_are_filled_up_need_room():
 
 def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
     engine, gate = Engine("a"), GateOnRecord()
-    engine.session.gate, engine.whole = GuardedGate(gate), True
+    engine.session.gate = GuardedGate(gate)
+    engine.step("a")
+    engine.drain()
+    gate.seen.clear()
+    engine.whole = True
     for step in range(3):
         assert engine.step("a", sampled=1 + step) == [next_of_period(engine.texts["a"])]
         assert len(gate.seen) == step
@@ -215,7 +220,7 @@ def test_whoever_does_not_settle_loses_nothing():
     one, other = (engine.drain() for engine in (settled, left))
     assert one["requests"] == other["requests"]
     accepted = one["steps"]["accepted_tokens"]
-    assert accepted == other["steps"]["accepted_tokens"] == [0, 1, 2, 1]
+    assert accepted == other["steps"]["accepted_tokens"] == [0, 0, 2, 1]
 
 
 def test_the_gate_hears_of_whole_steps_also_where_the_next_has_no_room():
@@ -243,15 +248,31 @@ def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
         return observe(self, step, **options)
 
     engine.session.gate.next_budget = spy.__get__(engine.session.gate)
+    engine.step("a", "b")
     engine.whole = True
-    for _ in range(2):
-        assert engine.step("a", "b", "c")[0], "more than the threshold, and scheduled all the same"
+    for source in (0, NO_SOURCE):  # scheduled when the gate was open; filled, not drafted
+        assert engine.step("a", "b", "c")[0]
+        assert engine.session._batch.source[0] == source
         engine.session.settle()
-        assert not engine.session.wants_drafts
+        assert not engine.session.wants_drafts, "more than the threshold"
     engine.whole = engine.room = False
     engine.step("a", "b", "c")
     engine.step("a", "b", "c")
-    assert told == [False, True, True, False]
+    assert told == [False, False, True, True, False]
+
+
+def test_a_gate_that_never_opens_has_whole_steps_filled():
+    engine = Engine("a", gate=GateConfig("closed"), pad_drafts="always")
+    engine.step("a")
+    engine.whole = True
+    for _ in range(3):
+        (filling,) = engine.step("a")
+        assert filling == [engine.texts["a"][-1]] * K
+        engine.session.settle()
+    drained = engine.drain()
+    assert drained["steps"]["gate_open"] == [False] * 4
+    totals = RequestTotals(*drained["requests"]["a"])
+    assert (totals.drafted_tokens, totals.open_steps) == (0, 0)
 
 
 @pytest.mark.parametrize(

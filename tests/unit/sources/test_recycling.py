@@ -40,24 +40,35 @@ def draft(drafter, *texts):
     return drafter.step(names, tokens, lengths, eligible, gate_open=True).to_lists()
 
 
+def hear(listener, tokens, likeliest, widths=()):
+    listener.hear(int32(*tokens), int32(*likeliest), int32(*widths or [1] * len(tokens)))
+
+
+def test_what_fills_a_step_up_tells_nothing():
+    drafter = drafter_of("recycling")
+    # Texts that end in 1 and 5: a draft and filling; two draft tokens, the last like the text's.
+    hear(drafter, [1, 2, 1, 1, 5, 6, 5], [2, 3, 8, 8, 6, 7, 9], widths=[4, 3])
+    assert draft(drafter, [1], [5])[0] == [2, 3] and draft(drafter, [5], [1])[0] == [6, 7]
+
+
 def test_a_chain_of_the_likeliest_tokens_is_drafted():
     drafter = drafter_of("recycling")
     assert draft(drafter, [7, 1]) == [[]], "nothing was heard"
-    drafter.hear(int32(1, 2, 3, 9), int32(2, 3, 4, 9))
+    hear(drafter, [1, 2, 3, 9], [2, 3, 4, 9])
     assert draft(drafter, [7, 1], [8, 3], [1, 9], [5]) == [[2, 3, 4], [4], [9, 9, 9], []]
-    drafter.hear(int32(2), int32(5))
+    hear(drafter, [2], [5])
     assert draft(drafter, [7, 1, 1])[0] == [2, 5], "the newest counts"
 
 
 def test_a_longer_suffix_of_the_text_outvotes_it():
     drafter = drafter_of("own", "recycling")
-    drafter.hear(int32(1, 6), int32(9, 7))
+    hear(drafter, [1, 6], [9, 7])
     text = [1, 2, 3, 4, 5, 6] * 4 + [1]
     assert draft(drafter, text, [8, 6]) == [[2, 3, 4], [7]]
 
 
 def test_tokens_outside_the_vocabulary_are_passed_over(source):
-    source.hear(int32(-1, VOCABULARY, 3, 4), int32(1, 1, VOCABULARY, -1))
+    hear(source, [-1, VOCABULARY, 3, 4], [1, 1, VOCABULARY, -1])
     tokens, lengths = rows_of([[3], [VOCABULARY + 5], [4]], MAX_LENGTH)
     places = np.zeros((MAX_ROWS, PLACE_WIDTH), np.int64)
     source.locate(tokens, lengths, np.array([True, True, False]), places[:3])
@@ -70,7 +81,7 @@ def test_tokens_outside_the_vocabulary_are_passed_over(source):
 def test_it_holds_one_table_whatever_it_hears(source):
     held = source.levels()
     for _ in range(3):
-        source.hear(int32(*range(VOCABULARY)), int32(*range(VOCABULARY)))
+        hear(source, range(VOCABULARY), range(VOCABULARY))
     assert source.levels() == held == {"recycling_bytes": 8 * VOCABULARY}
     assert source.counters() == {"recycling_positions": 3 * VOCABULARY}
 
