@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.keyed_rows import RowKeys
 from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, settings_of
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,
@@ -55,6 +55,11 @@ class SamSpeculator(BaseSpeculator):
             (ranks > 1, ranks, "every rank would draft for itself"),
             (steps_in_lockstep(vllm_config), 1, "engines that share experts were not tried"),
             (vllm_config.scheduler_config.async_scheduling, 1, "drafts are not bound late"),
+            (
+                settings_of(vllm_config).sam.sources.recycling.enabled,
+                1,
+                "sam.sources.recycling was not tried",
+            ),
         ):
             if found:
                 raise ConfigError(MODEL_RUNNER_ENV, value, f"{reason}; set it to 0")

@@ -17,7 +17,8 @@ WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     """Say why an engine cannot, beyond what holds on every device; empty if it can."""
     version = installed()
-    if version != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:
+    public = version and Version(version).public  # builds may add to it
+    if public != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:
         known = ".".join(map(str, KNOWN_VLLM))
         return (
             f"late binding is known to fit vllm-ascend {KNOWN_VERSION} with vLLM {known}, not "
