@@ -48,7 +48,7 @@ TEXTS = ("own", "siblings", "run", "history")
 HANGS_S = 60
 # Chance of each event before a step.
 EVENTS = {
-    "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.01, "pause": 0.02,
+    "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.02, "pause": 0.02,
     "sleep": 0.003,
 }  # fmt: skip
 TOTALS = ("engines", "steps", "responses", "tokens", "drafted", "accepted", "drafters_failed")
