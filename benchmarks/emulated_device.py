@@ -115,9 +115,10 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        if self._copy is not None:
-            (target, source), self._copy = self._copy, None
+        if (copy := self._copy) is not None:
+            target, source = copy  # two threads may do this at once
             target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
+            self._copy = None
 
     def query(self) -> bool:
         if time.perf_counter() < self._at:
