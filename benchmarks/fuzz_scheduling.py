@@ -33,7 +33,8 @@ from benchmarks.measuring import (
 )
 from sam_rollout.bench.machine import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
-from sam_rollout.gating import EngineStep, GuardedGate
+from sam_rollout.gating import GuardedGate
+from sam_rollout.gating.gate import ClosedGate
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
@@ -54,26 +55,16 @@ EVENTS = {
 TOTALS = ("engines", "steps", "responses", "tokens", "drafted", "accepted", "drafters_failed")
 
 
-class RandomGate:
+class RandomGate(ClosedGate):
     """Opens and closes without a reason."""
-
-    is_trial = False
-    least_chance = 0.0
 
     def __init__(self, chance: random.Random, k: int) -> None:
         self._chance, self._k, self._open = chance, k, True
-
-    def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none."""
         self._open ^= self._chance.random() < 0.1
         return self._k * self._open
-
-    def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
-        return {}
 
 
 def rewrite_weights(worker: Any) -> None:
