@@ -143,6 +143,13 @@ class SamConfig(Section):
                 self.sources.to_mapping(),
                 "with sam.enabled = true at least one source must be enabled",
             )
+        model = self.sources.model
+        if self.enabled and model.enabled and model.max_tokens > self.max_draft_tokens:
+            raise ConfigError(
+                f"{self.PATH}.sources.model.max_tokens",
+                model.max_tokens,
+                f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
+            )
         for rows, budget in self.gate.schedule.items():
             if budget > self.max_draft_tokens:
                 raise ConfigError(

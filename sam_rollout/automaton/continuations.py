@@ -11,7 +11,16 @@ from numba import njit
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton import static
 from sam_rollout.automaton import static_match as packed
-from sam_rollout.automaton.interface import FOLLOWER, FOLLOWERS, LIVE, READY, RUN
+from sam_rollout.automaton.interface import (
+    CERTAIN,
+    CERTAINTY,
+    DRAFT_TOKEN,
+    FOLLOWER,
+    FOLLOWERS,
+    LIVE,
+    READY,
+    RUN,
+)
 from sam_rollout.automaton.kernels import _inlined
 
 # Suffixes asked: the longest one that something followed, and the next shorter one that occurred in
@@ -195,8 +204,10 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
         return _vote_live(address, state, length, text, first, tokens, classes, count)
     if kind == READY:
         if state < length:
-            tokens[count] = live._int32_pointer(address)[state]
-            classes[count] = first + _class_of(state + 1, np.int64(1), 1.0, np.int64(1), 0)
+            entry = live._int32_pointer(address + 8 * state)
+            tokens[count] = entry[DRAFT_TOKEN]
+            certain = entry[CERTAINTY] / CERTAIN
+            classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(1), 0)
             count += 1
         return count
     if kind == FOLLOWERS:
@@ -247,7 +258,9 @@ def follow(kind, address, state, length, token):
     A draft made elsewhere has no more to say where it was not followed.
     """
     if kind == READY:
-        goes_on = state < length and live._int32_pointer(address)[state] == token
+        goes_on = state < length and (
+            live._int32_pointer(address + 8 * state)[DRAFT_TOKEN] == token
+        )
         return (state + 1, length) if goes_on else (state, np.int64(0))
     if kind == FOLLOWERS:
         return np.int64(token), length

@@ -20,7 +20,7 @@ class AutomatonFullError(ValueError):
 
 # Columns of where a text stands in a source, int64[PLACE_WIDTH].
 PLACE_KIND = 0
-# Address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH]; of FOLLOWERS: of
+# Address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH, 2]; of FOLLOWERS: of
 # the table, int32[PLACE_LENGTH, 2].
 PLACE_HEADER = 1
 PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0; of FOLLOWERS: the last token
@@ -32,3 +32,6 @@ PLACE_WIDTH = 5
 NOWHERE, LIVE, STATIC, READY, FOLLOWERS = 0, 1, 2, 3, 4
 # Columns of that table: the next token, -1 for none, and how often in a row it was that.
 FOLLOWER, RUN = 0, 1
+# Columns of a draft made elsewhere: the token, and how certain it was, CERTAIN at most.
+DRAFT_TOKEN, CERTAINTY = 0, 1
+CERTAIN = 1000

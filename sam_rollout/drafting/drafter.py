@@ -78,6 +78,11 @@ class SamDrafter:
         for source in self.sources:
             source.hear(tokens, likeliest, widths)
 
+    def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
+        """Hand over drafts that were made elsewhere, as `Source.receive`; before `draft`."""
+        for source in self.sources:
+            source.receive(tokens, chances)
+
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
         """Say who a request is, before its first step; one nobody introduced has no siblings."""
         self._identities[request_id] = identity

@@ -45,6 +45,10 @@ from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 
 logger = logging.getLogger(__name__)
 
+# A closed gate looks at what could be drafted now and then. Where that takes a model's passes, they
+# are run in so many of the next steps: gates decide every few steps (`gating/auto.py`).
+_LOOK_AHEAD = 8
+
 
 class Requests(Protocol):
     """What an engine knows of its requests, whether in the batch or not."""
@@ -81,6 +85,7 @@ class DraftSession:
         record: keep per-step and per-request records; someone must then call `drain`.
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
+        made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
         heard: what the model held likeliest since the last call, as `Source.hear` takes it, or
             None; told whether the gate is open.
 
@@ -90,6 +95,7 @@ class DraftSession:
         record_failures: of notes on engine steps.
         exchange_failures: of exchanges with other engines.
         wants_drafts: whether the last step that was seen called for drafts, or for filling.
+        wants_made: whether it called for drafts made elsewhere, the next time.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -109,6 +115,7 @@ class DraftSession:
         graph_of: GraphOf = no_graphs,
         sampler_us: Callable[[], float] = _no_time_us,
         heard: Callable[[bool], tuple[Int32Array, ...] | None] = lambda _open: None,
+        made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None,
     ) -> None:
         warm_up()
         k = self._k = config.max_draft_tokens
@@ -116,6 +123,10 @@ class DraftSession:
         self._record = record
         self._sampler_us = sampler_us
         self._heard = heard
+        self._made = made
+        self._expects_made = config.sources.model.enabled
+        self._lacks_made = False  # in this step
+        self._looks_ahead = 0  # steps for which a look waits for such drafts
         self.gate: GuardedGate = make_gate(
             config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
         )
@@ -138,6 +149,7 @@ class DraftSession:
         self.record_failures = 0
         self.exchange_failures = 0
         self.wants_drafts = False
+        self.wants_made = False
         self._request_ids: list[str] = []
         self._control: set[str] = set()  # requests of the batch that get no drafts
         # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
@@ -200,6 +212,7 @@ class DraftSession:
                 self._switch_off()
         rows = len(sampled)
         self._batch.clear(rows)
+        self.wants_made = False
         self.wants_drafts = self.padding.applies(rows, gate_open=False)
         if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
@@ -222,6 +235,10 @@ class DraftSession:
         verified = drafter.observe(token_ids, num_tokens, sampled)
         if (heard := self._heard(self._gate_open)) is not None:
             drafter.hear(*heard)
+        made = self._made()
+        if made is not None:
+            drafter.receive(*made)
+        self._lacks_made = self._expects_made and made is None
         step = EngineStep(
             started_ns,
             verified,
@@ -279,6 +296,10 @@ class DraftSession:
         budget = self.gate.next_budget(step, whole=whole, room=room)
         # A look finds drafts and hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
+        self._looks_ahead -= self._looks_ahead > 0
+        if budget and not drafts and self._lacks_made:
+            budget, self._looks_ahead = 0, _LOOK_AHEAD  # it would find less than there can be
+        self.wants_made = drafts or self._looks_ahead > 0
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)

@@ -124,6 +124,15 @@ class Source:
                 and what fills the step up, which is the text's last token again.
         """
 
+    def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
+        """Take drafts that were made elsewhere for the step under way; before `locate`.
+
+        Args:
+            tokens: int32[B, N], row i is request i's draft; it ends at the first negative one.
+            chances: float[B, N] in 0..1, what each token was given by who drafted it; None where
+                nobody tells.
+        """
+
     def settle(self) -> None:
         """The engine step's drafts are made: bring memory back below its limit."""
 

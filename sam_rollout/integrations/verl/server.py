@@ -38,10 +38,16 @@ from sam_rollout.integrations.vllm.engine_group import (
     engine_count,
 )
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
-from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
+from sam_rollout.integrations.vllm.startup_check import (
+    PROBE_TOKENS,
+    check_alive,
+    check_drafters,
+    check_samplers,
+)
 from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
+from sam_rollout.sources.model import IN_TEXT
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import (
@@ -143,6 +149,9 @@ class SamHttpServer(vLLMHttpServer):
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[_FinishedRequest] = []
+        model: Any = settings.sam.sources.model
+        self._to_probe = settings.sam.enabled and model.enabled and model.method not in IN_TEXT
+        self._probing = asyncio.Lock()
         self._recorders = EngineRecorders(len(bound))
         await ask_engines(self.engine, "sam_drain")  # the warm-up is nobody's rollout
         if self.engine.logger_manager is None:
@@ -165,6 +174,43 @@ class SamHttpServer(vLLMHttpServer):
         async for _ in warm_up:
             pass
 
+    async def _probe(self, prompt_ids: list[int]) -> None:
+        """Before the first response: refuse to go on with a model that drafts and knows nothing.
+
+        Not earlier: the engine begins with random weights, and is sent the policy's.
+        """
+        async with self._probing:
+            if not self._to_probe:
+                return
+            engines = engine_count(self.engine)
+            await ask_engines(self.engine, "sam_probe", [(True,)] * engines)
+            room = self.engine.model_config.max_model_len - PROBE_TOKENS
+            prompt = TokensPrompt(prompt_token_ids=prompt_ids[:room])
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=PROBE_TOKENS,
+                ignore_eos=True,
+                extra_args={CONTROL_KEY: True},
+            )
+            for engine in range(engines):
+                async for _ in self.engine.generate(
+                    prompt, sampling, request_id=f"sam-probe-{engine}", data_parallel_rank=engine
+                ):
+                    pass
+            answers = await ask_engines(self.engine, "sam_probe", [(False,)] * engines)
+            for workers in answers:
+                print(check_alive(workers, self._settings.sam), flush=True)
+            self._to_probe = False
+            await ask_engines(self.engine, "sam_drain")  # nobody's rollout, as the warm-up
+            for recorder in self._recorders.recorders:
+                recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)
+
+    def _resolve_sleep_level(self) -> int:
+        """At most 1 with a model that drafts: nobody sends its weights again, as of verl's MTP."""
+        level = super()._resolve_sleep_level()
+        settings = self._read_settings().sam
+        return min(level, 1) if settings.enabled and settings.sources.model.path else level
+
     async def generate(
         self,
         prompt_ids: list[int],
@@ -173,6 +219,8 @@ class SamHttpServer(vLLMHttpServer):
         **kwargs: Any,
     ) -> TokenOutput:
         """Generate one response and note who it was and how long it took."""
+        if self._to_probe:
+            await self._probe(prompt_ids)
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         control = self._is_control(identity)

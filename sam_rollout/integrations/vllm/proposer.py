@@ -29,6 +29,11 @@ from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
     from sam_rollout.integrations.vllm.late_binding import LateBinding
+    from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+
+
+# Of a runner whose drafter is vLLM's own: ours beside it.
+PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
 def is_output_rank() -> bool:
@@ -124,6 +129,7 @@ class SamProposer:
         self._likeliest: LikeliestTokens | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
+        self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -143,10 +149,26 @@ class SamProposer:
         self._runner = model_runner
         for attached in (
             self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
+            self._engine_drafter,
         ):  # fmt: skip
             if attached is not None:
                 attached.detach()
         self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
+        self._engine_drafter = None
+        if self.config.sources.model.enabled:
+            from sam_rollout.integrations.vllm.drafter_weights import read_again
+            from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+
+            read_again(model_runner)
+            self._engine_drafter = EngineDrafter(
+                model_runner,
+                self.config.sources.model,
+                # Engines that share experts run the same passes, idle ones too: vLLM's number.
+                self.config.sources.model.max_tokens
+                if self.exchange is None
+                else self.config.max_draft_tokens,
+                self._choose_drafts if drafts_are_used else None,
+            )
         self.session = self._new_session(record) if drafts_are_used else None
         if getattr(model_runner, "use_async_scheduling", False):
             from vllm.distributed import get_tp_group
@@ -168,6 +190,8 @@ class SamProposer:
         if self.config.sources.recycling.enabled:
             self._likeliest = LikeliestTokens(self._runner)
             hooks["heard"] = self._likeliest.take
+        if self._engine_drafter is not None:
+            hooks["made"] = self._engine_drafter.take
         return DraftSession(
             self.config,
             RunnerRequests(self._runner),
@@ -205,7 +229,18 @@ class SamProposer:
         if self._with_output is None:
             return batch.to_lists()
         self._with_output.drafts = batch.to_lists() if batch.pending else []
+        if self._engine_drafter is not None:
+            wanted = self.session.wants_made or self._engine_drafter.is_probed
+            self._with_output.wants_made = wanted or self.exchange is not None
         return []  # nothing is left to be fetched
+
+    def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
+        """After a step in which a model drafted: what the next one shall verify."""
+        batch = self._runner.input_batch
+        drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
+        if self._with_output is None:  # vLLM's own way to its scheduler
+            self._runner._draft_token_ids = drafts
+            self._runner._draft_token_req_ids = batch.req_ids.copy()
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
         """The graph that vLLM's own dispatcher would run a step in: a name of CUDAGraphMode."""
@@ -226,6 +261,19 @@ class SamProposer:
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
             "why_synchronous": self._why_synchronous(),
         }
+
+    def probe(self, begin: bool) -> tuple[int, int] | None:
+        """Begin or end a probe of the drafter that vLLM runs; None where it is not read.
+
+        Returns:
+            As `EngineDrafter.end_probe`.
+        """
+        if self._engine_drafter is None or self.session is None:
+            return None
+        if begin:
+            self._engine_drafter.begin_probe()
+            return 0, 0
+        return self._engine_drafter.end_probe()
 
     def _why_synchronous(self) -> str:
         if self._runner is None or self._late_binding is not None:

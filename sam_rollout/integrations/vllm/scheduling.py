@@ -38,12 +38,17 @@ _METHOD = "custom_class"
 def drafts_here(vllm_config: Any) -> bool:
     """Whether an engine drafts with our proposer itself, not with one that is built on it."""
     speculation = vllm_config.speculative_config
-    return (
-        speculation is not None
-        and speculation.method == _METHOD
-        and speculation.model == PROPOSER_CLASS
-        and has_settings(vllm_config)
+    if speculation is None or not has_settings(vllm_config):
+        return False
+    return has_model(vllm_config) or (
+        speculation.method == _METHOD and speculation.model == PROPOSER_CLASS
     )
+
+
+def has_model(vllm_config: Any) -> bool:
+    """Whether vLLM runs a drafter of its own for us."""
+    sam = settings_of(vllm_config).sam
+    return sam.enabled and sam.sources.model.enabled
 
 
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
@@ -52,6 +57,8 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
 
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
+    if has_model(vllm_config):
+        return "the host chooses between drafts of a model and of texts"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
     for rule in rules:
@@ -128,6 +135,8 @@ def choose_schedulers() -> None:
             original(self)
             return
         names = module.NgramGPUTypes
+        if has_model(self):  # with most of them vLLM would schedule a step ahead
+            self.scheduler_config.async_scheduling = False
         asked = self.scheduler_config.async_scheduling
         if asked is not False and not why_synchronous(self, vllm.__version__):
             module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]

@@ -76,9 +76,13 @@ class EngineSettings:
             "additional_config": {ADDITIONAL_CONFIG_KEY: self.to_mapping()}
         }
         if self.sam.enabled:
+            model = self.sam.sources.model
             arguments["speculative_config"] = {
-                "method": "custom_class",
-                "model": PROPOSER_CLASS,
+                **(
+                    _speculation_of(model)
+                    if model.enabled
+                    else {"method": "custom_class", "model": PROPOSER_CLASS}
+                ),
                 "num_speculative_tokens": self.sam.max_draft_tokens,
             }
         return arguments
@@ -90,6 +94,17 @@ class EngineSettings:
         if self.sampler.kind != "stock":
             asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
         return asked
+
+
+def _speculation_of(model: Any) -> dict[str, Any]:
+    """vLLM's configuration of the drafter that it runs itself."""
+    speculation: dict[str, Any] = {"method": model.method}
+    if model.path:
+        speculation["model"] = model.path
+        # A trainer has the engine start with random weights, and sends the policy's: the drafter's
+        # are nobody's but the file's.
+        speculation["draft_load_config"] = {"load_format": "auto"}
+    return speculation | model.options
 
 
 @functools.lru_cache(maxsize=8)

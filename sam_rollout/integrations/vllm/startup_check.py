@@ -64,6 +64,41 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     return line
 
 
+class DeadDrafterError(RuntimeError):
+    """A model that drafts says what chance would."""
+
+
+# Tokens of a probe, and the share of first draft tokens that have to be right: weights at random
+# are right about once in as many tokens as there are in the vocabulary.
+PROBE_TOKENS = 64
+_LEAST_RIGHT = 0.1
+
+
+def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
+    """See whether the model that drafts knows the model it drafts for.
+
+    Args:
+        answers: of every worker (``sam_probe``); None where drafts are not read.
+        config: The model source is enabled in it.
+
+    Returns:
+        One line for the log.
+
+    Raises:
+        DeadDrafterError: It does not, or it was never asked.
+    """
+    model = config.sources.model
+    judged, right = map(sum, zip(*filter(None, answers), strict=True)) if any(answers) else (0, 0)
+    found = f"of {judged} first draft tokens {right} were right"
+    if right < _LEAST_RIGHT * max(judged, 1):
+        raise DeadDrafterError(
+            f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
+            "files belong to another model, or their weights were not read; "
+            "docs/model_drafters.md says how to check a head."
+        )
+    return f"sam_rollout: {model.method} drafts; in a probe {found}"
+
+
 class WrongSamplerError(RuntimeError):
     """The engine samples with something else than the configuration asks for."""
 

@@ -43,13 +43,26 @@ class SamWorkerExtension:
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
-        drafter: Any = getattr(self.model_runner, "drafter", None)
+        drafter = self._proposer()
         if drafter is None:
             return report
         if not hasattr(drafter, "describe"):
             return report | {"proposer": f"{type(drafter).__module__}.{type(drafter).__qualname__}"}
         drafter.bind(self.model_runner, drafts_are_used=is_output_rank(), record=record)
         return report | drafter.describe()
+
+    def _proposer(self) -> Any:
+        """Ours; where vLLM runs a drafter itself, beside that; vLLM's without ours, or None."""
+        from sam_rollout.integrations.vllm.proposer import PROPOSER_ATTRIBUTE, SamProposer
+        from sam_rollout.integrations.vllm.scheduling import drafts_here, has_model
+
+        runner, config = self.model_runner, self.vllm_config
+        drafter = getattr(runner, "drafter", None)
+        if drafter is None or not (drafts_here(config) and has_model(config)):
+            return drafter
+        if not hasattr(runner, PROPOSER_ATTRIBUTE):
+            setattr(runner, PROPOSER_ATTRIBUTE, SamProposer(config))
+        return getattr(runner, PROPOSER_ATTRIBUTE)
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         """Replace the runner's samplers; other kinds of workers have others to replace."""
@@ -62,12 +75,17 @@ class SamWorkerExtension:
 
         Called between two engine steps, as every method here.
         """
-        drafter: Any = getattr(self.model_runner, "drafter", None)
+        drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
             return []
         return [tuple(piece) for piece in drafter.exchange_texts(origin, pieces)]
 
+    def sam_probe(self, begin: bool) -> tuple[int, int] | None:
+        """Begin or end a probe of the model that drafts, as ``SamProposer.probe``."""
+        drafter = self._proposer()
+        return drafter.probe(begin) if hasattr(drafter, "probe") else None
+
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""
-        drafter: Any = getattr(self.model_runner, "drafter", None)
+        drafter = self._proposer()
         return drafter.drain() if hasattr(drafter, "drain") else None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.continuations import LENGTHS, LEVELS
 from sam_rollout.automaton.interface import (
+    CERTAIN,
     PLACE_HEADER,
     PLACE_KIND,
     PLACE_LENGTH,
@@ -241,12 +242,13 @@ def test_whose_text_went_on_last_is_told():
     assert own[0] == Vote.of(8, 2, 4, 1, True, OWN)
 
 
-def test_a_ready_draft_votes_where_it_is_followed():
-    drafted = int32(4, 5, 6)
+def test_a_ready_draft_votes_where_it_is_followed_by_how_certain_it_is():
+    drafted = np.array([(4, CERTAIN), (5, CERTAIN // 3), (6, 0)], np.int32)
     place = np.zeros(5, np.int64)
     place[[PLACE_KIND, PLACE_HEADER, PLACE_LENGTH]] = READY, drafted.ctypes.data, len(drafted)
-    for length, token in enumerate(drafted, start=1):
-        assert votes_at(place) == [Vote.of(token, length, 1, 1, True, OTHER)]
+    for length, (token, certainty) in enumerate(drafted.tolist(), start=1):
+        votes = certainty / CERTAIN
+        assert votes_at(place) == [Vote.of(token, length, 1, votes, True, OTHER)]
         assert votes_at(followed(place, token + 1)) == []
         place = followed(place, token)
     assert votes_at(place) == [] and votes_at(followed(place, 6)) == []

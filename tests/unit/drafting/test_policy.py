@@ -10,6 +10,7 @@ import pytest
 
 from sam_rollout.automaton import continuations
 from sam_rollout.automaton.interface import (
+    CERTAIN,
     NOWHERE,
     PLACE_WIDTH,
     READY,
@@ -119,7 +120,10 @@ class Policy(DraftPolicy):
         """What is handed over of each row, what is held back, and whose draft it is."""
         batch, rows = self.batch, len(ready)
         places = np.full((len(ready[0]), MAX_ROWS, PLACE_WIDTH), -1, np.int64)
-        drafts = [[int32(*draft) for draft in of_row] for of_row in ready]
+        drafts = [
+            [np.array([(token, CERTAIN) for token in draft], np.int32) for draft in of_row]
+            for of_row in ready
+        ]
         for row, of_row in enumerate(drafts):
             for source, draft in enumerate(of_row):
                 kind = READY if len(draft) else NOWHERE

@@ -1,0 +1,74 @@
+"""The weights of a model that drafts: what is the policy's follows it, the rest stays as it was read.
+
+A trainer starts engines with random weights and sends the policy's afterwards. The drafter's come
+from its files alone. vLLM shares the policy's embedding with a head whose files repeat it only if
+both are equal, which they are not before the policy's weights are there; a head that keeps its own
+would fall behind a policy that is trained.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sam_rollout.integrations.vllm.scheduling import drafts_here, has_model
+
+_HEADS = ("eagle", "eagle3")  # that read the embedding of the policy
+_RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
+
+
+def share_embeddings() -> None:
+    """Have heads of our engines take the policy's embedding; harmless when repeated.
+
+    Before anything is captured, hence not when the engine has started.
+    """
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
+
+    original = Proposer._maybe_share_embeddings
+    if getattr(original, "sam_rollout", False):
+        return
+
+    @functools.wraps(original)
+    def share(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = drafts_here(self.vllm_config) and has_model(self.vllm_config)
+        if ours and self.method in _HEADS and hasattr(self.model, "has_own_embed_tokens"):
+            self.model.has_own_embed_tokens = False
+        return original(self, *args, **kwargs)
+
+    share.__dict__["sam_rollout"] = True
+    Proposer._maybe_share_embeddings = share
+
+
+def read_again(runner: Any) -> bool:
+    """Read a small model's weights from its files, if the engine began with random ones.
+
+    vLLM reads heads by a load format of their own, which it does not ask for a model of any kind.
+
+    Returns:
+        Whether they were read.
+    """
+    config = runner.vllm_config
+    speculation = config.speculative_config
+    if speculation.method != "draft_model" or config.load_config.load_format != _RANDOM:
+        return False
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model, draft_config = runner.drafter.model, speculation.draft_model_config
+    with set_current_vllm_config(config):
+        model.load_weights(_weights_of(Path(draft_config.model)))
+        process_weights_after_loading(model, draft_config, runner.device)
+    return True
+
+
+def _weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # no mapping
+                yield name, file.get_tensor(name)

@@ -1,0 +1,156 @@
+"""Drafts of a model, which vLLM makes, for a session that chooses between them and texts.
+
+vLLM runs the drafter: it loads it, gives it the target's hidden states, keeps its cache, captures
+its graphs. Once per step it asks its runner to propose. That method is wrapped: what is proposed is
+kept for the session, as one source among others, and what the session hands out is what the next
+step verifies. The drafter's first pass runs over every token of the step with the target's true
+hidden states, so that its cache does not depend on whose drafts were verified.
+
+How many passes a step has travels with its schedule, the same for every rank of an engine
+(`drafts_with_output.py`): as many as the source may draft, or the first one alone where the gate is
+closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
+on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sam_rollout.sources.model import ModelSourceConfig
+
+logger = logging.getLogger(__name__)
+
+
+class EngineDrafter:
+    """Stands between a runner and its drafter; one per rank of an engine.
+
+    Args:
+        runner: vLLM's, with a drafter of vLLM's; `propose_draft_token_ids` and `sample_tokens` are
+            wrapped, and the drafter's choice of likeliest tokens.
+        config: of the source.
+        passes: most passes of a step; those of engines that step together are the same.
+        drafted: is called after every step with the tokens sampled in it, by row; None on ranks
+            whose drafts nobody reads.
+
+    Attributes:
+        failures: of the drafter; it is asked no more after the first.
+        is_probed: drafts are asked for whatever the gate says, and compared with what is sampled.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        config: ModelSourceConfig,
+        passes: int,
+        drafted: Callable[[list[list[int]]], None] | None,
+    ) -> None:
+        self.failures = 0
+        self.is_probed = False
+        self._told: dict[str, int] = {}  # first draft token by request, while it is probed
+        self._judged = self._right = 0
+        self._runner = runner
+        self._most, self._passes = config.max_tokens, passes
+        self._drafted = drafted
+        self._made: Any = None
+        self._chances: list[torch.Tensor] = []
+        self._propose = runner.propose_draft_token_ids
+        self._sample_tokens = runner.sample_tokens
+        runner.propose_draft_token_ids = self._keep
+        runner.sample_tokens = self._sample
+        self._likeliest = getattr(runner.drafter, "_greedy_sample", None)
+        if self._likeliest is not None and drafted is not None:
+            runner.drafter._greedy_sample = self._choose
+
+    def detach(self) -> None:
+        """Give runner and drafter their methods back."""
+        for name in ("propose_draft_token_ids", "sample_tokens"):
+            self._runner.__dict__.pop(name, None)
+        self._runner.drafter.__dict__.pop("_greedy_sample", None)
+
+    def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
+        """What was proposed in this step, as `Source.receive` takes it; None for nothing."""
+        made, self._made = self._made, None
+        chances, self._chances = self._chances, []
+        if made is None:
+            return None
+        if isinstance(made, list):
+            tokens = np.full((len(made), max(map(len, made), default=0)), -1, np.int32)
+            for row, draft in enumerate(made):
+                tokens[row, : len(draft)] = draft
+        else:
+            tokens = made.cpu().numpy().astype(np.int32)
+        tokens = tokens[:, : self._most]
+        if not tokens.shape[1]:
+            return None
+        if len(chances) < tokens.shape[1]:
+            return tokens, None
+        return tokens, torch.stack(chances[: tokens.shape[1]], dim=1).cpu().numpy()
+
+    def begin_probe(self) -> None:
+        """Compare the drafter's first tokens with what is sampled from now on."""
+        self.is_probed = self.failures == 0
+        self._judged = self._right = 0
+        self._told = {}
+
+    def end_probe(self) -> tuple[int, int]:
+        """First tokens of drafts that were judged since, and how many of them were right."""
+        self.is_probed = False
+        return self._judged, self._right
+
+    def _judge(self, request_ids: list[str], sampled_token_ids: list[list[int]]) -> None:
+        for request_id, sampled in zip(request_ids, sampled_token_ids, strict=True):
+            told = self._told.pop(request_id, None)
+            if sampled and told is not None:
+                self._judged += 1
+                self._right += sampled[0] == told
+        if self._made is not None:
+            for request_id, draft in zip(request_ids, self._made, strict=False):
+                if len(draft):
+                    self._told[request_id] = int(draft[0])
+
+    # --- wrapped around runner and drafter ------------------------------------------------------
+
+    def _keep(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Have the drafter propose; nothing is left for vLLM to hand to its scheduler."""
+        self._made, self._chances = None, []
+        if self.failures:
+            return []
+        asked = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
+        try:
+            self._made = self._propose(scheduler_output, *args, **kwargs)
+        except Exception:
+            self.failures += 1
+            logger.warning(
+                "The model that drafts failed and is not asked any more; the rollout continues "
+                "with drafts from texts.",
+                exc_info=True,
+            )
+        finally:
+            scheduler_output.num_spec_tokens_to_schedule = asked
+        return []
+
+    def _choose(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of each row; its probability is kept."""
+        drafter = self._runner.drafter
+        ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
+        if any(getattr(drafter, way, False) for way in ways):
+            return self._likeliest(hidden_states)
+        logits = drafter.model.compute_logits(hidden_states).float()
+        most, tokens = logits.max(dim=-1)
+        self._chances.append((most - logits.logsumexp(dim=-1)).exp())
+        return tokens
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        computed = self._runner.execute_model_state is not None
+        output = self._sample_tokens(*args, **kwargs)
+        if computed and self._drafted is not None:
+            if self.is_probed:
+                self._judge(output.req_ids, output.sampled_token_ids)
+            self._drafted(output.sampled_token_ids)
+        return output

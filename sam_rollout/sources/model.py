@@ -1,0 +1,160 @@
+"""The source `model`: drafts that the engine's own drafter made, a head or a small model say.
+
+The engine runs it, with its cache, graphs and hidden states; after every step it hands over one
+draft per request. Here these are votes like those of any text: whether a row follows the model or a
+text is decided by what proved right (`drafting/policy.py`). A token votes in the class of its
+position in the draft and, where the drafter tells, of the probability it gave the token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sam_rollout.automaton.interface import (
+    CERTAIN,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    READY,
+    Int32Array,
+    Int64Array,
+)
+from sam_rollout.identity import RequestIdentity
+from sam_rollout.metric import Metric
+from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.sources.contract import Limits, Source, SourceEntry
+
+# What the engine's drafter is; the others need no files of their own.
+WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")
+IN_TEXT = ("ngram", "suffix")  # search in the text: no model at all
+METHODS = (*WITH_FILES, "mtp", *IN_TEXT)
+_LARGEST_DRAFT = 32  # `config.MAX_DRAFT_TOKENS`, which reads this module
+
+
+@dataclass(frozen=True)
+class ModelSourceConfig(Section):
+    """Settings of the drafts that the engine's own drafter makes (docs/model_drafters.md)."""
+
+    PATH: ClassVar[str] = "sam.sources.model"
+
+    enabled: bool = setting(
+        False,
+        meaning="Draft what the engine's own drafter says, too. The engine then schedules "
+        "synchronously.",
+    )
+    method: str = setting(
+        "eagle3",
+        choices=METHODS,
+        meaning="What drafts: a head on the model's hidden states (`eagle3`, `eagle`, `medusa`), "
+        "the model's own layers for that (`mtp`), a smaller model (`draft_model`), or the "
+        "engine's own search in the text (`ngram`, `suffix`), to compare with.",
+    )
+    path: str = setting(
+        "",
+        allowed="a folder with a config.json",
+        meaning="The head or the smaller model; empty for `mtp`, `ngram` and `suffix`.",
+    )
+    max_tokens: int = setting(
+        3,
+        minimum=1,
+        maximum=_LARGEST_DRAFT,
+        meaning="Most tokens it drafts for a request and step, a forward pass of the drafter each; "
+        "no more than `sam.max_draft_tokens`.",
+    )
+    options: dict = dataclasses.field(
+        default_factory=dict,
+        hash=False,
+        metadata={
+            "meaning": "Further keys of vLLM's `speculative_config`, such as "
+            "`draft_tensor_parallel_size`.",
+            "allowed": "a mapping",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enabled and bool(self.path) != (self.method in WITH_FILES):
+            allowed = (
+                f"must name the folder of the drafter that method = {self.method!r} asks for"
+                if self.method in WITH_FILES
+                else f"must be empty: method = {self.method!r} reads no files of its own"
+            )
+            raise ConfigError(f"{self.PATH}.path", self.path, allowed)
+
+
+class ModelDrafts(Source):
+    """One draft per row, for the step in which it was handed over.
+
+    Args:
+        limits: of the engine.
+    """
+
+    name = "model"
+
+    def __init__(self, limits: Limits) -> None:
+        # Token and certainty: see READY.
+        self._drafts = np.zeros((limits.max_rows, _LARGEST_DRAFT, 2), np.int32)
+        self._lengths = np.zeros(limits.max_rows, np.int64)
+        self._rows = 0  # that drafts were handed over for
+        self._made = 0
+
+    def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
+        """As `Source.receive`."""
+        rows, length = tokens.shape
+        self._rows = rows
+        drafts, lengths = self._drafts[:rows, :length], self._lengths[:rows]
+        drafts[..., 0] = tokens
+        if chances is None:
+            drafts[..., 1] = CERTAIN
+        else:
+            np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
+        np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)
+        self._made += int(lengths.sum())
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """Nothing: drafts are handed over anew in each step."""
+
+    def locate(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: np.ndarray,
+        out_places: Int64Array,
+    ) -> None:
+        """Every row stands at the beginning of its draft, if there is one."""
+        rows = len(num_tokens)
+        out_places[:rows, PLACE_KIND] = NOWHERE
+        if self._rows != rows:
+            return
+        lengths = self._lengths[:rows]
+        out_places[:rows, PLACE_KIND] = np.where(eligible & (lengths > 0), READY, NOWHERE)
+        first, step = self._drafts.ctypes.data, self._drafts.strides[0]
+        out_places[:rows, PLACE_HEADER] = first + step * np.arange(rows)
+        out_places[:rows, PLACE_STATE] = 0
+        out_places[:rows, PLACE_LENGTH] = lengths
+
+    def settle(self) -> None:
+        """The drafts were for this step alone."""
+        self._rows = 0
+
+    def counters(self) -> Mapping[str, int]:
+        """Tokens that were handed over."""
+        return {"model_tokens": self._made}
+
+
+SOURCE = SourceEntry(
+    "model",
+    ModelSourceConfig,
+    lambda _config, limits: ModelDrafts(limits),
+    order=50,
+    metrics=(Metric("model_tokens", "tokens", "Draft tokens that the engine's own drafter made."),),
+)
