@@ -10,6 +10,11 @@ How many passes a step has travels with its schedule, the same for every rank of
 (`drafts_with_output.py`): as many as the source may draft, or the first one alone where the gate is
 closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
 on.
+
+A draft token is the likeliest one. With the sampler `coupled_gumbel` it is drawn, with the noise
+that will draw the token of its position: the nearer the drafter is to the target, the more often
+both draw the same. Either way verification takes the token as it is: which of several drafts a row
+follows depends on all of them, so that no distribution could be told for it.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sam_rollout.integrations.vllm.sampling import shared_noise
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -62,6 +68,9 @@ class EngineDrafter:
         self._sample_tokens = runner.sample_tokens
         runner.propose_draft_token_ids = self._keep
         runner.sample_tokens = self._sample
+        self._noise = shared_noise(runner)
+        self._sampling: Any = None  # vLLM's metadata of the step
+        self._position = torch.zeros(0)  # of the next draft token in each text
         self._likeliest = getattr(runner.drafter, "_greedy_sample", None)
         if self._likeliest is not None and drafted is not None:
             runner.drafter._greedy_sample = self._choose
@@ -123,6 +132,8 @@ class EngineDrafter:
         asked = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
         try:
+            if self._noise is not None:
+                self._find_positions(*args)
             self._made = self._propose(scheduler_output, *args, **kwargs)
         except Exception:
             self.failures += 1
@@ -135,14 +146,36 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
         return []
 
+    def _find_positions(
+        self, sampled: Any, sampling: Any, _hidden: Any, _sample_hidden: Any, _aux: Any,
+        metadata: Any, *_others: Any,
+    ) -> None:  # fmt: skip
+        """Where in their texts the first draft tokens will stand: behind what was sampled."""
+        runner, self._sampling = self._runner, sampling
+        if isinstance(sampled, list):
+            counts = torch.tensor([len(tokens) for tokens in sampled])
+        else:
+            counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
+        # The last scheduled token that is no draft; what is sampled after it comes next.
+        last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
+        if metadata is not None:
+            drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
+            last = last - drafts
+        self._position = runner.positions[last] + counts.to(last.device) + 1
+
     def _choose(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of each row; its probability is kept."""
+        """A token for each row, in place of vLLM's; its probability is kept."""
         drafter = self._runner.drafter
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
             return self._likeliest(hidden_states)
         logits = drafter.model.compute_logits(hidden_states).float()
-        most, tokens = logits.max(dim=-1)
+        if self._noise is None:
+            most, tokens = logits.max(dim=-1)
+        else:
+            tokens = self._noise.draw_drafts(logits.clone(), self._sampling, self._position)
+            most = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            self._position = self._position + 1
         self._chances.append((most - logits.logsumexp(dim=-1)).exp())
         return tokens
 

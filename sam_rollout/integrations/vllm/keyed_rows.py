@@ -134,3 +134,11 @@ class KeyedRows:
     def _sampled_positions(self, scheduled: torch.Tensor) -> torch.Tensor:
         """Position, in its request's text, of the token that each scheduled token predicts."""
         return self._runner.positions[scheduled] + 1
+
+    def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the bits that will draw a token of each request: int64 [requests].
+
+        Args:
+            positions: int64 [requests], of the token in its request's text.
+        """
+        return keyed_bits(self._row_keys.keys[: len(positions)], positions)

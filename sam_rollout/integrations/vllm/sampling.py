@@ -68,6 +68,13 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
         )
 
 
+def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
+    """The runner's sampler, if a model that drafts can draw with its noise."""
+    drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
+    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled_gumbel"
+    return drawing if shares else None
+
+
 def installed_sampler(model_runner: Any) -> str:
     """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     sampler = getattr(model_runner, "sampler", None)
@@ -118,6 +125,32 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         elif self.logprobs_mode == "processed_logprobs":
             returned = logits.log_softmax(dim=-1, dtype=torch.float32)
         return tokens, returned
+
+
+    def draw_drafts(
+        self, logits: torch.Tensor, sampling: SamplingMetadata, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw draft tokens from a model's own distribution with the noise of their positions.
+
+        Penalties and the like are left to verification: a draft may be wrong.
+
+        Args:
+            logits: float32 [requests, vocabulary] of the model that drafts; overwritten.
+            sampling: Temperature and cuts of the requests.
+            positions: int64 [requests], of the tokens in their texts.
+
+        Returns:
+            int64 [requests], token ids; the likeliest ones where nothing is drawn.
+        """
+        if sampling.all_greedy:
+            return logits.argmax(dim=-1)
+        greedy = sampling.temperature == GREEDY_TEMPERATURE
+        likeliest = None if sampling.all_random else logits.argmax(dim=-1)
+        logits.div_(sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1))
+        logits = self._cut(logits, sampling.top_k, sampling.top_p)
+        bits = self._rows.draft_bits(positions)
+        tokens = DRAW[self.config.kind](logits.softmax(dim=-1, dtype=torch.float32), bits)
+        return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
 
 
 class KeyedRejectionSampler(RejectionSampler):

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
+from sam_rollout.config import ConfigError
 from sam_rollout.integrations.vllm.settings import (
     MODEL_RUNNER_ENV,
     PROPOSER_CLASS,
@@ -120,6 +121,16 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
     return SYNC_SCHEDULER_CLASS if known and alone else None
 
 
+def _settle_for_model(vllm_config: Any) -> None:
+    """What an engine needs for drafts of a model that are joined with ours, whatever vLLM would."""
+    runner = os.environ.setdefault(MODEL_RUNNER_ENV, "0")
+    if runner == "1":
+        raise ConfigError(
+            MODEL_RUNNER_ENV, runner, "must be 0: sam.sources.model needs vLLM's first model runner"
+        )
+    vllm_config.scheduler_config.async_scheduling = False
+
+
 def choose_schedulers() -> None:
     """Give engines with our drafter one of our schedulers; harmless when repeated."""
     import vllm
@@ -135,8 +146,8 @@ def choose_schedulers() -> None:
             original(self)
             return
         names = module.NgramGPUTypes
-        if has_model(self):  # with most of them vLLM would schedule a step ahead
-            self.scheduler_config.async_scheduling = False
+        if has_model(self):
+            _settle_for_model(self)
         asked = self.scheduler_config.async_scheduling
         if asked is not False and not why_synchronous(self, vllm.__version__):
             module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]
