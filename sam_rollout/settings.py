@@ -145,7 +145,8 @@ def reference_rows(section: type[Section]) -> list[str]:
     rows = []
     for field in dataclasses.fields(section):
         kind, limits = section._kinds()[field.name], field.metadata
-        default = str(field.default).lower() if kind is bool else field.default
+        default = getattr(section(), field.name)
+        default = str(default).lower() if kind is bool else default
         rows.append(
             f"| `{section.PATH}.{field.name}` | {kind.__name__} | `{default}` | "
             f"{_allowed(kind, limits)} | {limits['meaning']} |"

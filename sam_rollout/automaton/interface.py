@@ -20,8 +20,8 @@ class AutomatonFullError(ValueError):
 
 # Columns of where a text stands in a source, int64[PLACE_WIDTH].
 PLACE_KIND = 0
-# Address: of the automaton's header; of READY: of the draft, int32[PLACE_LENGTH, 2]; of FOLLOWERS: of
-# the table, int32[PLACE_LENGTH, 2].
+# Address: of the automaton's header; of READY: of the draft, of FOLLOWERS: of the table, both
+# int32[PLACE_LENGTH, 2].
 PLACE_HEADER = 1
 PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0; of FOLLOWERS: the last token
 PLACE_LENGTH = 3  # of this suffix

@@ -31,7 +31,7 @@ def test_an_experiment_is_composed_as_the_recipe_does():
         ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
          "options: ascend_910c, cpu, cuda"),
         ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: article, "
-         "matched, off, on"),
+         "joined, matched, off, on"),
         ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
          "keys: exploration, kind, schedule, threshold"),
         ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known keys: "),

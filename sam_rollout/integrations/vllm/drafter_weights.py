@@ -1,4 +1,4 @@
-"""The weights of a model that drafts: what is the policy's follows it, the rest stays as it was read.
+"""The weights of a model that drafts: what is the policy's follows it, the rest stays as read.
 
 A trainer starts engines with random weights and sends the policy's afterwards. The drafter's come
 from its files alone. vLLM shares the policy's embedding with a head whose files repeat it only if

@@ -71,8 +71,8 @@ class EngineDrafter:
         self._noise = shared_noise(runner)
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # of the next draft token in each text
-        self._likeliest = getattr(runner.drafter, "_greedy_sample", None)
-        if self._likeliest is not None and drafted is not None:
+        self._likeliest: Any = getattr(runner.drafter, "_greedy_sample", None)
+        if self._likeliest is not None:
             runner.drafter._greedy_sample = self._choose
 
     def detach(self) -> None:

@@ -28,8 +28,8 @@ from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
-    from sam_rollout.integrations.vllm.late_binding import LateBinding
     from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+    from sam_rollout.integrations.vllm.late_binding import LateBinding
 
 
 # Of a runner whose drafter is vLLM's own: ours beside it.

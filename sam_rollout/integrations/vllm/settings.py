@@ -97,7 +97,7 @@ class EngineSettings:
 
 
 def _speculation_of(model: Any) -> dict[str, Any]:
-    """vLLM's configuration of the drafter that it runs itself."""
+    """VLLM's configuration of the drafter that it runs itself."""
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path

@@ -22,7 +22,6 @@ from tests.unit.automaton.pools import (
     Vote,
     draft,
     followed,
-    int32,
     places_of,
     read,
     votes_at,
