@@ -156,5 +156,8 @@ SOURCE = SourceEntry(
     ModelSourceConfig,
     lambda _config, limits: ModelDrafts(limits),
     order=50,
-    metrics=(Metric("model_tokens", "tokens", "Draft tokens that the engine's own drafter made."),),
+    metrics=(
+        Metric("model_tokens", "tokens", "Draft tokens that the engine's own drafter made."),
+        Metric("model_failures", "1", "The engine's own drafter failed, and is asked no more."),
+    ),
 )

@@ -44,7 +44,7 @@ class EngineDrafter:
             whose drafts nobody reads.
 
     Attributes:
-        failures: of the drafter; it is asked no more after the first.
+        failed: whether the drafter did; it is asked no more.
         is_probed: drafts are asked for whatever the gate says, and compared with what is sampled.
     """
 
@@ -55,7 +55,8 @@ class EngineDrafter:
         passes: int,
         drafted: Callable[[list[list[int]]], None] | None,
     ) -> None:
-        self.failures = 0
+        self.failed = False
+        self._failures = 0  # not told yet
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0
@@ -100,9 +101,14 @@ class EngineDrafter:
             return tokens, None
         return tokens, torch.stack(chances[: tokens.shape[1]], dim=1).cpu().numpy()
 
+    def take_failures(self) -> int:
+        """Failures since the last call."""
+        failures, self._failures = self._failures, 0
+        return failures
+
     def begin_probe(self) -> None:
         """Compare the drafter's first tokens with what is sampled from now on."""
-        self.is_probed = self.failures == 0
+        self.is_probed = not self.failed
         self._judged = self._right = 0
         self._told = {}
 
@@ -127,7 +133,7 @@ class EngineDrafter:
     def _keep(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Have the drafter propose; nothing is left for vLLM to hand to its scheduler."""
         self._made, self._chances = None, []
-        if self.failures:
+        if self.failed:
             return []
         asked = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
@@ -136,7 +142,7 @@ class EngineDrafter:
                 self._find_positions(*args)
             self._made = self._propose(scheduler_output, *args, **kwargs)
         except Exception:
-            self.failures += 1
+            self.failed, self._failures = True, 1
             logger.warning(
                 "The model that drafts failed and is not asked any more; the rollout continues "
                 "with drafts from texts.",

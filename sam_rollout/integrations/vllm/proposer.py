@@ -293,4 +293,9 @@ class SamProposer:
 
     def drain(self) -> dict[str, Any] | None:
         """What ``DraftSession.drain`` returns; None on ranks without a session."""
-        return self.session.drain() if self.session else None
+        if self.session is None:
+            return None
+        report = self.session.drain()
+        if self._engine_drafter is not None:
+            report["counters"]["draft/model_failures"] = self._engine_drafter.take_failures()
+        return report

@@ -1,0 +1,172 @@
+"""Drafts of a model that vLLM runs, joined with drafts from texts: the same texts, and alive.
+
+The model that drafts is the tiny model itself, so that what it says is known: at T = 0 all of it is
+right, and with shared noise at T = 1, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.startup_check import DeadDrafterError, check_alive
+from tests.integration.conftest import MODEL
+from tests.integration.responses import generate, texts
+
+K, TOKENS, SIBLINGS = 3, 120, 2
+ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
+OFF = SamConfig(enabled=False)
+
+
+def sam(*names: str, method: str = "draft_model", gate: GateConfig = ALWAYS, k: int = K) -> Any:
+    path = "" if method in ("ngram", "suffix") else MODEL
+    sources: dict[str, dict] = {
+        name: {"enabled": name in names}
+        for name in ("own", "siblings", "run", "history", "corpus", "recycling")
+    }
+    sources["model"] = {"enabled": True, "method": method, "path": path, "max_tokens": K}
+    return SamConfig(max_draft_tokens=k, gate=gate, sources=SourcesConfig.from_mapping(sources))
+
+
+@pytest.fixture(scope="module")
+def start(make_engine) -> Any:
+    """``start(sam, sampler, **arguments)``: an engine."""
+
+    def make(config: SamConfig, sampler: str = "coupled", **arguments: Any) -> Any:
+        made = engine_arguments(config, RolloutSamplerConfig(sampler))
+        return make_engine(config, **{**made, **arguments})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def some(prompts) -> list[list[int]]:
+    return prompts[:8]
+
+
+@pytest.fixture(scope="module")
+def reference(start, some) -> list[list[int]]:
+    return texts(generate(start(OFF), some, SIBLINGS, max_tokens=TOKENS))
+
+
+def drained(engine: Any) -> tuple[dict[str, int], int, int]:
+    """Counters, and draft tokens verified and accepted."""
+    (report,) = engine.collective_rpc("sam_drain")
+    books = report["requests"].values()
+    return report["counters"], sum(one[1] for one in books), sum(one[2] for one in books)
+
+
+def runner_of(engine: Any) -> Any:
+    return engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(sam(), id="a model alone"),
+        pytest.param(sam("own", "siblings", k=8), id="joined, k = 8"),
+        pytest.param(sam("own", gate=GateConfig("auto", exploration=0.1)), id="gate auto"),
+        pytest.param(sam(method="ngram"), id="the engine's own n-gram drafts"),
+    ],
+)
+def test_texts_are_those_without_drafts(config, start, some, reference):
+    engine = start(config)
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+    counters, drafted, accepted = drained(engine)
+    assert counters["draft/failures"] == 0 and counters["draft/model_tokens"] > 0
+    if config.gate == ALWAYS:
+        # The policy's own text, whose likeliest next token it draws most of the time.
+        assert accepted > (0.4 if config.sources.model.method == "draft_model" else 0.1) * drafted
+
+
+def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(start, some):
+    off = generate(start(OFF, "coupled_gumbel"), some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
+    engine = start(sam(), "coupled_gumbel")
+    outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
+    assert texts(outputs) == texts(off)
+    _, drafted, accepted = drained(engine)
+    # As good as all: a sum over more rows at once rounds differently.
+    assert drafted > 1000 and accepted > 0.995 * drafted
+
+
+def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(start, some):
+    off = generate(start(OFF, "stock"), some, max_tokens=TOKENS, temperature=0.0)
+    engine = start(sam("own"), "stock")
+    assert texts(generate(engine, some, max_tokens=TOKENS, temperature=0.0)) == texts(off)
+    _, drafted, accepted = drained(engine)
+    assert accepted > 0.95 * drafted > 0
+
+
+def test_a_closed_gate_leaves_the_drafters_first_pass_alone(start, some, reference):
+    engine = start(sam("own", gate=CLOSED))
+    passes = passes_of(engine)
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+    assert set(passes[1:]) == {0}  # nobody has said anything before the first step
+    assert drained(engine)[1] == 0
+
+
+def passes_of(engine: Any) -> list[int]:
+    """Draft tokens that the drafter is asked for, step by step, from here on."""
+    drafter, asked = runner_of(engine).model_runner.drafter, []
+    propose = drafter.propose
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args[0] if args else kwargs["num_speculative_tokens"])
+        return propose(*args, **kwargs)
+
+    drafter.propose = noted
+    return asked
+
+
+def test_a_model_that_fails_leaves_drafts_from_texts(start, some, reference, caplog):
+    engine = start(sam("own"))
+    drafter = runner_of(engine).model_runner.drafter
+    propose, calls = drafter.propose, []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 40:
+            raise RuntimeError("broken on purpose")
+        return propose(*args, **kwargs)
+
+    drafter.propose = fail
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+    counters, *_ = drained(engine)
+    assert counters["draft/failures"] == 0 and counters["draft/model_failures"] == 1
+    assert len(calls) == 40 and caplog.text.count("is not asked any more") == 1
+    generate(engine, some, SIBLINGS, max_tokens=TOKENS, step=1)
+    _, drafted, accepted = drained(engine)
+    assert drafted > 0 and accepted > 0 and len(calls) == 40
+
+
+def test_a_model_is_alive_if_what_it_says_is_sampled(start, some):
+    config = sam(gate=CLOSED)
+    engine = start(config)
+    for weight, expected in (1.0, True), (0.0, False):
+        for parameter in runner_of(engine).model_runner.drafter.model.parameters():
+            parameter.data.mul_(weight)
+        engine.collective_rpc("sam_probe", args=(True,))
+        generate(engine, some, max_tokens=32, temperature=0.0)
+        answers = engine.collective_rpc("sam_probe", args=(False,))
+        if expected:
+            assert "were right" in check_alive(answers, config)
+            judged, right = answers[0]
+            assert judged > 100 and right > 0.9 * judged
+        else:
+            with pytest.raises(DeadDrafterError, match=r"sam\.sources\.model\.path"):
+                check_alive(answers, config)
+
+
+def test_a_small_model_is_read_where_the_policy_begins_with_random_weights(start, some):
+    """A trainer's engines do; the policy's weights arrive later."""
+    engine = start(sam(), load_format="dummy")
+    runner = runner_of(engine).model_runner
+    policy = dict(runner.model.named_parameters())
+    whole = start(OFF)
+    true = dict(runner_of(whole).model_runner.model.named_parameters())
+    drafter = dict(runner.drafter.model.named_parameters())
+    name = "model.embed_tokens.weight"
+    assert not policy[name].equal(true[name]) and drafter[name].equal(true[name])
