@@ -16,7 +16,7 @@ from sam_rollout.heads.front import frequent_tokens, split
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.settings import ConfigError
 
-SETTINGS = TrainingSettings(updates=40, batch=4, window=16, warmup=2, learning_rate=5e-3)
+SETTINGS = TrainingSettings(updates=40, batch=4, window=16, warmup=2)
 
 
 @pytest.fixture(scope="module")
