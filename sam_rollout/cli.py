@@ -31,6 +31,8 @@ bench = typer.Typer(help="Measure parts of the rollout on this machine.", no_arg
 app.add_typer(bench, name="bench")
 corpus = typer.Typer(help="Texts that all requests may draft from.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus")
+head = typer.Typer(help="Small models that draft from the policy's states.", no_args_is_help=True)
+app.add_typer(head, name="head")
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
@@ -453,6 +455,56 @@ def _print_corpus(path: Path, info: "FileInfo") -> None:
         f"{info.nbytes / 1e6:,.1f} MB, token ids below {info.vocabulary}, "
         f"tokenizer {info.tokenizer or 'unknown'}"
     )
+
+
+@head.command("train")
+def head_train(
+    model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")],
+    output: Annotated[Path, typer.Option(help="Folder of the head.")],
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run folder with recorded traces of this policy; may be repeated."),
+    ] = None,
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of traces: .jsonl, .parquet, .npy; may be repeated."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,
+    updates: Annotated[
+        int | None, typer.Option(min=1, help="Of the weights; 1500 unless --minutes is given.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="End the training after so long.")
+    ] = None,
+    draft_vocab: Annotated[
+        int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
+    ] = None,
+    learning_rate: Annotated[
+        float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
+    ] = 0.02,
+    batch: Annotated[int, typer.Option(min=1, help="Windows per update.")] = 8,
+    window: Annotated[int, typer.Option(min=8, help="Part of a text in a batch, tokens.")] = 192,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of initial weights and batches.")] = 0,
+    picture: PictureOption = None,
+) -> None:
+    """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
+    from sam_rollout.bench.traces import TraceError
+    from sam_rollout.settings import ConfigError
+
+    if not (texts := [*(run or []), *(traces or [])]):
+        raise typer.BadParameter("texts of the policy: --run or --traces")
+    from sam_rollout.heads.front import HeadRequest, train_head
+    from sam_rollout.heads.training import TrainingSettings
+
+    if updates is None and minutes is None:
+        updates = TrainingSettings.updates
+    with _one_line_errors(ConfigError, TraceError):
+        settings = TrainingSettings(
+            steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
+        )
+        request = HeadRequest(model, texts, output, settings, draft_vocab, max_tokens, picture)
+        train_head(request, _console())
 
 
 @app.command()

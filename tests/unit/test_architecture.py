@@ -42,21 +42,22 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
+    "heads": {"bench", "dashboard", "settings"},
     "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
         "config", "gating", "hardware", "identity", "routing", "session", "sizing", "sources",
         "telemetry", "verification",
     },
     "cli": {
-        "automaton", "bench", "dashboard", "doctor", "integrations", "report", "simulation",
-        "sources", "telemetry",
+        "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "report",
+        "settings", "simulation", "sources", "telemetry",
     },
 }  # fmt: skip
 # How the drawing of docs/architecture.md groups them.
 GROUPS = {
     "commands": ("cli",),
     "runs": ("integrations",),
-    "measures and plans": ("bench", "simulation", "doctor", "sizing"),
+    "measures and plans": ("bench", "simulation", "heads", "doctor", "sizing"),
     "records and their readers": ("report", "dashboard", "telemetry"),
     "drafts and verifies": (
         "session", "gating", "drafting", "sources", "verification", "automaton",
@@ -74,6 +75,7 @@ MAY_USE = {
     "verification": {"torch"},
     "bench": {"torch", "vllm", "vllm_ascend"},
     "doctor": {"ray"},
+    "heads": {"torch", "transformers"},
 }
 
 

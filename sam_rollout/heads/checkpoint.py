@@ -1,0 +1,282 @@
+"""What the folder of an EAGLE-3 head holds, read without torch, and whom the head belongs to.
+
+Two formats are read: that of the speculators library, in which heads are written here, and that of
+a Hugging Face llama (`LlamaForCausalLMEagle3`). Sizes and shapes are checked before an engine is
+started, which would fail later, or draft nonsense without any error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from sam_rollout.settings import ConfigError
+
+CONFIG, TRAINING = "config.json", "training.json"
+LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
+#: What of a policy's configuration a head is made for. Its weights may change, these may not.
+BASE_KEYS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
+_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}
+_LARGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
+_POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Sizes of a head of one llama or Qwen3 decoder layer; names follow `config.json`.
+
+    Attributes:
+        aux_hidden_size: of the policy's hidden states.
+        draft_vocabulary: tokens the head can draft; all of `vocabulary`, or fewer.
+        target_layers: after how many of the policy's layers hidden states are taken, as vLLM
+            counts; empty where the head does not say, which is vLLM's default.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    draft_vocabulary: int
+    target_layers: tuple[int, ...]
+    aux_hidden_size: int
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what the file has to hold, as vLLM loads them."""
+        hidden, width = self.hidden_size, self.heads * self.head_dim
+        states = self.aux_hidden_size * (len(self.target_layers) or 3)
+        layer = {
+            "input_layernorm": (hidden,),
+            "hidden_norm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (width, 2 * hidden),
+            "self_attn.k_proj": (self.kv_heads * self.head_dim, 2 * hidden),
+            "self_attn.v_proj": (self.kv_heads * self.head_dim, 2 * hidden),
+            "self_attn.o_proj": (hidden, width),
+            "mlp.gate_proj": (self.intermediate_size, hidden),
+            "mlp.up_proj": (self.intermediate_size, hidden),
+            "mlp.down_proj": (hidden, self.intermediate_size),
+        }
+        if self.architecture == QWEN3:
+            layer |= {"self_attn.q_norm": (self.head_dim,), "self_attn.k_norm": (self.head_dim,)}
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, states)}
+        shapes |= {f"layers.0.{name}.weight": shape for name, shape in layer.items()}
+        shapes["norm.weight"] = (hidden,)
+        if self.draft_vocabulary < self.vocabulary:
+            shapes |= {
+                "lm_head.weight": (self.draft_vocabulary, hidden),
+                "d2t": (self.draft_vocabulary,),
+                "t2d": (self.vocabulary,),
+            }
+        return shapes
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head on disk.
+
+    Attributes:
+        method: vLLM's name of the method, `speculative_config.method`.
+        parameters, nbytes: of all tensors in its files; embeddings among them if it has its own.
+        own_policy_weights: which of the policy's matrices the file repeats; they grow stale when
+            the policy is trained.
+        base_model: what it says of the policy it was trained for, of BASE_KEYS; may be empty.
+    """
+
+    path: str
+    method: str
+    shape: HeadShape
+    parameters: int
+    nbytes: int
+    own_policy_weights: tuple[str, ...]
+    base_model: Mapping[str, Any]
+
+
+def default_layers(layers: int) -> tuple[int, int, int]:
+    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise."""
+    return 2, layers // 2, layers - 3
+
+
+def read_head(folder: str | Path, field: str = "head") -> Head:
+    """Say what the folder of a head holds.
+
+    Args:
+        folder: with `config.json` and `*.safetensors`.
+        field: what errors call the setting that names the folder.
+
+    Raises:
+        ConfigError: no such folder, another kind of drafter, or weights of other shapes than its
+            configuration says.
+    """
+    folder = Path(folder)
+    config = _json(folder / CONFIG, field, str(folder))
+    shape = _Reader(f"{field}: {folder / CONFIG}", config).shape()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(field, str(folder), "must hold weights as *.safetensors")
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for file in files:
+        tensors |= _tensors(file, field)
+    _check_shapes(shape, tensors, f"{field}: {folder}")
+    sizes = {name: (prod(dims), _ITEM_BYTES.get(kind, 1)) for name, (kind, dims) in tensors.items()}
+    training = folder / TRAINING
+    base = _json(training, field, str(folder)).get("base_model") if training.exists() else None
+    own = (name for name in _POLICYS_OWN if name in tensors)
+    return Head(
+        path=str(folder),
+        method="eagle3",
+        shape=shape,
+        parameters=sum(count for count, _ in sizes.values()),
+        nbytes=sum(count * size for count, size in sizes.values()),
+        own_policy_weights=tuple(own),
+        base_model=base if isinstance(base, dict) else {},
+    )
+
+
+def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a head records of its policy's `config.json`."""
+    return {key: model_config[key] for key in BASE_KEYS if key in model_config}
+
+
+def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
+    """Refuse a head that was made for another policy than the one with this `config.json`.
+
+    Raises:
+        ConfigError: sizes differ, or it takes hidden states of layers that are not there.
+    """
+    made_for = {
+        "hidden_size": head.shape.aux_hidden_size,
+        "vocab_size": head.shape.vocabulary,
+        **head.base_model,
+    }
+    for key, value in made_for.items():
+        found = model_config.get(key, value)
+        if found != value:
+            raise ConfigError(
+                field, head.path, f"made for a model with {key} = {value}, not {found}"
+            )
+    layers = model_config.get("num_hidden_layers")
+    if layers is not None and max(head.shape.target_layers, default=0) > layers:
+        raise ConfigError(
+            field, head.path, f"takes hidden states of layers {list(head.shape.target_layers)}, "
+            f"the model has {layers}",
+        )  # fmt: skip
+
+
+class _Reader:
+    """Typed access to a head's `config.json`, whichever of both formats it has."""
+
+    def __init__(self, place: str, config: Mapping[str, Any]) -> None:
+        self.place, self.config = place, config
+        self.layer: Mapping[str, Any] = config
+        kind = config.get("speculators_model_type")
+        if kind is not None:
+            if kind != "eagle3":
+                raise self.wrong("speculators_model_type", kind, "must be 'eagle3'")
+            if "model_type" in config:
+                raise self.wrong(
+                    "model_type", config["model_type"],
+                    "must be absent beside speculators_model_type: vLLM would take it for a model",
+                )  # fmt: skip
+            self.layer = config.get("transformer_layer_config") or {}
+
+    def wrong(self, key: str, value: object, allowed: str) -> ConfigError:
+        return ConfigError(f"{self.place}: {key}", value, allowed)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.layer.get(key, self.config.get(key))
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise self.wrong(key, value, "must be an integer of at least 1")
+        return value
+
+    def architecture(self) -> str:
+        if self.layer is not self.config:
+            kind = self.layer.get("model_type", "llama")
+            known = {"llama": LLAMA, "qwen3": QWEN3}
+            if kind not in known:
+                raise self.wrong("model_type", kind, "must be 'llama' or 'qwen3'")
+            return known[kind]
+        names = self.config.get("architectures") or [None]
+        if names[0] not in (LLAMA, "LlamaForCausalLMEagle3"):
+            raise self.wrong(
+                "architectures", names, f"must be LlamaForCausalLMEagle3 or {LLAMA}, or the "
+                "configuration one of the speculators library",
+            )  # fmt: skip
+        return LLAMA
+
+    def layers(self) -> tuple[int, ...]:
+        key = "eagle_aux_hidden_state_layer_ids"
+        nested = self.config.get("eagle_config") or {}
+        value = self.config.get(key) or nested.get(key) or []
+        if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+            raise self.wrong(key, value, "must be a list of layers")
+        return tuple(value)
+
+    def shape(self) -> HeadShape:
+        architecture, hidden = self.architecture(), self.size("hidden_size")
+        if self.size("num_hidden_layers", 1) != 1:
+            raise self.wrong("num_hidden_layers", self.size("num_hidden_layers"), "must be 1")
+        heads, vocabulary = self.size("num_attention_heads"), self.size("vocab_size")
+        draft_vocabulary = self.size("draft_vocab_size", vocabulary)
+        if draft_vocabulary > vocabulary:
+            raise self.wrong("draft_vocab_size", draft_vocabulary, f"must be 1..{vocabulary}")
+        return HeadShape(
+            architecture=architecture,
+            hidden_size=hidden,
+            intermediate_size=self.size("intermediate_size"),
+            heads=heads,
+            kv_heads=self.size("num_key_value_heads", heads),
+            head_dim=self.size("head_dim", hidden // heads),
+            vocabulary=vocabulary,
+            draft_vocabulary=draft_vocabulary,
+            target_layers=self.layers(),
+            aux_hidden_size=self.size("target_hidden_size", hidden),
+        )
+
+
+def _json(path: Path, field: str, value: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = f"must be a folder with {path.name}: {error.strerror}"
+        raise ConfigError(field, value, reason) from None
+    except ValueError as error:
+        raise ConfigError(field, value, f"{path.name} is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(field, value, f"{path.name} must hold a JSON object")
+    return content
+
+
+def _tensors(file: Path, field: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor of a safetensors file, from its header alone."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        text = stream.read(min(length, _LARGEST_HEADER))
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(field, str(file), "must be a whole safetensors file") from None
+
+
+def _check_shapes(
+    shape: HeadShape, tensors: Mapping[str, tuple[str, Sequence[int]]], field: str
+) -> None:
+    found = {name.replace("midlayer.", "layers.0."): dims for name, (_, dims) in tensors.items()}
+    for name, expected in shape.weights.items():
+        if name == "t2d" and name not in found:  # vLLM reads d2t alone
+            continue
+        if found.get(name) != expected:
+            raise ConfigError(f"{field}: {name}", found.get(name), f"must have shape {expected}")

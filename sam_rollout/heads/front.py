@@ -1,0 +1,186 @@
+"""The command `sam-rollout head train`: texts in, a head's folder out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from sam_rollout.bench.traces import Trace, groups_of, read_traces
+from sam_rollout.heads.acceptance import Acceptance, acceptance
+from sam_rollout.heads.checkpoint import CONFIG, Head, default_layers, read_head
+from sam_rollout.heads.hidden_states import Policy, Sample
+from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.heads.training import Learner, TrainingSettings, train
+from sam_rollout.heads.writing import rope_theta, shape_for, speculators_config, write_head
+from sam_rollout.settings import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELD_OUT = 0.05  # share of the prompts
+LEAST_HELD_OUT = 4
+EVALUATIONS = 10  # during training, evenly spread
+_NEEDED = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"
+)  # fmt: skip
+LOGGED = 100  # losses kept in training.json: means over as many parts of the training
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRequest:
+    """What is asked for.
+
+    Attributes:
+        model: the policy's checkpoint folder.
+        texts: run folders with recorded traces, or files of traces.
+        draft_vocabulary: the head drafts this many tokens, those most frequent in the responses;
+            None: all.
+        max_tokens: of a text; what follows is not read.
+    """
+
+    model: str
+    texts: Sequence[Path]
+    output: Path
+    settings: TrainingSettings
+    draft_vocabulary: int | None = None
+    max_tokens: int = 2048
+    picture: Path | None = None
+
+
+def train_head(request: HeadRequest, console: Console) -> Head:
+    """Train a head, say how it does on texts it was not trained on, and write it.
+
+    Raises:
+        ConfigError: the model or a number cannot be used.
+        TraceError, OSError: texts that cannot be read.
+    """
+    settings = request.settings
+    model_config = _model_config(request.model)
+    learning, held_out = split([t for path in request.texts for t in read_traces(path)])
+    layers = default_layers(model_config["num_hidden_layers"])
+    shape = shape_for(model_config, layers, request.draft_vocabulary)
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    policy = Policy.load(request.model, device)
+    samples, tests = (
+        _read(policy, part, layers, request.max_tokens, title)
+        for part, title in ((learning, "reading texts"), (held_out, "reading held-out texts"))
+    )
+    torch.manual_seed(settings.seed)
+    head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
+    vocabulary = frequent_tokens(learning, request.draft_vocabulary, shape.vocabulary)
+    learner = Learner(head.to(device), policy, settings.steps, vocabulary)
+    history = _train(learner, samples, tests, settings)
+    found = history["held_out"][-1]
+    config = speculators_config(shape, model_config, request.model, settings.steps)
+    record = {
+        "texts": {"learning": len(samples), "held_out": len(tests)},
+        "settings": dataclasses.asdict(settings),
+        **history,
+    }
+    write_head(request.output, learner, config, model_config, record)
+    if request.picture is not None:
+        from sam_rollout.heads.picture import plot_training
+
+        plot_training(history, request.picture)
+    written = read_head(request.output)
+    chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
+    console.print(
+        f"{request.output}: {written.parameters:,} parameters, {written.nbytes / 1e6:,.2f} MB. "
+        f"Held-out texts: drafts accepted with probability {chances} by position, "
+        f"{found['length']:.2f} tokens per verify step.",
+        soft_wrap=True,
+    )
+    return written
+
+
+def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
+    """Traces to learn from and traces held out; all responses to a prompt are on one side.
+
+    Which prompts are held out depends on the texts alone, not on a seed: heads trained on the same
+    texts are tested on the same texts.
+
+    Raises:
+        ConfigError: too few prompts.
+    """
+    groups = groups_of(traces)
+    count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
+    if len(groups) < 2 * LEAST_HELD_OUT:
+        allowed = f"must be at least {2 * LEAST_HELD_OUT}: some are held out to test the head"
+        raise ConfigError("prompts in the traces", len(groups), allowed)
+    random.Random(0).shuffle(groups)
+    parts = groups[count:], groups[:count]
+    learning, held_out = ([trace for group in part for trace in group] for part in parts)
+    return learning, held_out
+
+
+def frequent_tokens(
+    traces: Sequence[Trace], count: int | None, vocabulary: int
+) -> torch.Tensor | None:
+    """The `count` tokens most frequent in responses, ascending; None for the whole vocabulary."""
+    if count is None or count == vocabulary:
+        return None
+    if not 1 <= count < vocabulary:
+        raise ConfigError("--draft-vocab", count, f"must be 1..{vocabulary}")
+    seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
+    return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
+
+
+def _model_config(model: str) -> Mapping[str, Any]:
+    path = Path(model) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("--model", model, f"must be a folder with {CONFIG}: {error}") from error
+    for key in _NEEDED:
+        if type(config.get(key)) is not int:
+            raise ConfigError(f"{path}: {key}", config.get(key), "must be an integer")
+    return config
+
+
+def _read(
+    policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, title: str
+) -> list[Sample]:
+    total = sum(min(max_tokens, len(trace.tokens)) for trace in traces)
+    with tqdm(total=total, desc=title, unit="token", unit_scale=True) as bar:
+        samples = policy.read(traces, layers, max_tokens, bar.update)
+    return [sample for sample in samples if len(sample.tokens) > sample.prompt + 1]
+
+
+def _train(
+    learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample], settings: TrainingSettings
+) -> dict[str, Any]:
+    """Train with a bar; losses and held-out figures over the share of the training done."""
+    losses: list[list[float]] = [[] for _ in range(LOGGED)]
+    tested: list[dict[str, Any]] = []
+    updates = 0
+    with tqdm(total=1.0, desc="training", bar_format="{l_bar}{bar}| {elapsed}{postfix}") as bar:
+        for now in train(learner, samples, settings):
+            updates = now.updates
+            losses[min(LOGGED - 1, int(now.share * LOGGED))].append(now.loss)
+            if now.share >= (len(tested) + 1) / EVALUATIONS or now.share >= 1:
+                found = acceptance(learner, tests)
+                tested.append({"updates": updates, "share": now.share, **_figures(found)})
+            length = f"{tested[-1]['length']:.2f}" if tested else "-"
+            bar.set_postfix_str(f"loss {now.loss:.3f}, acceptance length {length}")
+            bar.update(min(1.0, now.share) - bar.n)
+    return {
+        "updates": updates,
+        "loss": [sum(part) / len(part) for part in losses if part],
+        "held_out": tested,
+    }
+
+
+def _figures(found: Acceptance) -> dict[str, Any]:
+    return {
+        "per_position": [round(chance, 4) for chance in found.per_position],
+        "length": round(found.length, 4),
+        "positions": found.positions,
+    }

@@ -1,0 +1,111 @@
+"""What a head learns from: texts with the hidden states that their policy computed over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sam_rollout.settings import ConfigError
+
+if TYPE_CHECKING:
+    from sam_rollout.bench.traces import Trace
+
+STORED = torch.bfloat16  # of the states kept in memory: half of float32, as exact as policies are
+_POSITIONS = 4096  # of one forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One text; n tokens, of which the first `prompt` were not sampled by the policy."""
+
+    tokens: Tensor  # int64 [n]
+    states: Tensor  # [n, layers * hidden], after the policy's target layers
+    last: Tensor  # [n, hidden], what the policy's output matrix is applied to
+    prompt: int
+
+    def window(self, start: int, length: int) -> Sample:
+        """The part of the text from `start` on."""
+        part = slice(start, start + length)
+        prompt = max(0, self.prompt - start)
+        return Sample(self.tokens[part], self.states[part], self.last[part], prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A causal language model of transformers' and its two matrices that its head shares."""
+
+    model: Any
+    embeddings: Tensor  # [vocabulary, hidden]
+    output: Tensor  # [vocabulary, hidden]
+
+    @classmethod
+    def load(cls, folder: str, device: torch.device) -> Policy:
+        """Load a checkpoint: float32 on a CPU, as it is stored elsewhere.
+
+        Raises:
+            OSError, ValueError: no checkpoint that transformers knows.
+        """
+        from transformers import AutoModelForCausalLM
+
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+        return cls.of(model)
+
+    @classmethod
+    def of(cls, model: Any) -> Policy:
+        """The same of a model that is loaded."""
+        embeddings = model.get_input_embeddings().weight.detach().float()
+        output = model.get_output_embeddings().weight.detach().float()
+        return cls(model, embeddings, output)
+
+    @torch.no_grad()
+    def read(
+        self, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> list[Sample]:  # fmt: skip
+        """Hidden states of every trace, in its order.
+
+        Args:
+            layers: after how many layers states are taken; 0 are the embeddings.
+            max_tokens: of a text; longer ones are cut.
+            progress: called with the number of tokens read since the last call.
+
+        Raises:
+            ConfigError: a token that the model does not know.
+        """
+        texts = [torch.as_tensor(trace.tokens[:max_tokens]).long() for trace in traces]
+        largest = max(int(text.max()) for text in texts)
+        if largest >= len(self.embeddings):
+            allowed = f"must be below {len(self.embeddings)}, the vocabulary of the model"
+            raise ConfigError("token id in the traces", largest, allowed)
+        samples: dict[int, Sample] = {}
+        for part in _batches(texts):
+            ids = torch.nn.utils.rnn.pad_sequence([texts[i] for i in part], batch_first=True)
+            # No attention mask: padding is on the right, where a causal model never looks.
+            out = self.model(
+                input_ids=ids.to(self.embeddings.device), output_hidden_states=True,
+                use_cache=False, logits_to_keep=1,
+            )  # fmt: skip
+            states = torch.cat([out.hidden_states[layer] for layer in layers], -1).to(STORED)
+            last = out.hidden_states[-1].to(STORED)
+            for row, i in enumerate(part):
+                n, prompt = len(texts[i]), min(len(traces[i].prompt), len(texts[i]))
+                samples[i] = Sample(
+                    texts[i], states[row, :n].cpu(), last[row, :n].cpu(), prompt
+                )  # fmt: skip
+                progress(n)
+        return [samples[i] for i in range(len(texts))]
+
+
+def _batches(texts: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of texts of similar lengths, so that little is padded."""
+    batches: list[list[int]] = [[]]
+    for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        if batches[-1] and (len(batches[-1]) + 1) * len(texts[i]) > _POSITIONS:
+            batches.append([])
+        batches[-1].append(i)
+    return batches

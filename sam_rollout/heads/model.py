@@ -1,0 +1,154 @@
+"""The EAGLE-3 head: one llama layer over the policy's hidden states and the next token's embedding.
+
+As vLLM's `Eagle3LlamaForCausalLM` computes it (arXiv 2503.01840). At position t it knows the
+policy's hidden states of t and token t + 1, and proposes token t + 2. For the token after that it
+takes its own output in place of the hidden states, which the policy has not computed yet.
+Embeddings and output matrix are the policy's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sam_rollout.heads.checkpoint import HeadShape
+
+#: Keys and values of one step for all positions, each [batch, heads, length, head_dim].
+KeysAndValues = tuple[Tensor, Tensor]
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary position embedding of x [batch, heads, length, head_dim] at positions [length]."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = positions[:, None].float() * frequencies  # [length, half]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Attention(nn.Module):
+    """Attention of the unrolled head: the first step's text, and one token of every later step."""
+
+    def __init__(self, shape: HeadShape, theta: float) -> None:
+        super().__init__()
+        hidden, width = shape.hidden_size, shape.heads * shape.head_dim
+        self.heads, self.head_dim, self.theta = shape.heads, shape.head_dim, theta
+        self.q_proj = nn.Linear(2 * hidden, width, bias=False)
+        self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
+        """Attend and append to `cache`, which holds one entry per step taken before.
+
+        Row t of step j stands for the draft made after the text up to t: it sees the first step's
+        keys up to t, and of the later steps its own row alone.
+
+        Args:
+            x: [batch, length, 2 * hidden].
+            positions: of the rows at this step, [length].
+        """
+        length = x.shape[1]
+        q = rotate(self._split(self.q_proj(x)), positions, self.theta)
+        k = rotate(self._split(self.k_proj(x)), positions, self.theta)
+        cache.append((k, self._split(self.v_proj(x))))
+        keys, values = cache[0]
+        scale = 1 / math.sqrt(self.head_dim)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        text = (q @ keys.transpose(-1, -2) * scale).masked_fill(future, -math.inf)
+        drafted = [(q * later).sum(-1, keepdim=True) * scale for later, _ in cache[1:]]
+        weights = torch.cat([text, *drafted], -1).softmax(-1)
+        out = weights[..., :length] @ values
+        for i, (_, later) in enumerate(cache[1:], start=length):
+            out = out + weights[..., i : i + 1] * later
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[batch, length, heads * head_dim] -> [batch, all heads, length, head_dim]."""
+        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.repeat_interleave(self.heads // x.shape[1], 1)
+
+
+class GatedMLP(nn.Module):
+    """Llama's feed-forward part."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A decoder layer that also takes the embedding of the next token."""
+
+    def __init__(self, shape: HeadShape, theta: float, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps)
+        self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps)
+        self.self_attn = Attention(shape, theta)
+        self.mlp = GatedMLP(shape)
+
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, positions: Tensor, cache: list[KeysAndValues]
+    ) -> Tensor:
+        """Embedding and hidden state, each [batch, length, hidden] -> hidden state."""
+        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
+        hidden = hidden + self.self_attn(both, positions, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3Head(nn.Module):
+    """The whole head; its parameters have the names that vLLM loads.
+
+    Args:
+        shape: sizes; of the llama kind.
+        theta: base of the rotary embedding.
+        eps: of the norms.
+    """
+
+    def __init__(self, shape: HeadShape, theta: float, eps: float) -> None:
+        super().__init__()
+        states = shape.aux_hidden_size * len(shape.target_layers)
+        self.fc = nn.Linear(states, shape.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Layer(shape, theta, eps)])
+        self.norm = nn.RMSNorm(shape.hidden_size, eps)
+        for matrix in (p for p in self.parameters() if p.ndim == 2):
+            nn.init.normal_(matrix, std=0.45 / math.sqrt(shape.hidden_size))
+
+    def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
+        """Draft `steps` tokens at every position at once: the training-time test.
+
+        Row t of step j is what the head computes in an engine for its draft j + 1 after the text
+        up to token t + 1, if drafts 1 to j are the text's next tokens.
+
+        Args:
+            embedded: of the text's tokens, [batch, length, hidden].
+            states: the policy's hidden states, [batch, length, layers * aux_hidden].
+
+        Returns:
+            Per step the normalised output, [batch, length, hidden], for the output matrix. Step j
+            says something of its first length - 1 - j positions.
+        """
+        length = embedded.shape[1]
+        positions = torch.arange(length, device=embedded.device)
+        cache: list[KeysAndValues] = []
+        hidden, outputs = self.fc(states), []
+        for step in range(steps):
+            hidden = self.layers[0](shifted(embedded, step + 1), hidden, positions + step, cache)
+            outputs.append(self.norm(hidden))
+        return outputs
+
+
+def shifted(x: Tensor, by: int) -> Tensor:
+    """Row t becomes row t + `by` of x [batch, length, ...]; zeros where there is none."""
+    return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)

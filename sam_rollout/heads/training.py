@@ -1,0 +1,178 @@
+"""Trains a head: soft cross entropy against the policy, over several steps of its own drafts."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from sam_rollout.heads.hidden_states import Policy, Sample
+from sam_rollout.heads.model import Eagle3Head, shifted
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long and how a head is trained; lengths in tokens.
+
+    Attributes:
+        steps: drafts in a row that are trained, the engine's `num_speculative_tokens`.
+        updates: of the weights; None: as many as `minutes` allow.
+        minutes: of wall clock; the result then depends on how fast the machine is.
+        learning_rate: of the matrices, at the start; falls as a cosine.
+        window: of the texts in a batch, at random places.
+    """
+
+    steps: int = 3
+    updates: int | None = 1500
+    minutes: float | None = None
+    learning_rate: float = 0.02
+    batch: int = 8
+    window: int = 192
+    warmup: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Draft `number` (from 0) at all positions that have one; positions of a batch in a row."""
+
+    number: int
+    logits: Tensor  # [positions, draft vocabulary], of the head
+    target: Tensor  # [positions, vocabulary], the policy's probabilities
+    tokens: Tensor  # [positions], what the text has there
+
+
+class Learner:
+    """A head together with what it needs of its policy.
+
+    Args:
+        vocabulary: the tokens it can draft, ascending; None: all.
+    """
+
+    def __init__(
+        self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None
+    ) -> None:
+        self.head, self.policy, self.steps = head, policy, steps
+        device = policy.output.device
+        if vocabulary is None:
+            self.vocabulary = torch.arange(len(policy.output), device=device)
+            self.output = policy.output
+        else:
+            self.vocabulary = vocabulary.to(device)
+            self.output = policy.output[self.vocabulary]
+
+    def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
+        """Drafts of the head at every position of responses where an engine would draft.
+
+        That is after the response's first token: drafts come when a token was sampled.
+        """
+        device = self.output.device
+        ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
+        states, last = (
+            pad_sequence([getattr(s, name) for s in samples], batch_first=True).to(device).float()
+            for name in ("states", "last")
+        )
+        lengths = torch.tensor([[len(s.tokens)] for s in samples], device=device)
+        prompts = torch.tensor([[s.prompt] for s in samples], device=device)
+        place = torch.arange(ids.shape[1], device=device)
+        embedded = self.policy.embeddings[ids]
+        for number, hidden in enumerate(self.head.unroll(embedded, states, self.steps)):
+            # Row t drafts token t + 2 + number; the policy's answer is what it says at the token
+            # before.
+            drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
+            logits = functional.linear(shifted(last, number + 1)[drafts], self.policy.output)
+            yield Step(
+                number,
+                functional.linear(hidden[drafts], self.output),
+                logits.softmax(-1),
+                shifted(ids, number + 2)[drafts],
+            )
+
+    def loss(self, samples: Sequence[Sample]) -> Tensor:
+        """Cross entropy in nats per draft token, mean over positions and steps.
+
+        Probability that the policy gives to tokens outside a reduced vocabulary teaches nothing.
+        """
+        losses = []
+        for step in self.unrolled(samples):
+            target = step.target[:, self.vocabulary]
+            entropies = -(target * step.logits.log_softmax(-1)).sum(-1)
+            losses.append(entropies.sum() / max(1, len(entropies)))
+        return torch.stack(losses).mean()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands; `share` of it is done."""
+
+    updates: int
+    share: float
+    loss: float
+
+
+def train(
+    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings
+) -> Iterator[Progress]:
+    """Train the learner's head in place; yields after every update.
+
+    With a number of updates and without minutes the result follows from the seed.
+    """
+    rng = random.Random(settings.seed)
+    head = learner.head.train()
+    optimizer = _Optimizer(head, settings.learning_rate)
+    start, update, share = time.monotonic(), 0, 0.0
+    while share < 1:
+        loss = learner.loss([_window(rng, samples, settings.window) for _ in range(settings.batch)])
+        cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
+        optimizer.update(loss, cosine * min(1, (update + 1) / settings.warmup))
+        update += 1
+        share = _share(settings, update, time.monotonic() - start)
+        yield Progress(update, share, loss.item())
+    head.eval()
+
+
+class _Optimizer:
+    """Muon for the matrices, AdamW for the norms.
+
+    Muon learns faster per update, and one learning rate suits heads of all widths.
+    """
+
+    def __init__(self, head: Eagle3Head, rate: float) -> None:
+        self.parameters = list(head.parameters())
+        matrices = [p for p in self.parameters if p.ndim == 2]
+        gains = [p for p in self.parameters if p.ndim < 2]
+        self.parts = [
+            (torch.optim.Muon(matrices, rate, weight_decay=0.0), rate),
+            (torch.optim.AdamW(gains, rate / 10, betas=(0.9, 0.95), weight_decay=0.0), rate / 10),
+        ]
+
+    def update(self, loss: Tensor, factor: float) -> None:
+        """Take one step down the loss at `factor` times the learning rate."""
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimizer, rate in self.parts:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _share(settings: TrainingSettings, update: int, elapsed_s: float) -> float:
+    by_updates = update / settings.updates if settings.updates else 0.0
+    by_time = elapsed_s / (60 * settings.minutes) if settings.minutes else 0.0
+    return max(by_updates, by_time)
+
+
+def _window(rng: random.Random, samples: Sequence[Sample], length: int) -> Sample:
+    """A part of a text drawn at random, with at least one position to learn from."""
+    sample = rng.choice(samples)
+    most = len(sample.tokens) - length
+    least = min(max(0, sample.prompt + 3 - length), max(0, most))
+    return sample.window(rng.randint(least, max(least, most)), length)

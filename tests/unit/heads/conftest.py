@@ -1,0 +1,67 @@
+"""A Qwen3 of random weights, texts, and a head for it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from sam_rollout.bench.traces import Trace
+from sam_rollout.heads.checkpoint import default_layers
+from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.heads.writing import shape_for
+
+VOCABULARY = 48
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
+        initializer_range=0.3, tie_word_embeddings=True,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("policy")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_config(model_folder):
+    return json.loads((model_folder / "config.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def policy(model_folder):
+    return Policy.load(str(model_folder), torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def traces(policy):
+    """One response sampled from the policy to each of 24 prompts."""
+    torch.manual_seed(1)
+    found = []
+    for number in range(24):
+        prompt = torch.randint(VOCABULARY, (1, 4 + number % 3))
+        ids = policy.model.generate(
+            prompt, do_sample=True, max_new_tokens=20 + number % 5, min_new_tokens=20,
+            pad_token_id=0,
+        )[0].numpy().astype(np.int32)  # fmt: skip
+        size = prompt.shape[1]
+        found.append(Trace(str(number), 0, ids[:size], ids[size:]))
+    return found
+
+
+@pytest.fixture
+def make_head(model_config):
+    def make(draft_vocabulary=None, seed=0):
+        torch.manual_seed(seed)
+        layers = default_layers(model_config["num_hidden_layers"])
+        return Eagle3Head(shape_for(model_config, layers, draft_vocabulary), 10000.0, 1e-6)
+
+    return make

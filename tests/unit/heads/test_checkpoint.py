@@ -1,0 +1,157 @@
+"""A head's folder is read without torch, and what vLLM could not use is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head
+from sam_rollout.heads.training import Learner
+from sam_rollout.heads.writing import shape_for, speculators_config, write_head
+from sam_rollout.settings import ConfigError
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "dapo_qwen3"
+
+
+@pytest.fixture
+def written(tmp_path, policy, model_config, make_head):
+    """A head's folder; with `draft_vocabulary` tokens."""
+
+    def write(draft_vocabulary=None):
+        shape = shape_for(model_config, default_layers(6), draft_vocabulary)
+        chosen = None if draft_vocabulary is None else torch.arange(0, 2 * draft_vocabulary, 2)
+        learner = Learner(make_head(draft_vocabulary), policy, 3, chosen)
+        config = speculators_config(shape, model_config, "some/policy", 3)
+        write_head(tmp_path / "head", learner, config, model_config, {})
+        return tmp_path / "head"
+
+    return write
+
+
+def change(folder, name="config.json", **changes):
+    config = json.loads((folder / name).read_text())
+    for key, value in changes.items():
+        place = config["transformer_layer_config"] if key in ("hidden_size",) else config
+        place[key] = value
+    (folder / name).write_text(json.dumps(config))
+
+
+def tensors(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_what_is_written_is_read(written, model_config):
+    folder = written()
+    head = read_head(folder)
+    assert (head.method, head.shape.architecture) == ("eagle3", LLAMA)
+    assert (head.shape.hidden_size, head.shape.vocabulary) == (32, 48)
+    assert head.shape.draft_vocabulary == 48 and head.shape.target_layers == (2, 3, 3)
+    found = tensors(folder)
+    assert head.parameters == sum(t.numel() for t in found.values())
+    assert head.nbytes == sum(t.nbytes for t in found.values())
+    assert head.own_policy_weights == ()
+    check_belongs(head, model_config)
+
+
+def test_the_file_has_the_names_that_vllm_loads(written):
+    found = tensors(written())
+    layer = [
+        "hidden_norm", "input_layernorm", "post_attention_layernorm", "mlp.down_proj",
+        "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj",
+        "self_attn.q_proj", "self_attn.v_proj",
+    ]  # fmt: skip
+    expected = ["fc", *(f"layers.0.{name}" for name in layer), "norm"]
+    assert sorted(found) == sorted(f"{name}.weight" for name in expected)
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+
+
+def test_a_reduced_vocabulary_brings_its_rows_and_its_maps(written, policy):
+    folder = written(20)
+    found = tensors(folder)
+    assert (found["d2t"] + torch.arange(20)).tolist() == list(range(0, 40, 2))
+    assert found["t2d"].nonzero()[:, 0].tolist() == list(range(0, 40, 2))
+    rows = policy.output[:40:2].to(torch.bfloat16)
+    torch.testing.assert_close(found["lm_head.weight"], rows)
+    head = read_head(folder)
+    assert head.shape.draft_vocabulary == 20 and head.own_policy_weights == ("lm_head.weight",)
+    assert head.nbytes == sum(tensor.nbytes for tensor in found.values())
+
+
+def test_a_hugging_face_llama_is_read(written, tmp_path):
+    folder = written()
+    config = json.loads((folder / "config.json").read_text())
+    flat = config["transformer_layer_config"] | {
+        "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 48,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(flat))
+    renamed = {k.replace("layers.0.", "midlayer."): v for k, v in tensors(folder).items()}
+    save_file(renamed, folder / "model.safetensors")
+    head = read_head(folder)
+    assert head.shape.architecture == LLAMA and head.shape.target_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen3"}, "model_type = 'qwen3': must be absent"),
+        ({"speculators_model_type": "dflash"}, "= 'dflash': must be 'eagle3'"),
+        ({"hidden_size": 0}, "hidden_size = 0: must be an integer of at least 1"),
+        ({"hidden_size": 64}, "must have shape"),
+        ({"draft_vocab_size": 49}, "draft_vocab_size = 49: must be 1..48"),
+        ({"draft_vocab_size": 20}, "lm_head.weight = None: must have shape (20, 32)"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "fc.weight = (32, 96): must have shape"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "= '2': must be a list of layers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(written, changes, message):
+    folder = written()
+    change(folder, **changes)
+    with pytest.raises(ConfigError) as caught:
+        read_head(folder, "sam.sources.model.path")
+    assert str(caught.value).startswith("sam.sources.model.path: ")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_folders_without_a_head_are_refused(written, tmp_path):
+    with pytest.raises(ConfigError, match=r"must be a folder with config\.json: No such file"):
+        read_head(tmp_path / "nowhere")
+    folder = written()
+    (folder / "model.safetensors").write_bytes(b"12345678{")
+    with pytest.raises(ConfigError, match="must be a whole safetensors file"):
+        read_head(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="must hold weights"):
+        read_head(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
+        read_head(folder)
+    with pytest.raises(ConfigError, match=r"architectures = .*must be LlamaForCausalLMEagle3"):
+        read_head(RECIPE / "tiny_qwen3")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers"])
+def test_a_head_of_another_model_is_refused(written, model_config, key):
+    head = read_head(written())
+    with pytest.raises(ConfigError, match=f"made for a model with {key} = {model_config[key]}"):
+        check_belongs(head, model_config | {key: 2 * model_config[key]})
+
+
+def test_layers_that_are_not_there_are_refused(written, model_config):
+    folder = written()
+    (folder / "training.json").unlink()
+    head = read_head(folder)
+    assert head.base_model == {}
+    with pytest.raises(ConfigError, match=r"layers \[2, 3, 3\], the model has 2"):
+        check_belongs(head, model_config | {"num_hidden_layers": 2})
+
+
+def test_reading_needs_no_torch():
+    code = "import sys, sam_rollout.heads.checkpoint; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

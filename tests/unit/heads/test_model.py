@@ -1,0 +1,73 @@
+"""The unrolled head computes what a head with a KV cache computes token by token."""
+
+import math
+
+import pytest
+import torch
+
+from sam_rollout.heads.model import rotate
+
+STEPS, LENGTH, BATCH = 4, 9, 2
+
+
+class CachedHead:
+    """The same weights, one token at a time: keys and values of all tokens before are kept."""
+
+    def __init__(self, head):
+        self.head, self.layer, self.attention = head, head.layers[0], head.layers[0].self_attn
+        self.keys, self.values = [], []
+
+    def feed(self, embedded, hidden, position):
+        """Take the token after `position` and a hidden state [hidden]; return a hidden state."""
+        layer, attention = self.layer, self.attention
+        both = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)])
+        q, k, v = (
+            project(both).unflatten(0, (-1, attention.head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        place = torch.tensor([position])
+        q, k = (rotate(x[None, :, None], place, attention.theta)[0, :, 0] for x in (q, k))
+        groups = attention.heads // len(k)
+        self.keys.append(k.repeat_interleave(groups, 0))
+        self.values.append(v.repeat_interleave(groups, 0))
+        keys, values = torch.stack(self.keys), torch.stack(self.values)  # [tokens, heads, head_dim]
+        weights = ((keys * q).sum(-1) / math.sqrt(attention.head_dim)).softmax(0)
+        hidden = hidden + attention.o_proj((weights[..., None] * values).sum(0).flatten())
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+
+@torch.no_grad()
+def test_every_step_equals_a_rollout_with_a_cache(make_head):
+    head = make_head()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    embedded = torch.randn(BATCH, LENGTH, head.fc.out_features)
+    states = torch.randn(BATCH, LENGTH, head.fc.in_features)
+    unrolled = head.unroll(embedded, states, STEPS)
+    compared = 0
+    for row in range(BATCH):
+        combined = head.fc(states[row])
+        for last in range(LENGTH - 1):
+            cached = CachedHead(head)
+            for position in range(last + 1):
+                hidden = cached.feed(embedded[row, position + 1], combined[position], position)
+            for step in range(min(STEPS, LENGTH - 1 - last)):
+                if step:
+                    position = last + step
+                    hidden = cached.feed(embedded[row, position + 1], hidden, position)
+                torch.testing.assert_close(
+                    unrolled[step][row, last], head.norm(hidden), atol=1e-4, rtol=1e-4
+                )
+                compared += 1
+    assert compared == BATCH * (8 + 7 + 6 + 5)
+
+
+def test_rotation_turns_by_differences_of_positions():
+    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+
+    def product(first, second):
+        at = [torch.tensor([place]) for place in (first, second)]
+        return (rotate(q, at[0], 100.0) * rotate(k, at[1], 100.0)).sum(-1)
+
+    torch.testing.assert_close(product(7, 3), product(104, 100))
+    assert product(7, 3) != pytest.approx(product(7, 4))
