@@ -1,12 +1,15 @@
-"""Acceptance of drafts that come from the model itself, alone and beside drafts from texts.
+"""Acceptance of drafts that come from models, alone and beside drafts from texts.
 
     python -m benchmarks.model_drafts [--rounds 5] [--check] [--output FILE]
 
 The tiny model's engine at T = 1 with the coupled sampler, gate always open, prompts that no side
 has seen: a round has prompts of its own, and every side answers them, in turns, each with a new
 engine. Texts have to be the same on all sides. Counted are tokens per verify step and request,
-those without a draft included. ``--check`` measures what must hold, and exits with 1 where it does
-not.
+those without a draft included; `late` counts those of requests with more than 256 tokens alone.
+``--check`` measures what must hold, and exits with 1 where it does not.
+
+Sides: sources of texts, `recycling` (the model's own likeliest tokens), and `model`, the EAGLE-3
+head that is shipped beside the tiny model.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from benchmarks.measuring import (
     write_record,
 )
 from sam_rollout.bench.machine import machine
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.sources import SOURCES
 from sam_rollout.telemetry.records import RequestTotals
 
 K, PROMPTS, SIBLINGS, MAX_TOKENS, MAX_NUM_SEQS = 3, 16, 4, 512, 32
@@ -35,7 +39,11 @@ SIDES = {
     "own + recycling": ("own", "recycling"),
     "own + siblings": ("own", "siblings"),
     "own + siblings + recycling": ("own", "siblings", "recycling"),
+    "model": ("model",),
+    "own + model": ("own", "model"),
+    "own + siblings + model": ("own", "siblings", "model"),
 }
+HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 # What `--check` asks for: a side, the one it is held against, least gain in tokens per step.
 TARGETS = (("own + recycling", "own", 0.10),)
 
@@ -43,7 +51,10 @@ TARGETS = (("own + recycling", "own", 0.10),)
 def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
     """Answer a round's prompts with a side; tokens per verify step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
-    sam = SamConfig(max_draft_tokens=K, gate=gate, sources=sources_of(*SIDES[side]))
+    sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
+    sections["model"] |= {"path": str(HEAD), "max_tokens": K}
+    sources = SourcesConfig.from_mapping(sections)
+    sam = SamConfig(max_draft_tokens=K, gate=gate, sources=sources)
     requests = requests_of(load_prompts(PROMPTS, seed), SIBLINGS, step=0)
     with offline_engine(
         str(MODEL), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",

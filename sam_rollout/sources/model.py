@@ -68,6 +68,12 @@ class ModelSourceConfig(Section):
         meaning="Most tokens it drafts for a request and step, a forward pass of the drafter each; "
         "no more than `sam.max_draft_tokens`.",
     )
+    sampled: bool = setting(
+        False,
+        meaning="Draw its tokens with the noise that verifies them, which needs "
+        "`rollout_sampler=coupled_gumbel`; otherwise they are its likeliest ones. Worth it for a "
+        "drafter that is near the policy where the policy is undecided.",
+    )
     options: dict = dataclasses.field(
         default_factory=dict,
         hash=False,

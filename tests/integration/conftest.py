@@ -58,7 +58,7 @@ def make_engine() -> Iterator[Callable[..., Any]]:
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": EXTENSION,
             "distributed_executor_backend": "uni",
-            **engine_arguments(config),
+            **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
         envs.disable_envs_cache()  # an engine in this process freezes the variables

@@ -21,13 +21,21 @@ ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 OFF = SamConfig(enabled=False)
 
 
-def sam(*names: str, method: str = "draft_model", gate: GateConfig = ALWAYS, k: int = K) -> Any:
+def sam(
+    *names: str,
+    method: str = "draft_model",
+    gate: GateConfig = ALWAYS,
+    k: int = K,
+    sampled: bool = False,
+) -> SamConfig:
     path = "" if method in ("ngram", "suffix") else MODEL
     sources: dict[str, dict] = {
         name: {"enabled": name in names}
         for name in ("own", "siblings", "run", "history", "corpus", "recycling")
     }
-    sources["model"] = {"enabled": True, "method": method, "path": path, "max_tokens": K}
+    sources["model"] = {
+        "enabled": True, "method": method, "path": path, "max_tokens": K, "sampled": sampled,
+    }  # fmt: skip
     return SamConfig(max_draft_tokens=k, gate=gate, sources=SourcesConfig.from_mapping(sources))
 
 
@@ -84,7 +92,7 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
 
 def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(start, some):
     off = generate(start(OFF, "coupled_gumbel"), some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
-    engine = start(sam(), "coupled_gumbel")
+    engine = start(sam(sampled=True), "coupled_gumbel")
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == texts(off)
     _, drafted, accepted = drained(engine)

@@ -11,9 +11,8 @@ How many passes a step has travels with its schedule, the same for every rank of
 closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
 on.
 
-A draft token is the likeliest one. With the sampler `coupled_gumbel` it is drawn, with the noise
-that will draw the token of its position: the nearer the drafter is to the target, the more often
-both draw the same. Either way verification takes the token as it is: which of several drafts a row
+A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
+its position: the nearer the drafter is to the target, the more often both draw the same. Either way verification takes the token as it is: which of several drafts a row
 follows depends on all of them, so that no distribution could be told for it.
 """
 
@@ -69,7 +68,7 @@ class EngineDrafter:
         self._sample_tokens = runner.sample_tokens
         runner.propose_draft_token_ids = self._keep
         runner.sample_tokens = self._sample
-        self._noise = shared_noise(runner)
+        self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # of the next draft token in each text
         self._likeliest: Any = getattr(runner.drafter, "_greedy_sample", None)

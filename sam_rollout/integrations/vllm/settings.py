@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 from sam_rollout.telemetry.control import ControlAssignment
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
@@ -36,12 +36,21 @@ class EngineSettings:
         sampler: What draws and verifies tokens.
         record_traces: Whether the server keeps token ids.
         control: Who is sampled without drafts; None for nobody.
+
+    Raises:
+        ConfigError: Drafts are to share noise that the sampler has not.
     """
 
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
     record_traces: bool = False
     control: ControlAssignment | None = None
+
+    def __post_init__(self) -> None:
+        model = self.sam.sources.model
+        if model.enabled and model.sampled and self.sampler.kind != "coupled_gumbel":
+            allowed = f"needs rollout_sampler=coupled_gumbel, not {self.sampler.kind!r}"
+            raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSettings:
