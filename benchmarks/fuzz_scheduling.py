@@ -126,7 +126,6 @@ class Life:
             self.totals["steps"] += 1
         for _ in range(2):
             engine.step()  # the worker hears of those that ended last
-        faulthandler.cancel_dump_traceback_later()
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
         meant = {"draft/failures": 1} if self.totals["drafters_failed"] else {}
@@ -237,7 +236,10 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
     sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
-        one.run()
+        try:
+            one.run()
+        finally:  # or it ends, a minute later, whatever else this process does by then
+            faulthandler.cancel_dump_traceback_later()
     return one.totals
 
 

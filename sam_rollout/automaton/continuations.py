@@ -65,7 +65,7 @@ def _writer_of(states, end, text):
 # --- many places at once ----------------------------------------------------------------------
 
 # Lanes: places that votes are asked for at once, int64[lanes, LANE_WIDTH]. Columns:
-LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # of the place, as `vote`
+LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # of the place
 LANE_FIRST = 4  # where the class numbers of its source begin
 LANE_TASKS = 5  # suffixes that were asked
 LANE_SEEN = 6  # state of the suffix that is looked at
@@ -188,11 +188,11 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
 
 
 @njit(nogil=True)
-def vote(kind, address, state, length, text, first, tokens, classes, count):
-    """Append what may follow a place.
+def vote(kind, address, state, length, first, tokens, classes, count):
+    """Append what may follow a place of any kind but LIVE: those are asked by `vote_lanes`.
 
     Args:
-        kind, address, state, length, text: of the place.
+        kind, address, state, length: of the place.
         first: where the class numbers of the source begin.
         tokens, classes: of the votes so far, to be appended to.
         count: number of votes so far.
@@ -200,8 +200,6 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
     Returns:
         The number of votes now.
     """
-    if kind == LIVE:
-        return _vote_live(address, state, length, text, first, tokens, classes, count)
     if kind == READY:
         if state < length:
             entry = live._int32_pointer(address + 8 * state)
@@ -220,16 +218,6 @@ def vote(kind, address, state, length, text, first, tokens, classes, count):
                 count += 1
         return count
     return _vote_static(address, state, length, first, tokens, classes, count)
-
-
-@njit(nogil=True)
-def _vote_live(address, state, length, text, first, tokens, classes, count):
-    lane, tasks = np.zeros(LANE_WIDTH, np.int64), np.empty((LEVELS, TASK_WIDTH), np.int64)
-    lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH] = address, state, length
-    lane[LANE_TEXT], lane[LANE_FIRST] = text, first
-    lanes_at, tasks_at = np.int64(lane.ctypes.data), np.int64(tasks.ctypes.data)
-    vote_lanes(lanes_at, tasks_at, np.zeros(1, np.int64), 1, np.empty(1, np.int64))
-    return take_votes(lanes_at, tasks_at, 0, tokens, classes, count)
 
 
 @njit(nogil=True)

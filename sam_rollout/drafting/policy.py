@@ -278,7 +278,7 @@ def _draft_some(
                 elif kind != NOWHERE:
                     count = vote(
                         kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
-                        lane[LANE_TEXT], lane[LANE_FIRST], tokens, of_class, count,
+                        lane[LANE_FIRST], tokens, of_class, count,
                     )  # fmt: skip
                 for n in range(before, count):
                     origin[n] = s

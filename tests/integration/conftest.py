@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = str(REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3")
@@ -30,7 +32,7 @@ os.environ.update(
 
 
 @pytest.fixture(scope="module")
-def make_engine() -> Iterator[Callable[..., Any]]:
+def make_engine(pytestconfig: pytest.Config) -> Iterator[Callable[..., Any]]:
     """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``.
 
     With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
@@ -40,6 +42,12 @@ def make_engine() -> Iterator[Callable[..., Any]]:
     from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, unmix
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.engines import EXTENSION
+
+    # xgrammar comes with vLLM, and tvm_ffi with it, which takes the handler of SIGSEGV for itself
+    # and writes to the stderr that pytest captures: what crashes here would not say where.
+    if (stderr := pytestconfig.stash.get(fault_handler_stderr_fd_key, None)) is not None:
+        faulthandler.disable()  # or enabling would do nothing
+        faulthandler.enable(stderr)
 
     engines: list[LLM] = []
 

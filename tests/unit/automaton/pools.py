@@ -7,10 +7,12 @@ import numpy as np
 
 from sam_rollout.automaton import continuations, kernels
 from sam_rollout.automaton.interface import (
+    LIVE,
     NOWHERE,
     PLACE_KIND,
     PLACE_LENGTH,
     PLACE_STATE,
+    PLACE_TEXT,
     PLACE_WIDTH,
 )
 
@@ -66,7 +68,15 @@ def votes_at(place):
     if place[PLACE_KIND] == NOWHERE:
         return []
     tokens, classes = np.zeros((2, continuations.LEVELS * continuations.VOTES_PER_LEVEL), np.int64)
-    count = continuations.vote(*map(int, place), 0, tokens, classes, 0)
+    if place[PLACE_KIND] == LIVE:
+        lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
+        tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
+        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # the same columns
+        addresses = lanes.ctypes.data, tasks.ctypes.data
+        continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
+        count = continuations.take_votes(*addresses, 0, tokens, classes, 0)
+    else:
+        count = continuations.vote(*map(int, place[:PLACE_TEXT]), 0, tokens, classes, 0)
     columns = np.unravel_index(classes[:count], _CLASSES)
     return [Vote(*map(int, row)) for row in zip(tokens, *columns, strict=False)]
 
