@@ -22,6 +22,7 @@ from rich.table import Table
 from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.drafter import drafter_size
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.launch import validate
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
@@ -101,6 +102,7 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
             max_model_len=rollout.max_model_len,
             draft_tokens=sam.max_draft_tokens if sam.enabled else 0,
             verified_requests=_verified_requests(config, sam),
+            drafter=drafter_size(sam, layout)[0],
         ),
     )
 
@@ -122,7 +124,7 @@ def sections(
         ("Run", _run_rows(config, layout)),
         ("Parallelism", _parallelism_rows(config, run.sam, layout)),
         ("Batch", _batch_rows(config, run, layout)),
-        ("Speculation", _speculation_rows(config, run)),
+        ("Speculation", _speculation_rows(config, run, layout)),
         (
             f"Memory of a {device} while training, estimated",
             _training_rows(config, layout, memory),
@@ -231,7 +233,7 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
     ]
 
 
-def _speculation_rows(config: DictConfig, run: RunConfig) -> list[Row]:
+def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[Row]:
     sam = run.sam.to_mapping()
     sources = [name for name, source in sam["sources"].items() if source["enabled"]]
     if not run.sam.enabled:
@@ -244,10 +246,20 @@ def _speculation_rows(config: DictConfig, run: RunConfig) -> list[Row]:
         ("sam.max_draft_tokens", str(run.sam.max_draft_tokens)),
         ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam["gate"].items())),
         ("sam.sources", ", ".join(sources)),
+        *_drafter_rows(run.sam, layout),
         *(("decided", line) for line in explain_sources(config)),
         ("an engine's host memory", memory),
         ("tail threshold", str(run.telemetry.tail_threshold)),
     ]
+
+
+def _drafter_rows(sam: SamConfig, layout: RunLayout) -> list[Row]:
+    model = sam.sources.model
+    if not model.enabled:
+        return []
+    _, known = drafter_size(sam, layout)
+    named = f"{model.method} {model.path}".strip()
+    return [("model that drafts", f"{named}: up to {model.max_tokens} tokens a step; {known}")]
 
 
 def _gib(size: float) -> str:

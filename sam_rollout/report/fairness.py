@@ -36,7 +36,7 @@ FEW_STEPS = 3
 # where that is enabled.
 # A control has no drafts on one side only: it is a finding of its own.
 REPEATS_PARTS = {"sam_rollout", "compare"}
-SAM_PARTS = REPEATS_PARTS | {"sam", "control_share", "control_unit"}
+SAM_PARTS = REPEATS_PARTS | {"sam", "control_share", "control_unit", "draft_model_path"}
 SPECULATION = "speculative_config"
 # Written below the run folder by a run that routes siblings, null in others.
 _ROUTER = "actor_rollout_ref.rollout.router_config_path"

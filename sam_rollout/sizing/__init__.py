@@ -7,13 +7,19 @@ and what it spends memory on; they are no measurement.
 from sam_rollout.sizing.batch import RolloutRound
 from sam_rollout.sizing.drafting import DraftTexts
 from sam_rollout.sizing.memory import GIB, host_bytes
-from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
+from sam_rollout.sizing.parallelism import (
+    DrafterSize,
+    EngineLimits,
+    RolloutLayout,
+    TrainingLayout,
+)
 from sam_rollout.sizing.plan import MemoryPlan, plan_memory
 from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 __all__ = [
     "GIB",
     "DraftTexts",
+    "DrafterSize",
     "EngineLimits",
     "HardwareConfig",
     "MemoryPlan",

@@ -188,6 +188,8 @@ def rollout_memory(
     cache means that the engine does not fit.
     """
     items = {f"weights: {name}": size for name, size in rollout_weights(shape, layout).items()}
+    if limits.drafter.weights:
+        items["weights: model that drafts"] = limits.drafter.weights
     items["prompt activations"] = prefill_activations(shape, layout, limits.max_num_batched_tokens)
     items["sampling, no drafts"] = sampling_bytes(shape, limits.max_num_seqs)
     items["driver and communication"] = hardware.runtime_gib * GIB

@@ -79,6 +79,19 @@ class RolloutLayout:
 
 
 @dataclasses.dataclass(frozen=True)
+class DrafterSize:
+    """What a model that drafts takes of one device; nothing without one.
+
+    Attributes:
+        weights: bytes.
+        kv_bytes: keys and values of one token, bytes.
+    """
+
+    weights: float = 0.0
+    kv_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class EngineLimits:
     """What one engine may hold and score at once.
 
@@ -90,6 +103,7 @@ class EngineLimits:
         draft_tokens: k; 0 without speculation.
         verified_requests: most requests with k draft tokens in a step: as many as the gate lets
             draft, or as are filled up to k (`sam.pad_drafts`).
+        drafter: a model that drafts beside the policy.
     """
 
     memory_fraction: float
@@ -98,3 +112,4 @@ class EngineLimits:
     max_model_len: int
     draft_tokens: int
     verified_requests: int
+    drafter: DrafterSize = DrafterSize()

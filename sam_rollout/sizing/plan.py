@@ -57,7 +57,8 @@ def plan_memory(
     resident = resident_training_bytes(shape, training)
     memory = hardware.memory_gib * GIB
     share = math.fsum(generate.values())
-    kv_tokens = max(0, int(generate[KV_CACHE] // shape.kv_cache_bytes(rollout.tensor)))
+    token_bytes = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
+    kv_tokens = max(0, int(generate[KV_CACHE] // token_bytes))
     verified = min(limits.verified_requests, limits.max_num_seqs)
     plan = MemoryPlan(
         training=update,

@@ -9,9 +9,12 @@ position in the draft and, where the drafter tells, of the probability it gave t
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +39,7 @@ WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")
 IN_TEXT = ("ngram", "suffix")  # search in the text: no model at all
 METHODS = (*WITH_FILES, "mtp", *IN_TEXT)
 _LARGEST_DRAFT = 32  # `config.MAX_DRAFT_TOKENS`, which reads this module
+_NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ModelSourceConfig(Section):
     )
     path: str = setting(
         "",
-        allowed="a folder with a config.json",
+        allowed="a folder with a config.json, or a name on the hub",
         meaning="The head or the smaller model; empty for `mtp`, `ngram` and `suffix`.",
     )
     max_tokens: int = setting(
@@ -93,6 +97,30 @@ class ModelSourceConfig(Section):
                 else f"must be empty: method = {self.method!r} reads no files of its own"
             )
             raise ConfigError(f"{self.PATH}.path", self.path, allowed)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the drafter's files are; None where it has none, or they are on the hub."""
+        folder = Path(self.path).expanduser()
+        return folder if self.path and folder.is_dir() else None
+
+    def read_files_config(self) -> dict[str, Any]:
+        """Read `config.json` of the drafter's folder; empty where `folder` is None.
+
+        Raises:
+            ConfigError: `path` is no folder with such a file, and no name that the hub may have.
+        """
+        field, folder = f"{self.PATH}.path", self.folder
+        if folder is None:
+            if self.path and not _NAME_ON_HUB.fullmatch(self.path):
+                allowed = "no such folder; a name on the hub is owner/name"
+                raise ConfigError(field, self.path, allowed)
+            return {}
+        try:
+            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            allowed = f"must be a folder with the config.json of a model ({error})"
+            raise ConfigError(field, self.path, allowed) from None
 
 
 class ModelDrafts(Source):
@@ -162,6 +190,7 @@ SOURCE = SourceEntry(
     ModelSourceConfig,
     lambda _config, limits: ModelDrafts(limits),
     order=50,
+    check=ModelSourceConfig.read_files_config,
     metrics=(
         Metric("model_tokens", "tokens", "Draft tokens that the engine's own drafter made."),
         Metric("model_failures", "1", "The engine's own drafter failed, and is asked no more."),

@@ -1,13 +1,17 @@
 """The plan that --dry-run prints, without verl: what it says, and what it refuses."""
 
+import shutil
+
 import pytest
 
 from recipes.dapo_qwen3 import dry_run
+from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import CONFIGS, composed
 
+HEAD = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3_eagle3"
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
@@ -52,6 +56,35 @@ def test_the_plan_of_the_largest_setup(capsys):
         "VERL_USE_EXTERNAL_MODULES sam_rollout.integrations.verl.plugin",
     ):
         assert fact in text, fact
+
+
+@pytest.mark.parametrize(
+    ("experiment", "drafter"),
+    [
+        ("qwen3_32b_910c", "eagle3 RedHatAI/Qwen3-32B-speculator.eagle3"),
+        ("qwen3_235b_910c", "eagle3 RedHatAI/Qwen3-235B-A22B-speculator.eagle3"),
+        ("qwen3_32b_cuda", "eagle3 RedHatAI/Qwen3-32B-speculator.eagle3"),
+        ("qwen3_8b_cuda", "eagle3 RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("tiny_cpu", f"eagle3 {HEAD}"),
+    ],
+)
+def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
+    text = plan_of(capsys, f"experiment={experiment}", "sam=joined")
+    known = "by its files" if experiment == "tiny_cpu" else "estimated"
+    row = f"{drafter}: up to 3 tokens a step; memory {known}"
+    assert "".join(row.split()) in "".join(text.split()), "a long path is folded anywhere"
+    assert "Warning:" not in text
+    on, joined = (planned(f"experiment={experiment}", f"sam={sam}")[2] for sam in ("on", "joined"))
+    assert joined.rollout["weights: model that drafts"] > 0
+    assert 0 < joined.kv_tokens < on.kv_tokens and joined.full_texts < on.full_texts
+
+
+def test_a_folder_of_the_command_line_is_the_one_that_is_planned(tmp_path, capsys):
+    shutil.copytree(HEAD, tmp_path / "head")
+    tiny = ("experiment=tiny_cpu", "sam=joined", f"draft_model_path={tmp_path / 'head'}")
+    assert f"{tmp_path}/head:upto3tokens" in "".join(plan_of(capsys, *tiny).split())
+    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*hidden_size = 128, not 5120"):
+        plan_of(capsys, "experiment=qwen3_32b_910c", *tiny[1:])
 
 
 def test_the_plan_says_how_many_requests_the_graphs_hold(capsys):

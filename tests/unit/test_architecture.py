@@ -45,8 +45,8 @@ MAY_IMPORT = {
     "heads": {"bench", "dashboard", "settings"},
     "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
-        "config", "gating", "hardware", "identity", "routing", "session", "sizing", "sources",
-        "telemetry", "verification",
+        "config", "gating", "hardware", "heads", "identity", "routing", "session", "sizing",
+        "sources", "telemetry", "verification",
     },
     "cli": {
         "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "report",

@@ -107,7 +107,7 @@ def test_every_group_composes(option):
     OmegaConf.to_container(composed(option), resolve=False)
 
 
-@pytest.mark.parametrize("option", ["on", "off", "article", "matched"])
+@pytest.mark.parametrize("option", ["on", "off", "article", "matched", "joined"])
 @pytest.mark.parametrize("sampling", ["rounds", "refill"])
 def test_the_tiny_experiment_can_be_run(option, sampling, capsys):
     check(composed("experiment=tiny_cpu", f"sam={option}", f"dynamic_sampling={sampling}"))
@@ -124,9 +124,17 @@ def test_every_experiment_can_be_run(path, capsys):
     assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
-)
+OURS = ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_presets_can_be_run_with_a_head(name, capsys):
+    model = check(composed(f"experiment={name}", "sam=joined")).sam.sources.model
+    assert (model.method, model.enabled) == ("eagle3", True) and model.folder is None
+    assert capsys.readouterr().out == "", "no notes on the settings we ship"
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_presets_that_save_do_not_keep_every_checkpoint(name):
     trainer = composed(f"experiment={name}").trainer
     assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig, SamConfig, check_engine_limits
+from sam_rollout.integrations.verl.drafter import check_drafter_belongs, drafter_notes
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_wandb
@@ -38,6 +39,7 @@ def check(config: DictConfig) -> RunConfig:
         check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
+    check_drafter_belongs(config, run.sam, layout.shape)
     run = settle_sources(config, run)
     for note in _notes(config, run, layout.rollout.replicas):
         print(f"Note: {note}", flush=True)
@@ -57,6 +59,7 @@ def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
             f"must equal data.train_batch_size ({train_batch}) without filtering",
         )
     yield from environment_notes(config)
+    yield from drafter_notes(config, run.sam)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import RunConfig
 from sam_rollout.sources import NAMES
+from sam_rollout.sources.model import ModelSourceConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
@@ -48,9 +49,14 @@ def _with_absolute_paths(sources: Any, run_dir: Path) -> Any:
     placed = {
         name: replace(section, path=_absolute(section.path or run_dir / "sam" / name))
         for name, section in sections.items()
-        if section.enabled and hasattr(section, "path")
+        if section.enabled and hasattr(section, "path") and not _is_elsewhere(section)
     }
     return replace(sources, **placed)
+
+
+def _is_elsewhere(section: Any) -> bool:
+    """Whether its files are no matter of this machine: a name on the hub, or there are none."""
+    return isinstance(section, ModelSourceConfig) and section.folder is None
 
 
 def _absolute(path: str | Path) -> str:

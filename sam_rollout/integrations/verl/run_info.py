@@ -103,6 +103,8 @@ def _label(sam: SamConfig) -> str:
     never_opens = sam.gate.most_drafting(max_num_seqs=1) == 0
     if never_opens:
         return "sam=matched"
+    if sam.sources.model.enabled:
+        return "sam=joined"
     published = replace(ARTICLE, max_draft_tokens=sam.max_draft_tokens, gate=sam.gate)
     return "sam=article" if sam == published and sam.gate.kind == "threshold" else "sam=on"
 

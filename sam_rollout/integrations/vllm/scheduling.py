@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm.drafter_check import check_engines_drafter
 from sam_rollout.integrations.vllm.settings import (
     MODEL_RUNNER_ENV,
     PROPOSER_CLASS,
@@ -128,6 +129,7 @@ def _settle_for_model(vllm_config: Any) -> None:
         raise ConfigError(
             MODEL_RUNNER_ENV, runner, "must be 0: sam.sources.model needs vLLM's first model runner"
         )
+    check_engines_drafter(settings_of(vllm_config).sam.sources.model, vllm_config)
     vllm_config.scheduler_config.async_scheduling = False
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from sam_rollout.sizing import (
+    DrafterSize,
     EngineLimits,
     HardwareConfig,
     RolloutLayout,
@@ -43,6 +44,15 @@ def test_a_setup_that_fits_has_nothing_to_say(dense):
     fits = plan(dense)
     assert fits.errors == fits.warnings == ()
     assert fits.kv_tokens // 36992 == int(fits.full_texts) > 0
+
+
+def test_a_model_that_drafts_takes_from_the_kv_cache_and_grows_its_tokens(dense):
+    alone, token = plan(dense), dense.kv_cache_bytes(8)
+    joined = plan(dense, drafter=DrafterSize(weights=1e9, kv_bytes=token / 64))
+    assert joined.rollout["weights: model that drafts"] == 1e9
+    assert joined.rollout["KV cache"] == pytest.approx(alone.rollout["KV cache"] - 1e9)
+    assert joined.kv_tokens == int(joined.rollout["KV cache"] // (token * 65 / 64))
+    assert joined.full_texts == joined.kv_tokens / 36992
 
 
 def test_weights_that_do_not_fit_are_refused(moe):

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from sam_rollout.config import ARTICLE, GateConfig, SamConfig
+from sam_rollout.config import ARTICLE, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.hardware import cpu_model
 from sam_rollout.integrations.verl import run_info
 from sam_rollout.integrations.verl.run_info import git_state
+from sam_rollout.sources.model import ModelSourceConfig
 
 
 def test_the_clusters_accelerators_are_told_by_name_and_number(monkeypatch):
@@ -34,6 +35,11 @@ def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
     assert cpu_model(cpuinfo) == cpu_model(tmp_path / "none") != ""
 
 
+JOINED = SamConfig(
+    sources=SourcesConfig(model=ModelSourceConfig(enabled=True, path="owner/head"))
+)
+
+
 @pytest.mark.parametrize(
     ("sam", "label"),
     [
@@ -42,6 +48,8 @@ def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
         (replace(ARTICLE, gate=GateConfig("auto")), "sam=on"),
         (SamConfig(gate=GateConfig("closed")), "sam=matched"),
         (replace(ARTICLE, enabled=False), "sam=off"),
+        (JOINED, "sam=joined"),
+        (replace(JOINED, gate=GateConfig("closed")), "sam=matched"),
     ],
 )
 def test_a_run_is_called_after_what_it_drafts(sam, label):

@@ -1,0 +1,138 @@
+"""The model that drafts beside a run's policy: whether it belongs to it, and what it takes.
+
+Needs the composed configuration, and reads the folder of the drafter where it is on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.heads.checkpoint import LLAMA, HeadShape, default_layers, read_head
+from sam_rollout.integrations.verl import graphs
+from sam_rollout.integrations.verl.layouts import RunLayout
+from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
+from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
+from sam_rollout.sizing.memory import BF16, rollout_weights
+
+# Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
+USUAL_VOCABULARY = 32_000
+
+
+def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
+    """Refuse a drafter that was made for another policy, by the policy's sizes and its files.
+
+    Raises:
+        ConfigError: names `sam.sources.model.path`.
+    """
+    if graphs.drafts_by_model(sam):
+        for policy in _policy_configs(config, shape):
+            check_drafter(sam.sources.model, policy)
+
+
+def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:
+    yield {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+    }
+    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
+    # A name on the hub has no such file; of one that is broken the model's loader complains.
+    with contextlib.suppress(OSError, ValueError):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
+    """What runs with this drafter, but not as it should."""
+    if not graphs.drafts_by_model(sam):
+        return
+    model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
+    files = model.read_files_config()
+    layer = files.get("transformer_layer_config") or files
+    positions = layer.get("max_position_embeddings")
+    if note := positions_note(model, positions, rollout.max_model_len):
+        yield note
+    covered = graphs.covered_requests(config, sam)
+    if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
+        yield (
+            f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
+            f"with {graphs.tokens_per_request(sam)} tokens each; steps with more run without, which "
+            f"may cost more than drafts bring: see {graphs.SIZES} and sam.max_draft_tokens"
+        )
+
+
+def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
+    """Memory of the drafter on one device, and how it is known."""
+    model = sam.sources.model
+    tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
+    if graphs.drafts_by_model(sam):
+        if model.method == "eagle3" and model.folder is None:
+            return _head_size(_usual_head(layout.shape), 0, tensor), (
+                f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"
+            )
+        if model.method == "eagle3":
+            head = read_head(model.folder, f"{model.PATH}.path")
+            # vLLM reads the policy's embedding instead, and an output layer where one is needed.
+            own = head.shape.vocabulary * head.shape.hidden_size
+            whole = head.shape.draft_vocabulary == head.shape.vocabulary
+            output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
+            return _head_size(head.shape, output, tensor), "memory by its files"
+        if model.method == "draft_model" and (shape := _shape_of(model.read_files_config())):
+            weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
+            size = DrafterSize(math.fsum(weights.values()), shape.kv_cache_bytes(tensor))
+            return size, "memory by its config.json"
+    return DrafterSize(), "memory unknown, not counted"
+
+
+def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
+    """Of a head with so many more parameters; `fc` is whole on every rank."""
+    whole = math.prod(shape.weights["fc.weight"])
+    maps = ("t2d", "d2t")
+    divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
+    kv_heads = max(1, shape.kv_heads // tensor)
+    return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)
+
+
+def _usual_head(policy: ModelShape) -> HeadShape:
+    return HeadShape(
+        architecture=LLAMA,
+        hidden_size=policy.hidden,
+        # Qwen3's with experts have none; their config.json names three times the hidden size.
+        intermediate_size=policy.intermediate or 3 * policy.hidden,
+        heads=policy.heads,
+        kv_heads=policy.kv_heads,
+        head_dim=policy.head_dim,
+        vocabulary=policy.vocab,
+        draft_vocabulary=min(USUAL_VOCABULARY, policy.vocab),
+        target_layers=default_layers(policy.layers),
+        aux_hidden_size=policy.hidden,
+    )
+
+
+def _shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+    """A dense decoder's, by its `config.json`; None where that does not tell."""
+    if config.get("num_experts"):
+        return None
+    try:
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            tied_embeddings=bool(config.get("tie_word_embeddings")),
+        )
+    except (KeyError, ConfigError):
+        return None

@@ -1,0 +1,79 @@
+"""Refuses a model that drafts and was made for another policy, before weights are loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sam_rollout.config import ConfigError
+from sam_rollout.heads.checkpoint import check_belongs, read_head
+from sam_rollout.sources.model import ModelSourceConfig
+
+logger = logging.getLogger(__name__)
+
+
+def check_drafter(
+    model: ModelSourceConfig, policy: Mapping[str, Any], config: Mapping[str, Any] | None = None
+) -> None:
+    """Compare a model that drafts with the policy.
+
+    Args:
+        model: enabled.
+        policy: of its `config.json`; what it lacks is not compared.
+        config: of the drafter's `config.json`; None: its folder is read, and of a head the sizes of
+            its weights, too.
+
+    Raises:
+        ConfigError: it was made for another model, or its folder cannot be read.
+    """
+    field = f"{model.PATH}.path"
+    if config is None:
+        config = model.read_files_config()
+        if model.folder is not None and model.method == "eagle3":
+            check_belongs(read_head(model.folder, field), policy, field)
+            return
+    made_for = {"hidden_size": config.get("target_hidden_size") or config.get("hidden_size")}
+    if model.method == "draft_model":
+        made_for = {}  # it has hidden states of its own
+    if not model.options.get("use_heterogeneous_vocab"):
+        made_for["vocab_size"] = config.get("vocab_size")
+    for key, value in made_for.items():
+        if None not in (value, policy.get(key)) and value != policy[key]:
+            allowed = f"made for a model with {key} = {value}, not {policy[key]}"
+            raise ConfigError(field, model.path, allowed)
+
+
+def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
+    """What to say of a drafter that knows fewer positions than texts may have; empty if enough.
+
+    Read in vLLM 0.24, 0.28 and 0.31: `_input_fits_in_drafter`.
+    """
+    if positions is None or positions >= max_model_len:
+        return ""
+    return (
+        f"{model.PATH}.path = {model.path!r} reads up to {positions} tokens "
+        f"(max_position_embeddings), a text of the engine has up to {max_model_len}: in steps with "
+        "a longer one vLLM asks it for no request at all (docs/model_drafters.md)"
+    )
+
+
+def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
+    """Compare the model that drafts with the policy of an engine, and warn of texts too long for it.
+
+    Args:
+        model: enabled.
+        vllm_config: vLLM's, of the engine or of its drafter.
+
+    Raises:
+        ConfigError: as `check_drafter`.
+    """
+    speculation = vllm_config.speculative_config
+    policy, drafter = speculation.target_model_config, speculation.draft_model_config
+    if not model.path:  # layers of the policy, or none at all
+        return
+    # From the hub vLLM has the configuration alone so far.
+    config = drafter.hf_config.to_dict() if model.folder is None else None
+    check_drafter(model, policy.hf_text_config.to_dict(), config)
+    if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
+        logger.warning("%s", note)

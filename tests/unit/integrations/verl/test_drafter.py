@@ -1,0 +1,133 @@
+"""The model that drafts beside a run's policy, as far as the configuration tells."""
+
+import json
+import shutil
+
+import pytest
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.config import ConfigError
+from sam_rollout.heads.checkpoint import read_head
+from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.drafter import drafter_size
+from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
+from sam_rollout.integrations.verl.layouts import check_layout
+from sam_rollout.integrations.verl.run_config import read_run_config
+from tests.unit.test_configs import changed
+
+RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
+POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
+TINY = ("experiment=tiny_cpu", "sam=joined")
+GPUS = ("experiment=qwen3_32b_cuda", "sam=joined")
+MODEL = "sam.sources.model"
+
+
+def size(*overrides: str, alone: bool = False):
+    """What a device needs; `alone`: the drafter is not divided."""
+    config = changed(*overrides)
+    if alone:
+        config.sam.sources.model.options = {"draft_tensor_parallel_size": 1}
+    return drafter_size(read_run_config(config).sam, check_layout(config))
+
+
+def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
+    monkeypatch.chdir(RECIPE)
+    for path, expected in (("owner/head", "owner/head"), (HEAD.name, str(HEAD))):
+        sources = read_run_config(changed(*TINY, f"draft_model_path={path}")).sam.sources
+        assert sources.model.path == expected
+    searched = changed(*TINY, f"{MODEL}.method=ngram", f"{MODEL}.path=''")
+    assert read_run_config(searched).sam.sources.model.path == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("model_shape.vocab=600", "made for a model with vocab_size = 512, not 600"),
+        ("model_shape.hidden=256", "made for a model with hidden_size = 128, not 256"),
+        ("model_shape.layers=8", "made for a model with num_hidden_layers = 12, not 8"),
+        ("draft_model_path=/nowhere", "no such folder"),
+    ],
+)
+def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
+    with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
+        check(changed(*TINY, override))
+    check(changed("experiment=tiny_cpu", "sam=off", override))
+
+
+def test_the_policys_own_files_are_asked_too(tmp_path):
+    sizes = json.loads((POLICY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 600}))
+    with pytest.raises(ConfigError, match="vocab_size = 512, not 600"):
+        check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
+    (tmp_path / "config.json").write_text("{")
+    check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
+
+
+def test_positions_that_do_not_reach_the_longest_text_are_noted(tmp_path, capsys):
+    shutil.copytree(HEAD, tmp_path / "head")
+    file = tmp_path / "head" / "config.json"
+    config = json.loads(file.read_text())
+    config["transformer_layer_config"]["max_position_embeddings"] = 1024
+    file.write_text(json.dumps(config))
+    check(changed(*TINY, f"draft_model_path={file.parent}"))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert "reads up to 1024 tokens" in note and "has up to 1168" in note
+
+
+def test_graphs_that_hold_no_drafting_step_of_all_requests_are_noted(capsys):
+    check(changed(*GPUS))
+    assert capsys.readouterr().out == ""
+    check(changed(*GPUS, "sam.max_draft_tokens=8"))
+    assert "hold 56 of 128 requests with 9 tokens each" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
+def test_sizes_of_graphs_are_added_for_every_request_in_every_mode(mode):
+    config = changed("experiment=article_32b_graph", "sam=joined", "sam.max_draft_tokens=3")
+    config.actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode = mode
+    sam = read_run_config(config).sam
+    assert capture_sizes(config, sam) == [16, 32, 64, 128, 256, 512]
+    assert covered_requests(config, sam) == 128
+
+
+@pytest.mark.parametrize(
+    ("experiment", "published_gb"),  # files less the policy's embedding: docs/model_drafters.md
+    [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
+)
+def test_the_estimate_is_that_of_public_heads(experiment, published_gb):
+    told, known = size(f"experiment={experiment}", "sam=joined", alone=True)
+    assert told.weights / 1e9 == pytest.approx(published_gb, rel=0.02)
+    assert told.kv_bytes == 2 * 2 * 8 * 128 and "estimated" in known
+
+
+def test_a_head_is_divided_as_the_policy_is_but_for_its_fc():
+    whole, _ = size(*GPUS, alone=True)
+    divided, _ = size(*GPUS)
+    fc = 2 * 3 * 5120 * 5120
+    assert divided.weights - fc == pytest.approx((whole.weights - fc) / 4)
+    assert divided.kv_bytes == whole.kv_bytes / 4
+
+
+def test_a_policy_of_experts_has_a_dense_head():
+    told, _ = size("experiment=qwen3_235b_910c", "sam=joined", alone=True)
+    assert told.weights / 2e9 == pytest.approx(0.44, abs=0.01)  # billion parameters
+    assert told.kv_bytes == 2 * 2 * 4 * 128
+
+
+def test_a_folder_is_counted_as_it_is():
+    told, known = size(*TINY)
+    assert told.weights == 2 * read_head(HEAD).parameters
+    assert told.kv_bytes == 2 * 2 * 2 * 32 and "by its files" in known
+
+
+def test_a_small_model_is_counted_by_its_config():
+    drafter = (f"{MODEL}.method=draft_model", f"draft_model_path={POLICY}")
+    told, known = size(*TINY, *drafter)
+    assert told.weights == 2 * check_layout(changed(*TINY)).shape.parameters
+    assert told.kv_bytes == 12 * 2 * 2 * 2 * 32 and "by its config.json" in known
+    told, known = size(*TINY, f"{MODEL}.method=draft_model", "draft_model_path=owner/model")
+    assert told.weights == told.kv_bytes == 0 and "not counted" in known
+
+
+def test_nothing_is_counted_without_drafts():
+    assert size("experiment=tiny_cpu", "sam=off")[0].weights == 0

@@ -1,0 +1,105 @@
+"""A model that drafts meets the policy of an engine: the recipe's tiny ones."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm.drafter_check import check_drafter
+from sam_rollout.integrations.vllm.scheduling import _settle_for_model
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, engine_arguments
+from sam_rollout.sources.model import ModelSourceConfig
+
+RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
+POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
+SIZES = json.loads((POLICY / "config.json").read_text())
+REFUSED = r"^sam\.sources\.model\.path = .*"
+HUB = "owner/head"
+
+
+def section(path=HEAD, method="eagle3", **options) -> ModelSourceConfig:
+    return ModelSourceConfig(enabled=True, method=method, path=str(path), options=options)
+
+
+def test_the_shipped_head_belongs_to_the_shipped_model():
+    check_drafter(section(), SIZES)
+    check_drafter(section(POLICY, "draft_model"), SIZES)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("hidden_size", 256, "made for a model with hidden_size = 128, not 256"),
+        ("vocab_size", 1024, "made for a model with vocab_size = 512, not 1024"),
+        ("num_hidden_layers", 24, "made for a model with num_hidden_layers = 12, not 24"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(key, value, reason):
+    with pytest.raises(ConfigError, match=REFUSED + reason):
+        check_drafter(section(), {**SIZES, key: value})
+
+
+def test_a_head_that_reads_layers_which_are_not_there_is_refused(tmp_path):
+    shutil.copytree(HEAD, tmp_path / "head")
+    (tmp_path / "head" / "training.json").unlink()  # which names the number of layers
+    with pytest.raises(ConfigError, match=REFUSED + r"layers \[2, 6, 9\], the model has 6"):
+        check_drafter(section(tmp_path / "head"), {**SIZES, "num_hidden_layers": 6})
+
+
+def test_a_small_model_shares_the_vocabulary_and_no_other_size():
+    check_drafter(section(POLICY, "draft_model"), {"vocab_size": 512, "hidden_size": 5120})
+    with pytest.raises(ConfigError, match=REFUSED + "vocab_size = 512, not 600"):
+        check_drafter(section(POLICY, "draft_model"), {"vocab_size": 600})
+    maps = section(POLICY, "draft_model", use_heterogeneous_vocab=True)
+    check_drafter(maps, {"vocab_size": 600})
+
+
+def engine(model: ModelSourceConfig, drafter: dict, positions: int = 4096, **policy):
+    """What is asked of vLLM's configuration."""
+    sam = SamConfig(sources=SourcesConfig(model=model))
+    target = SimpleNamespace(to_dict=lambda: {**SIZES, **policy})
+    return SimpleNamespace(
+        additional_config=engine_arguments(sam)["additional_config"],
+        scheduler_config=SimpleNamespace(async_scheduling=None),
+        speculative_config=SimpleNamespace(
+            target_model_config=SimpleNamespace(hf_text_config=target, max_model_len=1024),
+            draft_model_config=SimpleNamespace(
+                hf_config=SimpleNamespace(to_dict=lambda: drafter), max_model_len=positions
+            ),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def first_runner(monkeypatch):
+    monkeypatch.setenv(MODEL_RUNNER_ENV, "0")
+
+
+def test_an_engine_takes_its_own_head_without_a_word(caplog):
+    made = engine(section(), {})
+    _settle_for_model(made)
+    assert made.scheduler_config.async_scheduling is False and caplog.text == ""
+
+
+@pytest.mark.parametrize("path", [HEAD, HUB])
+def test_an_engine_refuses_a_head_of_another_model(path):
+    """From the hub vLLM has read the configuration by then."""
+    sizes = {"hidden_size": 64, "target_hidden_size": 128, "vocab_size": 512}
+    _settle_for_model(engine(section(path), sizes))
+    with pytest.raises(ConfigError, match=REFUSED + "hidden_size = 128, not 256"):
+        _settle_for_model(engine(section(path), sizes, hidden_size=256))
+    with pytest.raises(ConfigError, match=REFUSED + "vocab_size = 512, not 600"):
+        _settle_for_model(engine(section(path), sizes, vocab_size=600))
+
+
+def test_texts_longer_than_the_drafter_reads_are_warned_of(caplog):
+    _settle_for_model(engine(section(), {}, positions=512))
+    (record,) = caplog.records
+    assert "reads up to 512 tokens" in record.message and "has up to 1024" in record.message
+
+
+def test_an_engine_that_searches_in_the_text_is_not_asked_for_files():
+    _settle_for_model(engine(section("", "ngram"), {"vocab_size": 1}))
