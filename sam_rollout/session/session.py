@@ -37,6 +37,7 @@ from sam_rollout.config import SamConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
+from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, warm_up
@@ -131,6 +132,10 @@ class DraftSession:
             config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
         )
         self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len, vocab_size)
+        others = any(source.name != "model" for source in self.drafter.sources)
+        learns = config.gate.kind == "auto" and exchange is None
+        # Whether drafts made elsewhere are worth their price; None where nobody asks.
+        self._price = ModelPrice(max_rows) if self._expects_made and others and learns else None
         self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
         names = [source.name for source in self.drafter.sources]
         self.ledger = RequestLedger(max_rows, k, len(names))
@@ -238,7 +243,9 @@ class DraftSession:
         made = self._made()
         if made is not None:
             drafter.receive(*made)
-        self._lacks_made = self._expects_made and made is None
+        self._lacks_made = (
+            self._expects_made and made is None and (self._price is None or self._price.pays)
+        )
         step = EngineStep(
             started_ns,
             verified,
@@ -300,6 +307,9 @@ class DraftSession:
         if budget and not drafts and self._lacks_made:
             budget, self._looks_ahead = 0, _LOOK_AHEAD  # it would find less than there can be
         self.wants_made = drafts or self._looks_ahead > 0
+        if self._price is not None:
+            self._price.observe(step, is_open=drafted)
+            self.wants_made = self.wants_made and self._price.pays
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)

@@ -137,7 +137,7 @@ class ModelDrafts(Source):
         self._drafts = np.zeros((limits.max_rows, _LARGEST_DRAFT, 2), np.int32)
         self._lengths = np.zeros(limits.max_rows, np.int64)
         self._rows = 0  # that drafts were handed over for
-        self._made = 0
+        self._steps = self._made = 0
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
         """As `Source.receive`."""
@@ -150,6 +150,7 @@ class ModelDrafts(Source):
         else:
             np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
         np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)
+        self._steps += 1
         self._made += int(lengths.sum())
 
     def bind(
@@ -181,8 +182,8 @@ class ModelDrafts(Source):
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:
-        """Tokens that were handed over."""
-        return {"model_tokens": self._made}
+        """What was handed over."""
+        return {"model_steps": self._steps, "model_tokens": self._made}
 
 
 SOURCE = SourceEntry(
@@ -192,7 +193,9 @@ SOURCE = SourceEntry(
     order=50,
     check=ModelSourceConfig.read_files_config,
     metrics=(
-        Metric("model_tokens", "tokens", "Draft tokens that the engine's own drafter made."),
+        Metric("model_steps", "steps", "Engine steps in which the engine's own drafter drafted."),
+        Metric("model_tokens", "tokens", "Draft tokens that it made."),
+        Metric("model_s", "s", "Time of the host in it, its first pass in every step included."),
         Metric("model_failures", "1", "The engine's own drafter failed, and is asked no more."),
     ),
 )

@@ -19,6 +19,7 @@ follows depends on all of them, so that no distribution could be told for it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,7 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
     ) -> None:
         self.failed = False
-        self._failures = 0  # not told yet
+        self._failures, self._spent_s = 0, 0.0  # not told yet
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0
@@ -100,10 +101,11 @@ class EngineDrafter:
             return tokens, None
         return tokens, torch.stack(chances[: tokens.shape[1]], dim=1).cpu().numpy()
 
-    def take_failures(self) -> int:
-        """Failures since the last call."""
-        failures, self._failures = self._failures, 0
-        return failures
+    def take_counters(self) -> dict[str, float]:
+        """What it cost since the last call, by metric without `sam/`."""
+        counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
+        self._failures, self._spent_s = 0, 0.0
+        return counters
 
     def begin_probe(self) -> None:
         """Compare the drafter's first tokens with what is sampled from now on."""
@@ -136,6 +138,7 @@ class EngineDrafter:
             return []
         asked = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
+        started_s = time.perf_counter()
         try:
             if self._noise is not None:
                 self._find_positions(*args)
@@ -149,6 +152,7 @@ class EngineDrafter:
             )
         finally:
             scheduler_output.num_spec_tokens_to_schedule = asked
+            self._spent_s += time.perf_counter() - started_s
         return []
 
     def _find_positions(

@@ -297,5 +297,5 @@ class SamProposer:
             return None
         report = self.session.drain()
         if self._engine_drafter is not None:
-            report["counters"]["draft/model_failures"] = self._engine_drafter.take_failures()
+            report["counters"] |= self._engine_drafter.take_counters()
         return report

@@ -1,0 +1,118 @@
+"""Whether a model's drafts are worth its passes, where texts offer drafts for nearly nothing.
+
+The gate's levels price what is verified. A model that drafts costs passes before anything is
+verified, for all requests at once. So both ways are measured, with the model and with texts alone:
+tokens per second of steps with drafts, by octave of running requests. The better one is taken; the
+other is tried again for a few steps now and then, half as often after each time that it lost.
+A gate that stays closed with the model is let try texts alone.
+"""
+
+from __future__ import annotations
+
+from sam_rollout.gating.step import EngineStep
+
+_LEAD = 1.02  # a way replaces the other if it is so much faster
+_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial has at least both, rows counted in every step
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
+_SETTLING = 2  # steps after a change that belong to neither way
+_MEMORY_S = 1 / 512  # of a step's weight that is forgotten with each new one
+_PAUSE = 4.0  # steps that take so many times the usual are left out
+_CLOSED = 256  # steps after which a gate counts as closed by the model's price
+
+TEXTS, MODEL = 0, 1
+
+
+class _Octave:
+    """What is known with about so many requests."""
+
+    def __init__(self) -> None:
+        self.best = MODEL
+        self.wait = _FIRST_WAIT
+        self.waited = 0
+        self.spent = [[0.0, 0.0], [0.0, 0.0]]  # seconds and tokens of each way
+
+    def s_per_token(self, way: int) -> float:
+        seconds, tokens = self.spent[way]
+        return seconds / tokens if tokens else 0.0
+
+
+class ModelPrice:
+    """Chooses, step by step, whether the model's passes are run.
+
+    Args:
+        max_rows: most requests in one batch.
+
+    Attributes:
+        pays: whether the next step shall have drafts of the model, if it has any.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.pays = True
+        self._octaves = [_Octave() for _ in range(max_rows.bit_length() + 1)]
+        self._octave = self._octaves[0]
+        self._last_ns = 0
+        self._since_change = 0  # steps
+        self._trial = [0, 0]  # steps and rows that are left of it
+        self._closed = 0  # steps in a row
+
+    def observe(self, step: EngineStep, *, is_open: bool) -> None:
+        """Learn from a step, and choose for the next one.
+
+        Args:
+            step: as gates see it.
+            is_open: whether it verified drafts.
+        """
+        seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
+        rows = len(step.verified.sampled)
+        if not rows:
+            return
+        octave = self._octaves[rows.bit_length()]
+        if octave is not self._octave:
+            self._octave, self._trial = octave, [0, 0]
+            self._choose(octave.best)
+        self._since_change += 1
+        way = MODEL if self.pays else TEXTS
+        self._closed = 0 if is_open else self._closed + 1
+        if self._closed == _CLOSED and way == MODEL:
+            octave.best, octave.waited = TEXTS, 0
+            self._choose(TEXTS)
+            return
+        if not is_open:
+            return
+        steady = step.same_batch and 0 not in step.verified.sampled
+        if steady and self._since_change > _SETTLING:
+            self._count(octave.spent[way], seconds, int(step.verified.sampled.sum()))
+        self._go_on(octave, rows)
+
+    def _count(self, spent: list[float], seconds: float, tokens: int) -> None:
+        usual = spent[0] / spent[1] if spent[1] else seconds / tokens
+        if seconds > _PAUSE * usual * tokens:
+            return
+        for place, value in enumerate((seconds, tokens)):
+            spent[place] += value - spent[place] * _MEMORY_S
+
+    def _go_on(self, octave: _Octave, rows: int) -> None:
+        """End a trial that has lasted long enough, or begin one that is due."""
+        steps, left = self._trial
+        if steps > 0 or left > 0:
+            self._trial = [steps - 1, left - rows]
+            if max(self._trial) > 0:
+                return
+            tried = 1 - octave.best
+            if octave.s_per_token(tried) * _LEAD < octave.s_per_token(octave.best):
+                octave.best, octave.wait = tried, _FIRST_WAIT
+            else:
+                octave.wait = min(2 * octave.wait, _LONGEST_WAIT)
+            octave.waited = 0
+            self._choose(octave.best)
+            return
+        octave.waited += 1
+        if octave.waited >= octave.wait:
+            tried = 1 - octave.best
+            octave.spent[tried] = [0.0, 0.0]  # the policy and its texts have changed since
+            self._trial = [_TRIAL_STEPS + _SETTLING, _TRIAL_ROWS + _SETTLING * rows]
+            self._choose(tried)
+
+    def _choose(self, way: int) -> None:
+        if self.pays != (way == MODEL):
+            self.pays, self._since_change = way == MODEL, 0
