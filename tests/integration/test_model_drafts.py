@@ -6,6 +6,9 @@ right, and with shared noise at T = 1, too.
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,11 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import DeadDrafterError, check_alive
+from sam_rollout.sources.model import ModelSourceConfig
 from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 
+HEAD = Path(f"{MODEL}_eagle3")
 K, TOKENS, SIBLINGS = 3, 120, 2
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 OFF = SamConfig(enabled=False)
@@ -127,6 +132,23 @@ def passes_of(engine: Any) -> list[int]:
 
     drafter.propose = noted
     return asked
+
+
+def test_a_head_of_another_model_is_refused_before_weights_are_loaded(tmp_path):
+    from vllm import EngineArgs
+
+    def configure(path: Path) -> Any:
+        model = ModelSourceConfig(enabled=True, path=str(path))
+        arguments = engine_arguments(SamConfig(sources=SourcesConfig(model=model)))
+        return EngineArgs(MODEL, max_model_len=512, **arguments).create_engine_config()
+
+    assert configure(HEAD).speculative_config.method == "eagle3"
+    other = tmp_path / "config.json"
+    shutil.copytree(HEAD, tmp_path, dirs_exist_ok=True)
+    config = json.loads(other.read_text()) | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
+    other.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"sam\.sources\.model\.path = .* the model has 12"):
+        configure(tmp_path)
 
 
 def test_a_model_that_fails_leaves_drafts_from_texts(start, some, reference, caplog):

@@ -83,7 +83,9 @@ def test_a_folder_of_the_command_line_is_the_one_that_is_planned(tmp_path, capsy
     shutil.copytree(HEAD, tmp_path / "head")
     tiny = ("experiment=tiny_cpu", "sam=joined", f"draft_model_path={tmp_path / 'head'}")
     assert f"{tmp_path}/head:upto3tokens" in "".join(plan_of(capsys, *tiny).split())
-    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*hidden_size = 128, not 5120"):
+    with pytest.raises(
+        ConfigError, match=r"^sam\.sources\.model\.path = .*hidden_size = 128, not 5120"
+    ):
         plan_of(capsys, "experiment=qwen3_32b_910c", *tiny[1:])
 
 

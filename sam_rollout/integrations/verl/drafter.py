@@ -66,8 +66,8 @@ def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
     if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
         yield (
             f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
-            f"with {graphs.tokens_per_request(sam)} tokens each; steps with more run without, which "
-            f"may cost more than drafts bring: see {graphs.SIZES} and sam.max_draft_tokens"
+            f"with {graphs.tokens_per_request(sam)} tokens each; steps with more run without, "
+            f"which may cost more than drafts bring: see {graphs.SIZES} and sam.max_draft_tokens"
         )
 
 
@@ -129,7 +129,8 @@ def _shape_of(config: Mapping[str, Any]) -> ModelShape | None:
             hidden=config["hidden_size"],
             heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            head_dim=config.get("head_dim")
+            or config["hidden_size"] // config["num_attention_heads"],
             intermediate=config["intermediate_size"],
             vocab=config["vocab_size"],
             tied_embeddings=bool(config.get("tie_word_embeddings")),

@@ -59,7 +59,7 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 
 
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
-    """Compare the model that drafts with the policy of an engine, and warn of texts too long for it.
+    """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
     Args:
         model: enabled.

@@ -131,7 +131,9 @@ def _label(config: dict[str, Any], path: Path) -> str:
     enabled = value_at(config, "sam.enabled")
     if enabled is None:  # a run without us
         return value_at(config, "trainer.experiment_name", path.name)
-    return "sam=on" if enabled else "sam=off"
+    if not enabled:
+        return "sam=off"
+    return "sam=joined" if value_at(config, "sam.sources.model.enabled") else "sam=on"
 
 
 def _seeds(config: dict[str, Any]) -> dict[str, int] | None:

@@ -36,5 +36,7 @@ def test_what_is_neither_is_refused(path):
 def test_a_folder_without_a_config_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*: must be a folder with"):
+    with pytest.raises(
+        ConfigError, match=r"^sam\.sources\.model\.path = .*: must be a folder with"
+    ):
         check_sources(SourcesConfig(model=section(str(tmp_path))))

@@ -75,9 +75,12 @@ def graph_differences(*others: list[str]) -> list[tuple]:
     return list(differences(*sides))
 
 
-@pytest.mark.parametrize("side", ["on", "matched"])
+@pytest.mark.parametrize(
+    "side",
+    [["sam=on"], ["sam=matched"], ["sam=joined"], ["sam=joined", "draft_model_path=owner/head"]],
+)
 def test_larger_graphs_for_drafts_are_no_difference(side):
-    assert graph_differences(["sam=off"], [f"sam={side}"]) == []
+    assert graph_differences(["sam=off"], side) == []
 
 
 def test_other_graphs_are_a_difference_still():

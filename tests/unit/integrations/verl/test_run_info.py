@@ -35,9 +35,7 @@ def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
     assert cpu_model(cpuinfo) == cpu_model(tmp_path / "none") != ""
 
 
-JOINED = SamConfig(
-    sources=SourcesConfig(model=ModelSourceConfig(enabled=True, path="owner/head"))
-)
+JOINED = SamConfig(sources=SourcesConfig(model=ModelSourceConfig(enabled=True, path="owner/head")))
 
 
 @pytest.mark.parametrize(
