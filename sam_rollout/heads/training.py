@@ -53,20 +53,18 @@ class Learner:
     """A head together with what it needs of its policy.
 
     Args:
-        vocabulary: the tokens it can draft, ascending; None: all.
+        vocabulary: the tokens it can draft, ascending; all by default.
     """
 
     def __init__(
         self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None
     ) -> None:
         self.head, self.policy, self.steps = head, policy, steps
-        device = policy.output.device
-        if vocabulary is None:
-            self.vocabulary = torch.arange(len(policy.output), device=device)
-            self.output = policy.output
-        else:
-            self.vocabulary = vocabulary.to(device)
-            self.output = policy.output[self.vocabulary]
+        everything = torch.arange(len(policy.output))
+        self.vocabulary = (everything if vocabulary is None else vocabulary).to(
+            policy.output.device
+        )
+        self.output = policy.output[self.vocabulary]
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Drafts of the head at every position of responses where an engine would draft.

@@ -66,7 +66,7 @@ def test_a_batch_is_its_texts_one_by_one(policy, samples, make_head):
 
 @pytest.mark.parametrize("reduced", [None, 30])
 def test_the_loss_falls_and_drafts_get_better(policy, traces, samples, make_head, reduced):
-    vocabulary = frequent_tokens(traces, reduced, 48)
+    vocabulary = frequent_tokens(traces, reduced or 48, 48)
     learner = Learner(make_head(reduced), policy, 3, vocabulary)
     before = acceptance(learner, samples)
     losses = [now.loss for now in train(learner, samples, SETTINGS)]
