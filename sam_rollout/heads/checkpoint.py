@@ -104,7 +104,13 @@ class Head:
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
-    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise."""
+    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise.
+
+    Raises:
+        ConfigError: so few that one of them would lie before the first.
+    """
+    if layers < 3:
+        raise ConfigError("num_hidden_layers", layers, "must be at least 3 for an EAGLE-3 head")
     return 2, layers // 2, layers - 3
 
 

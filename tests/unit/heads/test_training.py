@@ -88,6 +88,13 @@ def test_the_seed_decides(policy, samples, make_head):
     assert not torch.equal(weights(3), weights(4))
 
 
+def test_a_loss_that_is_no_number_ends_the_training(policy, samples, make_head):
+    head = make_head()
+    torch.nn.init.constant_(head.norm.weight, float("nan"))
+    with pytest.raises(ConfigError, match="the loss was nan after 0 updates"):
+        list(train(Learner(head, policy, 2), samples, SETTINGS))
+
+
 @pytest.mark.parametrize(
     ("accepted", "expected"),
     [([], (0, 0)), ([0, 0, 0], (3, 3)), ([3, 0, 0, 0], (4, 1)), ([1, 3, 0, 2, 1, 0], (6, 3))],
