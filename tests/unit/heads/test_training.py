@@ -88,6 +88,12 @@ def test_the_seed_decides(policy, samples, make_head):
     assert not torch.equal(weights(3), weights(4))
 
 
+def test_minutes_end_the_training(policy, samples, make_head):
+    settings = TrainingSettings(updates=None, minutes=1e-6, batch=2, window=12)
+    (now,) = train(Learner(make_head(), policy, 2), samples, settings)
+    assert now.updates == 1 and now.share >= 1
+
+
 def test_a_loss_that_is_no_number_ends_the_training(policy, samples, make_head):
     head = make_head()
     torch.nn.init.constant_(head.norm.weight, float("nan"))
