@@ -5,7 +5,8 @@
 All engines are alive during the whole measurement and take turns, round after round, so that a
 drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
-``on`` and ``article`` are the files of configs/sam (``article`` with the threshold of the tail).
+``on``, ``joined`` and ``article`` are the files of configs/sam (``article`` with the threshold of
+the tail), ``model`` is the head of ``joined`` alone, ``ngram`` the engine's own n-gram drafts.
 Any other side is named sources:k:gate: sources out of own, siblings, run and history, joined by +,
 own text always; the gate ``auto`` or the number of a threshold.
 
@@ -68,7 +69,7 @@ STOCK, BASE = "stock", "off"
 # Sources, k and gate. Every engine takes a gigabyte or two of memory.
 SIDES = (
     STOCK, BASE, "matched", "article", "own:8:auto", "siblings:8:auto", "run:3:16", "run:8:16",
-    "run:8:auto", "on",
+    "run:8:auto", "on", "ngram", "model", "joined",
 )  # fmt: skip
 
 
@@ -84,6 +85,8 @@ def drafting(name: str, folder: Path) -> Any:
         # What a run of these sizes decides (docs/defaults.md).
         config = with_sources(SamConfig(), {"siblings", "run", "history"}, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
+    if name in ("ngram", "model", "joined"):
+        return with_drafter(SamConfig(), name, folder)
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
     if unknown := kinds - {"own", "siblings", "run", "history"}:
@@ -101,6 +104,22 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
     run = replace(sources.run, when="always")
     kept = replace(sources.history, path=str(folder) if "history" in kinds else "")
     return replace(config, sources=replace(sources, run=run, history=kept))
+
+
+def with_drafter(config: Any, name: str, folder: Path) -> Any:
+    """A drafter that the engine runs: the shipped head joined with texts or alone, or n-grams."""
+    from sam_rollout.config import sources_of
+    from sam_rollout.sources.model import ModelSourceConfig
+
+    joined = name == "joined"
+    base = with_sources(config, {"siblings", "run", "history"}, folder) if joined else config
+    head = str(MODEL.parent / "tiny_qwen3_eagle3")
+    model = (
+        ModelSourceConfig(True, "ngram", max_tokens=8)
+        if name == "ngram"
+        else ModelSourceConfig(True, "eagle3", head)
+    )
+    return replace(base, sources=replace(base.sources if joined else sources_of(), model=model))
 
 
 class ClockedExtension(SamWorkerExtension):

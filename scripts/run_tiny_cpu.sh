@@ -3,9 +3,11 @@
 # difference is. From a bare clone it installs and prepares what is missing; later calls start at once.
 #
 #   bash scripts/run_tiny_cpu.sh                                    # about 10 minutes on two cores
-#   bash scripts/run_tiny_cpu.sh trainer.total_training_steps=10    # any Hydra override, for both runs
+#   bash scripts/run_tiny_cpu.sh joined                             # with drafts of a head, too
+#   bash scripts/run_tiny_cpu.sh trainer.total_training_steps=10    # any Hydra override, for all runs
 #
-# Results: outputs/tiny_cpu/<time>/{off,on} (run folders), comparison.html, .png and .json.
+# Results: outputs/tiny_cpu/<time>/{off,on} (run folders), comparison.html, .png and .json; of another
+# side, such as joined, its run folder and comparison_joined.*.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,10 +44,22 @@ train() {  # train <off|on> [overrides...]
     trap - EXIT
 }
 
-train off "$@"
-train on "$@"
+# Options of the group sam come first, overrides after them.
+SIDES=(on)
+while [[ "${1:-}" =~ ^[a-z_]+$ ]]; do
+    SIDES+=("$1")
+    shift
+done
 
-echo "==> comparison"
-.venv/bin/sam-rollout compare "$OUTPUT_DIR/off" --with "$OUTPUT_DIR/on" \
-    --html "$OUTPUT_DIR/comparison.html" --picture "$OUTPUT_DIR/comparison.png" \
-    --json "$OUTPUT_DIR/comparison.json"
+train off "$@"
+for side in "${SIDES[@]}"; do
+    train "$side" "$@"
+done
+
+for side in "${SIDES[@]}"; do
+    echo "==> comparison of off and $side"
+    page=$OUTPUT_DIR/comparison
+    [ "$side" = on ] || page+=_$side
+    .venv/bin/sam-rollout compare "$OUTPUT_DIR/off" --with "$OUTPUT_DIR/$side" \
+        --html "$page.html" --picture "$page.png" --json "$page.json"
+done

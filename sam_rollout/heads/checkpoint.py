@@ -18,6 +18,7 @@ from sam_rollout.settings import ConfigError
 
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
+_ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
 #: What of a policy's configuration a head is made for. Its weights may change, these may not.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -103,7 +104,13 @@ class Head:
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
-    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise."""
+    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise.
+
+    Raises:
+        ConfigError: so few that one of them would lie before the first.
+    """
+    if layers < 3:
+        raise ConfigError("num_hidden_layers", layers, "must be at least 3 for an EAGLE-3 head")
     return 2, layers // 2, layers - 3
 
 
@@ -119,8 +126,8 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
             configuration says.
     """
     folder = Path(folder)
-    config = _json(folder / CONFIG, field, str(folder))
-    shape = _Reader(f"{field}: {folder / CONFIG}", config).shape()
+    config = read_json(folder / CONFIG, field, str(folder))
+    shape = _read_shape(f"{field}: {folder / CONFIG}", config)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(field, str(folder), "must hold weights as *.safetensors")
@@ -130,7 +137,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
     _check_shapes(shape, tensors, f"{field}: {folder}")
     sizes = {name: (prod(dims), _ITEM_BYTES.get(kind, 1)) for name, (kind, dims) in tensors.items()}
     training = folder / TRAINING
-    base = _json(training, field, str(folder)).get("base_model") if training.exists() else None
+    base = read_json(training, field, str(folder)).get("base_model") if training.exists() else None
     own = (name for name in _POLICYS_OWN if name in tensors)
     return Head(
         path=str(folder),
@@ -173,79 +180,97 @@ def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "hea
         )  # fmt: skip
 
 
-class _Reader:
-    """Typed access to a head's `config.json`, whichever of both formats it has."""
+def shape_for(
+    model_config: Mapping[str, Any],
+    target_layers: tuple[int, ...],
+    draft_vocabulary: int | None,
+    place: str = "model",
+) -> HeadShape:
+    """Sizes of a head of one llama layer, as wide as the policy with this `config.json`.
 
-    def __init__(self, place: str, config: Mapping[str, Any]) -> None:
-        self.place, self.config = place, config
-        self.layer: Mapping[str, Any] = config
-        kind = config.get("speculators_model_type")
-        if kind is not None:
-            if kind != "eagle3":
-                raise self.wrong("speculators_model_type", kind, "must be 'eagle3'")
-            if "model_type" in config:
-                raise self.wrong(
-                    "model_type", config["model_type"],
-                    "must be absent beside speculators_model_type: vLLM would take it for a model",
-                )  # fmt: skip
-            self.layer = config.get("transformer_layer_config") or {}
-
-    def wrong(self, key: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(f"{self.place}: {key}", value, allowed)
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self.layer.get(key, self.config.get(key))
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise self.wrong(key, value, "must be an integer of at least 1")
-        return value
-
-    def architecture(self) -> str:
-        if self.layer is not self.config:
-            kind = self.layer.get("model_type", "llama")
-            known = {"llama": LLAMA, "qwen3": QWEN3}
-            if kind not in known:
-                raise self.wrong("model_type", kind, "must be 'llama' or 'qwen3'")
-            return known[kind]
-        names = self.config.get("architectures") or [None]
-        if names[0] not in (LLAMA, "LlamaForCausalLMEagle3"):
-            raise self.wrong(
-                "architectures", names, f"must be LlamaForCausalLMEagle3 or {LLAMA}, or the "
-                "configuration one of the speculators library",
-            )  # fmt: skip
-        return LLAMA
-
-    def layers(self) -> tuple[int, ...]:
-        key = "eagle_aux_hidden_state_layer_ids"
-        nested = self.config.get("eagle_config") or {}
-        value = self.config.get(key) or nested.get(key) or []
-        if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
-            raise self.wrong(key, value, "must be a list of layers")
-        return tuple(value)
-
-    def shape(self) -> HeadShape:
-        architecture, hidden = self.architecture(), self.size("hidden_size")
-        if self.size("num_hidden_layers", 1) != 1:
-            raise self.wrong("num_hidden_layers", self.size("num_hidden_layers"), "must be 1")
-        heads, vocabulary = self.size("num_attention_heads"), self.size("vocab_size")
-        draft_vocabulary = self.size("draft_vocab_size", vocabulary)
-        if draft_vocabulary > vocabulary:
-            raise self.wrong("draft_vocab_size", draft_vocabulary, f"must be 1..{vocabulary}")
-        return HeadShape(
-            architecture=architecture,
-            hidden_size=hidden,
-            intermediate_size=self.size("intermediate_size"),
-            heads=heads,
-            kv_heads=self.size("num_key_value_heads", heads),
-            head_dim=self.size("head_dim", hidden // heads),
-            vocabulary=vocabulary,
-            draft_vocabulary=draft_vocabulary,
-            target_layers=self.layers(),
-            aux_hidden_size=self.size("target_hidden_size", hidden),
-        )
+    Raises:
+        ConfigError: a size is missing, or the reduced vocabulary is larger than the policy's.
+    """
+    sizes = _sizes(place, model_config)
+    return HeadShape(
+        architecture=LLAMA,
+        **sizes,
+        draft_vocabulary=_draft_vocabulary(place, draft_vocabulary, sizes["vocabulary"]),
+        target_layers=target_layers,
+        aux_hidden_size=sizes["hidden_size"],
+    )
 
 
-def _json(path: Path, field: str, value: str) -> dict[str, Any]:
+def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
+    """The shape that a head's `config.json` gives, in either format."""
+    kind = config.get("speculators_model_type")
+    if kind is None:
+        layer, names = config, config.get("architectures") or []
+        if not {LLAMA, "LlamaForCausalLMEagle3"}.intersection(names):
+            allowed = f"must be LlamaForCausalLMEagle3 or {LLAMA}, or a head of speculators"
+            raise ConfigError(f"{place}: architectures", names, allowed)
+        architecture = LLAMA
+    else:
+        layer = config.get("transformer_layer_config") or {}
+        layer_kind = layer.get("model_type", "llama")
+        if kind != "eagle3":
+            raise ConfigError(f"{place}: speculators_model_type", kind, "must be 'eagle3'")
+        if "model_type" in config:
+            allowed = "must be absent beside speculators_model_type: vLLM takes it for a model"
+            raise ConfigError(f"{place}: model_type", config["model_type"], allowed)
+        if layer_kind not in _ARCHITECTURES:
+            raise ConfigError(f"{place}: model_type", layer_kind, "must be 'llama' or 'qwen3'")
+        architecture = _ARCHITECTURES[layer_kind]
+    if _size(place, layer, "num_hidden_layers", 1) != 1:
+        raise ConfigError(f"{place}: num_hidden_layers", layer["num_hidden_layers"], "must be 1")
+    key = "eagle_aux_hidden_state_layer_ids"
+    layers = config.get(key) or (config.get("eagle_config") or {}).get(key) or []
+    if not isinstance(layers, list) or not all(type(i) is int and i >= 0 for i in layers):
+        raise ConfigError(f"{place}: {key}", layers, "must be a list of layers")
+    sizes = _sizes(place, layer)
+    drafted = config.get("draft_vocab_size")
+    return HeadShape(
+        architecture=architecture,
+        **sizes,
+        draft_vocabulary=_draft_vocabulary(place, drafted, sizes["vocabulary"]),
+        target_layers=tuple(layers),
+        aux_hidden_size=_size(place, config, "target_hidden_size", sizes["hidden_size"]),
+    )
+
+
+def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, int]:
+    """What a decoder layer's configuration says of a head's shape."""
+    hidden, heads = (_size(place, layer, key) for key in ("hidden_size", "num_attention_heads"))
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _size(place, layer, "intermediate_size"),
+        "heads": heads,
+        "kv_heads": _size(place, layer, "num_key_value_heads", heads),
+        "head_dim": _size(place, layer, "head_dim", hidden // heads),
+        "vocabulary": _size(place, layer, "vocab_size"),
+    }
+
+
+def _size(place: str, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = default if config.get(key) is None else config[key]
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{place}: {key}", value, "must be an integer of at least 1")
+    return value
+
+
+def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
+    value = vocabulary if value is None else value
+    if type(value) is not int or not 1 <= value <= vocabulary:
+        raise ConfigError(f"{place}: draft_vocab_size", value, f"must be 1..{vocabulary}")
+    return value
+
+
+def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
+    """The JSON object in a file of the folder `value`, which the setting `field` names.
+
+    Raises:
+        ConfigError: no such file, or other content.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,18 @@ from tqdm import tqdm
 
 from sam_rollout.bench.traces import Trace, groups_of, read_traces
 from sam_rollout.heads.acceptance import Acceptance, acceptance
-from sam_rollout.heads.checkpoint import CONFIG, Head, default_layers, read_head
+from sam_rollout.heads.checkpoint import (
+    CONFIG,
+    Head,
+    default_layers,
+    read_head,
+    read_json,
+    shape_for,
+)
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner, TrainingSettings, train
-from sam_rollout.heads.writing import rope_theta, shape_for, speculators_config, write_head
+from sam_rollout.heads.writing import rope_theta, speculators_config, write_head
 from sam_rollout.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -28,9 +34,6 @@ if TYPE_CHECKING:
 HELD_OUT = 0.05  # share of the prompts
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # during training, evenly spread
-_NEEDED = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"
-)  # fmt: skip
 LOGGED = 100  # losses kept in training.json: means over as many parts of the training
 
 
@@ -63,10 +66,10 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         TraceError, OSError: texts that cannot be read.
     """
     settings = request.settings
-    model_config = _model_config(request.model)
+    model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
+    layers = default_layers(model_config.get("num_hidden_layers", 0))
+    shape = shape_for(model_config, layers, request.draft_vocabulary, f"--model {request.model}")
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
-    layers = default_layers(model_config["num_hidden_layers"])
-    shape = shape_for(model_config, layers, request.draft_vocabulary)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     policy = Policy.load(request.model, device)
     samples, tests = (
@@ -75,7 +78,7 @@ def train_head(request: HeadRequest, console: Console) -> Head:
     )
     torch.manual_seed(settings.seed)
     head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
-    vocabulary = frequent_tokens(learning, request.draft_vocabulary, shape.vocabulary)
+    vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
     learner = Learner(head.to(device), policy, settings.steps, vocabulary)
     history = _train(learner, samples, tests, settings)
     found = history["held_out"][-1]
@@ -121,28 +124,10 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
     return learning, held_out
 
 
-def frequent_tokens(
-    traces: Sequence[Trace], count: int | None, vocabulary: int
-) -> torch.Tensor | None:
-    """The `count` tokens most frequent in responses, ascending; None for the whole vocabulary."""
-    if count is None or count == vocabulary:
-        return None
-    if not 1 <= count < vocabulary:
-        raise ConfigError("--draft-vocab", count, f"must be 1..{vocabulary}")
+def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
+    """The `count` tokens most frequent in responses, ascending."""
     seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
-
-
-def _model_config(model: str) -> Mapping[str, Any]:
-    path = Path(model) / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("--model", model, f"must be a folder with {CONFIG}: {error}") from error
-    for key in _NEEDED:
-        if type(config.get(key)) is not int:
-            raise ConfigError(f"{path}: {key}", config.get(key), "must be an integer")
-    return config
 
 
 def _read(

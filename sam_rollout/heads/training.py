@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head, shifted
+from sam_rollout.settings import ConfigError
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,18 @@ class Learner:
     """A head together with what it needs of its policy.
 
     Args:
-        vocabulary: the tokens it can draft, ascending; None: all.
+        vocabulary: the tokens it can draft, ascending; all by default.
     """
 
     def __init__(
         self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None
     ) -> None:
         self.head, self.policy, self.steps = head, policy, steps
-        device = policy.output.device
-        if vocabulary is None:
-            self.vocabulary = torch.arange(len(policy.output), device=device)
-            self.output = policy.output
-        else:
-            self.vocabulary = vocabulary.to(device)
-            self.output = policy.output[self.vocabulary]
+        everything = torch.arange(len(policy.output))
+        self.vocabulary = (everything if vocabulary is None else vocabulary).to(
+            policy.output.device
+        )
+        self.output = policy.output[self.vocabulary]
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Drafts of the head at every position of responses where an engine would draft.
@@ -123,6 +122,9 @@ def train(
     """Train the learner's head in place; yields after every update.
 
     With a number of updates and without minutes the result follows from the seed.
+
+    Raises:
+        ConfigError: the loss is no longer a finite number.
     """
     rng = random.Random(settings.seed)
     head = learner.head.train()
@@ -130,6 +132,9 @@ def train(
     start, update, share = time.monotonic(), 0, 0.0
     while share < 1:
         loss = learner.loss([_window(rng, samples, settings.window) for _ in range(settings.batch)])
+        if not loss.isfinite():
+            allowed = f"the loss was {loss.item()} after {update} updates: choose a smaller one"
+            raise ConfigError("--learning-rate", settings.learning_rate, allowed)
         cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
         optimizer.update(loss, cosine * min(1, (update + 1) / settings.warmup))
         update += 1

@@ -10,27 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from sam_rollout.heads.checkpoint import CONFIG, LLAMA, TRAINING, HeadShape, base_of
+from sam_rollout.heads.checkpoint import CONFIG, TRAINING, HeadShape, base_of
 from sam_rollout.heads.training import Learner
-
-
-def shape_for(
-    model_config: Mapping[str, Any], target_layers: tuple[int, ...], draft_vocabulary: int | None
-) -> HeadShape:
-    """The sizes of a head of one llama layer as wide as the policy with this `config.json`."""
-    hidden, heads = model_config["hidden_size"], model_config["num_attention_heads"]
-    return HeadShape(
-        architecture=LLAMA,
-        hidden_size=hidden,
-        intermediate_size=model_config["intermediate_size"],
-        heads=heads,
-        kv_heads=model_config.get("num_key_value_heads") or heads,
-        head_dim=model_config.get("head_dim") or hidden // heads,
-        vocabulary=model_config["vocab_size"],
-        draft_vocabulary=draft_vocabulary or model_config["vocab_size"],
-        target_layers=target_layers,
-        aux_hidden_size=hidden,
-    )
 
 
 def rope_theta(model_config: Mapping[str, Any]) -> float:

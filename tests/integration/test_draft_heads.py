@@ -1,63 +1,76 @@
-"""vLLM loads the tiny model's draft head as it is, and accepts what its training promised."""
+"""vLLM loads the tiny model's draft head as it is, and drafts with it what its training drafted."""
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
-from sam_rollout.heads.checkpoint import check_belongs, read_head
+from sam_rollout.heads.acceptance import acceptance
+from sam_rollout.heads.checkpoint import read_head
+from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.heads.training import Learner
 from tests.integration.conftest import MODEL
 
-HEAD = f"{MODEL}_eagle3"
+HEAD = Path(f"{MODEL}_eagle3")
 STEPS = 3
-ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"
-DRAFTS = "spec_decode_num_drafts"
 
 
 @pytest.fixture(scope="module")
-def responses(prompts):
-    """`responses(temperature, with_head)`: token ids of every prompt, and vLLM's counters."""
+def sample(prompts):
+    """`sample(temperature, **engine arguments)`: token ids of responses, and vLLM's counters."""
     from vllm import SamplingParams, TokensPrompt
 
     from sam_rollout.integrations.vllm.offline import offline_engine
 
-    def sample(temperature, with_head=True):
-        speculative = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": STEPS}
-        drafting = {"speculative_config": speculative, "disable_log_stats": False}
+    def run(temperature, **arguments):
         with offline_engine(
             MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
-            num_gpu_blocks_override=330, seed=5, **(drafting if with_head else {}),
+            num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
         ) as engine:  # fmt: skip
             outputs = engine.generate(
                 [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
                 SamplingParams(temperature=temperature, max_tokens=256),
                 use_tqdm=False,
             )
-            counted = {m.name: m for m in engine.get_metrics()} if with_head else {}
-        texts = [list(output.outputs[0].token_ids) for output in outputs]
-        return texts, {name.removeprefix("vllm:"): metric for name, metric in counted.items()}
+            counters = {m.name.removeprefix("vllm:spec_decode_"): m for m in engine.get_metrics()}
+        return [list(output.outputs[0].token_ids) for output in outputs], counters
 
-    return sample
-
-
-def test_the_head_belongs_to_the_tiny_model():
-    with open(f"{MODEL}/config.json", encoding="utf-8") as file:
-        check_belongs(read_head(HEAD), json.load(file))
+    return run
 
 
-def test_sampled_texts_accept_as_many_drafts_as_held_out_texts_did(responses):
-    _, counted = responses(temperature=1.0)
-    drafts, accepted = counted[DRAFTS].value, counted[ACCEPTED].values
-    with open(f"{HEAD}/training.json", encoding="utf-8") as file:
-        expected = json.load(file)["held_out"][-1]
-    assert drafts > 1000
-    assert accepted[0] / drafts == pytest.approx(expected["per_position"][0], abs=0.05)
-    assert 1 + sum(accepted) / drafts == pytest.approx(expected["length"], rel=0.1)
+@pytest.fixture(scope="module")
+def drafting():
+    """Engine arguments of the head."""
+    head = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": STEPS}
+    return {"speculative_config": head}
 
 
-def test_greedy_texts_are_those_without_drafts(responses):
-    texts, counted = responses(temperature=0.0)
-    assert texts == responses(temperature=0.0, with_head=False)[0]
-    assert sum(counted[ACCEPTED].values) > counted[DRAFTS].value
+def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting, prompts):
+    texts, counters = sample(1.0, **drafting)
+    drafts = counters["num_drafts"].value
+    accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
+    shape = read_head(HEAD).shape
+    policy = Policy.load(MODEL, torch.device("cpu"))
+    head = Eagle3Head(shape, 10000.0, 1e-6)
+    head.load_state_dict(load_file(HEAD / "model.safetensors"))
+    traces = [
+        Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
+    samples = policy.read(traces, shape.target_layers, 2048)
+    found = acceptance(Learner(head, policy, STEPS), samples)
+    assert accepted[0] > 0.8 and 1 + accepted.sum() > 3
+    assert drafts == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+
+
+def test_greedy_texts_are_those_without_drafts(sample, drafting):
+    texts, counters = sample(0.0, **drafting)
+    assert texts == sample(0.0)[0]
+    assert counters["num_accepted_tokens"].value > counters["num_drafts"].value

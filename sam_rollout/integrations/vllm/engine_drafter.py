@@ -12,8 +12,9 @@ closed, which keeps the cache right. A drafter that fails is not asked again; dr
 on.
 
 A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
-its position: the nearer the drafter is to the target, the more often both draw the same. Either way verification takes the token as it is: which of several drafts a row
-follows depends on all of them, so that no distribution could be told for it.
+its position: the nearer the drafter is to the target, the more often both draw the same. Either way
+verification takes the token as it is: which of several drafts a row follows depends on all of them,
+so that no distribution could be told for it.
 """
 
 from __future__ import annotations

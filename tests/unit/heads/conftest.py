@@ -10,10 +10,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sam_rollout.bench.traces import Trace
-from sam_rollout.heads.checkpoint import default_layers
+from sam_rollout.heads.checkpoint import default_layers, shape_for
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
-from sam_rollout.heads.writing import shape_for
 
 VOCABULARY = 48
 

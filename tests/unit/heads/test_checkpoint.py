@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head
+from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head, shape_for
 from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import shape_for, speculators_config, write_head
+from sam_rollout.heads.writing import speculators_config, write_head
 from sam_rollout.settings import ConfigError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "dapo_qwen3"
@@ -149,6 +149,21 @@ def test_layers_that_are_not_there_are_refused(written, model_config):
     assert head.base_model == {}
     with pytest.raises(ConfigError, match=r"layers \[2, 3, 3\], the model has 2"):
         check_belongs(head, model_config | {"num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(3, (2, 1, 0)), (12, (2, 6, 9))])
+def test_hidden_states_are_taken_where_vllm_takes_them(layers, expected):
+    assert default_layers(layers) == expected
+    with pytest.raises(ConfigError, match="num_hidden_layers = 2: must be at least 3"):
+        default_layers(2)
+
+
+def test_a_policy_without_sizes_is_refused():
+    with pytest.raises(ConfigError, match="model: hidden_size = None: must be an integer"):
+        shape_for({}, (2, 3, 3), None)
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), 8)
+    with pytest.raises(ConfigError, match=r"model: draft_vocab_size = 9: must be 1\.\.8"):
+        shape_for(sizes | {"vocab_size": 8}, (2, 3, 3), 9)
 
 
 def test_reading_needs_no_torch():

@@ -66,7 +66,7 @@ def test_a_batch_is_its_texts_one_by_one(policy, samples, make_head):
 
 @pytest.mark.parametrize("reduced", [None, 30])
 def test_the_loss_falls_and_drafts_get_better(policy, traces, samples, make_head, reduced):
-    vocabulary = frequent_tokens(traces, reduced, 48)
+    vocabulary = frequent_tokens(traces, reduced or 48, 48)
     learner = Learner(make_head(reduced), policy, 3, vocabulary)
     before = acceptance(learner, samples)
     losses = [now.loss for now in train(learner, samples, SETTINGS)]
@@ -86,6 +86,19 @@ def test_the_seed_decides(policy, samples, make_head):
 
     assert torch.equal(weights(3), weights(3))
     assert not torch.equal(weights(3), weights(4))
+
+
+def test_minutes_end_the_training(policy, samples, make_head):
+    settings = TrainingSettings(updates=None, minutes=1e-6, batch=2, window=12)
+    (now,) = train(Learner(make_head(), policy, 2), samples, settings)
+    assert now.updates == 1 and now.share >= 1
+
+
+def test_a_loss_that_is_no_number_ends_the_training(policy, samples, make_head):
+    head = make_head()
+    torch.nn.init.constant_(head.norm.weight, float("nan"))
+    with pytest.raises(ConfigError, match="the loss was nan after 0 updates"):
+        list(train(Learner(head, policy, 2), samples, SETTINGS))
 
 
 @pytest.mark.parametrize(
