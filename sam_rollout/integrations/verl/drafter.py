@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads.checkpoint import LLAMA, HeadShape, default_layers, read_head
+from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
@@ -38,7 +38,16 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
 
 
 def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:
-    yield {
+    yield _config_of(shape)
+    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
+    # A name on the hub has no such file; of one that is broken the model's loader complains.
+    with contextlib.suppress(OSError, ValueError):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def _config_of(shape: ModelShape) -> dict[str, int]:
+    """By the names of `config.json`."""
+    return {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
@@ -46,10 +55,6 @@ def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[s
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab,
     }
-    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
-    # A name on the hub has no such file; of one that is broken the model's loader complains.
-    with contextlib.suppress(OSError, ValueError):
-        yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
@@ -82,7 +87,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             )
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
-            # vLLM reads the policy's embedding instead, and an output layer where one is needed.
+            # The embedding is the policy's, and a whole output layer, too, if the files have none.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
@@ -104,19 +109,10 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _usual_head(policy: ModelShape) -> HeadShape:
-    return HeadShape(
-        architecture=LLAMA,
-        hidden_size=policy.hidden,
-        # Qwen3's with experts have none; their config.json names three times the hidden size.
-        intermediate_size=policy.intermediate or 3 * policy.hidden,
-        heads=policy.heads,
-        kv_heads=policy.kv_heads,
-        head_dim=policy.head_dim,
-        vocabulary=policy.vocab,
-        draft_vocabulary=min(USUAL_VOCABULARY, policy.vocab),
-        target_layers=default_layers(policy.layers),
-        aux_hidden_size=policy.hidden,
-    )
+    # Qwen3's with experts have none; their config.json names three times the hidden size.
+    intermediate = policy.intermediate or 3 * policy.hidden
+    sizes = {**_config_of(policy), "intermediate_size": intermediate}
+    return shape_for(sizes, (), min(USUAL_VOCABULARY, policy.vocab))
 
 
 def _shape_of(config: Mapping[str, Any]) -> ModelShape | None:
