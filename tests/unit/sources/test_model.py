@@ -1,42 +1,114 @@
-"""Where the files of a model that drafts are."""
+"""Drafts that the engine's own drafter made, as votes beside those of texts."""
 
+from __future__ import annotations
+
+import numpy as np
 import pytest
 
-from sam_rollout.config import ConfigError, SourcesConfig
-from sam_rollout.sources import check_sources
-from sam_rollout.sources.model import ModelSourceConfig
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.settings import ConfigError
+from sam_rollout.sources import SOURCES
+from sam_rollout.sources.model import METHODS, WITH_FILES, ModelSourceConfig
+from tests.unit.drafting.texts import rows_of
+
+MAX_ROWS, MAX_LENGTH, VOCABULARY, K = 4, 64, 50, 4
 
 
-def section(path: str, method: str = "eagle3") -> ModelSourceConfig:
-    return ModelSourceConfig(enabled=True, method=method, path=path)
+def config_of(*names: str, **model) -> SamConfig:
+    sections = {entry.name: {"enabled": entry.name in names} for entry in SOURCES}
+    sections["model"] = {"enabled": True, "method": "ngram", "max_tokens": 3, **model}
+    return SamConfig(
+        max_draft_tokens=K,
+        gate=GateConfig("threshold", MAX_ROWS),
+        sources=SourcesConfig.from_mapping(sections),
+    )
 
 
-def test_a_name_on_the_hub_is_left_to_the_engine():
-    model = section("RedHatAI/Qwen3-32B-speculator.eagle3")
-    assert model.folder is None and model.read_files_config() == {}
+class Drafter(SamDrafter):
+    """Texts and a model's drafts in, drafts out; requests are named by their rows."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(config_of(*names), MAX_ROWS, MAX_LENGTH, VOCABULARY)
+
+    def say(self, drafts: list[list[int]], chances: list[list[float]] | None = None) -> None:
+        width = max(map(len, drafts))
+        tokens = np.full((len(drafts), width), -1, np.int32)
+        for row, draft in enumerate(drafts):
+            tokens[row, : len(draft)] = draft
+        self.receive(tokens, None if chances is None else np.array(chances, np.float32))
+
+    def drafts(self, *texts: list[int], name: str = "request") -> list[list[int]]:
+        tokens, lengths = rows_of(texts, MAX_LENGTH)
+        names = [f"{name} of row {row}" for row in range(len(texts))]
+        eligible = np.ones(len(texts), bool)
+        return self.step(names, tokens, lengths, eligible, gate_open=True).to_lists()
 
 
-def test_a_method_without_files_has_no_folder():
-    assert section("", "ngram").folder is None
+def test_drafts_are_handed_on_for_the_step_they_were_made_for():
+    drafter = Drafter()
+    drafter.say([[5, 6, 7], [8], []])
+    assert drafter.drafts([1], [2], [3]) == [[5, 6, 7], [8], []]
+    assert drafter.drafts([1], [2], [3]) == [[], [], []], "a draft serves once"
+    drafter.say([[5, 6]])
+    assert drafter.drafts([1], [2]) == [[], []], "nobody knows whose it is"
+    assert drafter.counters()["draft/model_tokens"] == 6
+    assert drafter.counters()["draft/model_steps"] == 2
 
 
-def test_a_folder_is_read(tmp_path):
-    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
-    model = section(str(tmp_path))
-    assert model.folder == tmp_path and model.read_files_config() == {"vocab_size": 7}
+def test_a_text_goes_on_where_the_model_ends():
+    drafter = Drafter("own")
+    drafter.say([[2, 3]])
+    assert drafter.drafts([1, 2, 3, 4, 9, 1]) == [[2, 3, 4, 9]]
 
 
-@pytest.mark.parametrize("path", ["/nowhere/head", "./owner/name", "../heads", "head", "a/b/c"])
-def test_what_is_neither_is_refused(path):
-    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*: no such folder"):
-        check_sources(SourcesConfig(model=section(path)))
+@pytest.mark.parametrize(("right", "token"), [("model", 40), ("text", 1)])
+def test_whoever_was_right_decides(right, token):
+    """Text and model say different things, request after request."""
+    drafter, text, chosen = Drafter("own"), [1, 2] * 4, []
+    for turn in range(30):
+        drafter.say([[40]], [[0.9]])
+        (draft,) = drafter.drafts(text, name=f"request {turn}")
+        chosen.append(draft[0])
+        drafter.drafts([*text, token], name=f"request {turn}")  # what the policy sampled
+        drafter.finish([f"request {turn} of row 0"])
+    assert set(chosen[-10:]) == {token}
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_a_folder_without_a_config_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(
-        ConfigError, match=r"^sam\.sources\.model\.path = .*: must be a folder with"
-    ):
-        check_sources(SourcesConfig(model=section(str(tmp_path))))
+def test_how_certain_the_model_was_counts():
+    """Of its tokens those that it was sure of prove right, the others wrong."""
+    drafter, text = Drafter(), [1]
+    for turn in range(60):
+        sure = turn % 2 == 0
+        drafter.say([[7]], [[0.95 if sure else 0.2]])
+        drafter.drafts(text)
+        text = [*text, 7 if sure else 8]
+        if len(text) > MAX_LENGTH - 4:
+            break
+    policy = drafter._policy
+    shares = policy._shares[1] / policy._shares[0]
+    assert shares.max() > 0.9 and shares.min() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "allowed"),
+    [
+        ({"method": "eagle3"}, "path", "must name the folder"),
+        ({"method": "ngram", "path": "somewhere"}, "path", "must be empty"),
+        ({"method": "eagle4", "path": "x"}, "method", "must be one of 'eagle3'"),
+        ({"max_tokens": 0}, "max_tokens", "1..32"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, field, allowed):
+    with pytest.raises(ConfigError, match=allowed) as raised:
+        ModelSourceConfig(enabled=True, **settings)
+    assert raised.value.field == f"sam.sources.model.{field}"
+
+
+def test_a_model_drafts_no_more_than_a_step_verifies():
+    with pytest.raises(ConfigError, match=r"max_tokens = 5: must be at most .* = 4"):
+        config_of(max_tokens=5)
+
+
+def test_what_needs_files_is_a_method():
+    assert set(WITH_FILES) < set(METHODS)
