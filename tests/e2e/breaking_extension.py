@@ -7,8 +7,9 @@ from typing import Any
 from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
 from tests.integration.engines import ProbeExtension
 
-# The server drains after its warm-up and after the first weight sync, then once a training step.
-DRAINS_BEFORE_STEP_TWO = 3
+# The server drains after its warm-up, after the first weight sync and after the probe of the model
+# that drafts, then once a training step.
+DRAINS_BEFORE_STEP_TWO = 4
 STEPS_INTO_STEP_TWO = 20
 
 

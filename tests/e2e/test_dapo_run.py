@@ -41,7 +41,7 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
 
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     run = train(
-        "sam=on",
+        "sam=joined",
         # Of 64 requests: shut while all of them run, open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
@@ -59,6 +59,9 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     _assert_trained(steps, 3)
     _assert_recorded(run, steps[1], 1)
     assert "drafter sam_rollout.integrations.vllm.proposer.SamProposer" in run.log
+    # The engine began with random weights, and was sent the policy's.
+    assert re.search(r"eagle3 drafts; in a probe of \d+ first draft tokens \d+ were right", run.log)
+    assert steps[1]["sam/draft/accepted_model"] > 0
     assert [steps[step]["sam/draft/failures"] for step in (1, 2, 3)] == [0, 1, 0]
     assert run.log.count("The drafter failed and is switched off") == 1
     assert steps[1]["sam/draft/drafted_tokens"] > 0
@@ -82,7 +85,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
     tracked = read_wandb(wandb_file)
-    assert {"sam:on", "sampler:coupled", "device:cpu"} <= set(tracked.run.tags)
+    assert {"sam:joined", "sampler:coupled", "device:cpu"} <= set(tracked.run.tags)
     for step in (1, 2, 3):
         row = tracked.history[step]
         assert row["training/global_step"] == step

@@ -22,7 +22,7 @@ class ProbeExtension(SamWorkerExtension):
 
     def break_drafter(self, after_steps: int) -> None:
         """Make the drafter raise once it has served ``after_steps`` more steps."""
-        drafter = self.model_runner.drafter.session.drafter
+        drafter = self._proposer().session.drafter
         original = drafter.draft
         served = 0
 

@@ -200,10 +200,10 @@ class SamHttpServer(vLLMHttpServer):
             answers = await ask_engines(self.engine, "sam_probe", [(False,)] * engines)
             for workers in answers:
                 print(check_alive(workers, self._settings.sam), flush=True)
-            self._to_probe = False
             await ask_engines(self.engine, "sam_drain")  # nobody's rollout, as the warm-up
             for recorder in self._recorders.recorders:
                 recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)
+            self._to_probe = False
 
     def _resolve_sleep_level(self) -> int:
         """At most 1 with a model that drafts: nobody sends its weights again, as of verl's MTP."""

@@ -9,11 +9,7 @@ would fall behind a policy that is trained.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from sam_rollout.integrations.vllm.scheduling import drafts_here, has_model
 
@@ -55,20 +51,13 @@ def read_again(runner: Any) -> bool:
     speculation = config.speculative_config
     if speculation.method != "draft_model" or config.load_config.load_format != _RANDOM:
         return False
-    from vllm.config import set_current_vllm_config
+    from vllm.config import LoadConfig, set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
-        model.load_weights(_weights_of(Path(draft_config.model)))
+        get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
+        # A CPU's layers keep packed copies, which are what is computed with.
         process_weights_after_loading(model, draft_config, runner.device)
     return True
-
-
-def _weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  # no mapping
-                yield name, file.get_tensor(name)
