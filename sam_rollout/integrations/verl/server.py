@@ -119,6 +119,7 @@ def worker_extension(device: str) -> str:
 class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
+    _to_probe = False  # a model that drafts, before the first response
     _sharing: TextSharing | None = None
     _history: HistorySharing | None = None
 
