@@ -145,3 +145,13 @@ def test_figures_beside_the_table_are_those_it_was_measured_at(readme):
         "factor": re.findall(r"\d", ARCTIC_4),
     }
     assert not missing(said, prose(section_of_drafters(readme)))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_tokens_with_a_head_are_those_of_the_record(readme):
+    rows = json.loads((ROOT / RESULTS / "model_drafts_tiny_cpu.json").read_text("utf-8"))["rows"]
+    tokens = {row["side"]: f"{row['tokens_per_step']['median']:.2f}" for row in rows}
+    sides = "own + siblings + model, k = 8", "model", "own + siblings, k = 8"
+    found = sections(readme.read_text(encoding="utf-8"))
+    (section,) = [part for part in found if "#drafts-from-models" in prose(part)]
+    assert not missing({side: [tokens[side]] for side in sides}, prose(section))
