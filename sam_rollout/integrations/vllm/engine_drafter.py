@@ -71,9 +71,8 @@ class EngineDrafter:
         self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # of the next draft token in each text
-        self._likeliest: Any = getattr(runner.drafter, "_greedy_sample", None)
-        if self._likeliest is not None:
-            runner.drafter._greedy_sample = self._choose
+        self._likeliest: Any = None  # the drafter's own choice, where it is wrapped
+        self._wrap_choice()
 
     def detach(self) -> None:
         """Give runner and drafter their methods back."""
@@ -129,17 +128,19 @@ class EngineDrafter:
 
     # --- wrapped around runner and drafter ------------------------------------------------------
 
-    def _keep(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> list[list[int]]:
+    def _wrap_choice(self) -> None:
+        """Have drafters that choose tokens by a method of their own choose by ours."""
+        self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
+        if self._likeliest is not None:
+            self._runner.drafter._greedy_sample = self._choose
+
+    def _keep(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Have the drafter propose; nothing is left for vLLM to hand to its scheduler."""
         self._made, self._chances = None, []
         if self.failed:
             return []
-        asked = scheduler_output.num_spec_tokens_to_schedule
-        scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
         try:
-            if self._noise is not None:
-                self._find_positions(*args)
-            self._made = self._propose(scheduler_output, *args, **kwargs)
+            self._made = self._ask(*args, **kwargs)
         except Exception:
             self.failed, self._failures = True, 1
             logger.warning(
@@ -147,15 +148,23 @@ class EngineDrafter:
                 "with drafts from texts.",
                 exc_info=True,
             )
-        finally:
-            scheduler_output.num_spec_tokens_to_schedule = asked
         return []
 
-    def _find_positions(
-        self, sampled: Any, sampling: Any, _hidden: Any, _sample_hidden: Any, _aux: Any,
-        metadata: Any, *_others: Any,
-    ) -> None:  # fmt: skip
+    def _ask(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have the drafter propose, with as many passes as the step shall have."""
+        sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_others = args
+        self._find_positions(sampled, sampling, metadata)
+        asked = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
+        try:
+            return self._propose(scheduler_output, *args, **kwargs)
+        finally:
+            scheduler_output.num_spec_tokens_to_schedule = asked
+
+    def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
         """Where in their texts the first draft tokens will stand: behind what was sampled."""
+        if self._noise is None:
+            return
         runner, self._sampling = self._runner, sampling
         if isinstance(sampled, list):
             counts = torch.tensor([len(tokens) for tokens in sampled])
@@ -174,7 +183,10 @@ class EngineDrafter:
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
             return self._likeliest(hidden_states)
-        logits = drafter.model.compute_logits(hidden_states).float()
+        return self._pick(drafter.model.compute_logits(hidden_states).float())
+
+    def _pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """A token for each row of [requests, vocabulary]; its probability is kept."""
         if self._noise is None:
             most, tokens = logits.max(dim=-1)
         else:

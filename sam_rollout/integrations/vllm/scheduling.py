@@ -29,6 +29,8 @@ from sam_rollout.integrations.vllm.settings import (
 
 # Releases that the contract rows of both schedulers are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 31))
+# Those of the synchronous one: with a model that drafts, which it tells how many passes to make.
+KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
 RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
@@ -115,7 +117,8 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
     """Our scheduler for an engine with our drafter that is set up; None for its own."""
     if vllm_config.scheduler_config.async_scheduling:
         return SCHEDULER_CLASS
-    known = Version(vllm_version).release[:2] in KNOWN_RELEASES
+    releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
+    known = Version(vllm_version).release[:2] in releases
     # With pipeline stages several steps are under way at once.
     alone = vllm_config.parallel_config.pipeline_parallel_size == 1
     return SYNC_SCHEDULER_CLASS if known and alone else None
