@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.integrations.vllm.proposer import SamProposer
@@ -142,7 +143,9 @@ def test_a_head_that_repeats_the_embedding_takes_the_policys(proposer_class, vll
 
 def runner_with(*, captured=False, positions=256):
     """As much of a runner as is asked before its drafter is wrapped."""
-    drafter = SimpleNamespace(_run_merged_draft=len, _runnable=max if captured else len)
+    drafter = SimpleNamespace(
+        _run_merged_draft=len, _runnable=max if captured else len, parallel_drafting=False
+    )
     return SimpleNamespace(
         drafter=drafter,
         speculative_config=SimpleNamespace(
@@ -168,12 +171,22 @@ def test_what_cannot_be_done_is_refused(sampled, runner, field):
         AscendEngineDrafter(runner, config, passes=3, drafted=None)
 
 
+def test_captured_passes_are_left_as_they_are():
+    from sam_rollout.integrations.vllm_ascend.engine_drafter import AscendEngineDrafter
+
+    runner = runner_with(captured=True)
+    runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])
+    runner.sample_tokens = None
+    drafter = AscendEngineDrafter(runner, WITH_HEAD.sources.model, passes=3, drafted=None)
+    assert runner.propose_draft_token_ids([[1]], None, SimpleNamespace(), None) == []
+    tokens, chances = drafter.take()
+    assert tokens.tolist() == [[5, 6, 7]] and chances is None
+
+
 def test_an_engine_that_schedules_a_step_ahead_after_all_is_refused(vllm_config):
     config = copy.copy(vllm_config)
     config.additional_config = engine_arguments(WITH_HEAD)["additional_config"]
-    config.speculative_config = SimpleNamespace(
-        num_speculative_tokens=WITH_HEAD.max_draft_tokens
-    )
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=WITH_HEAD.max_draft_tokens)
     proposer = SamProposer(config)
     with pytest.raises(ConfigError, match="async_scheduling"):
         proposer.bind(

@@ -21,18 +21,19 @@ _HEADS = ("eagle", "eagle3")  # that read the embedding of the policy
 _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 
 
-def share_embeddings(proposer: Any = None) -> None:
+def share_embeddings(loader: Any = None) -> None:
     """Have heads of our engines take the policy's embedding; harmless when repeated.
 
     Before anything is captured, hence not when the engine has started.
 
     Args:
-        proposer: The class that loads drafters; by default vLLM's.
+        loader: The class that loads drafters; by default vLLM's.
     """
-    if proposer is None:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as proposer
+    if loader is None:
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    original = proposer._maybe_share_embeddings
+        loader = SpecDecodeBaseProposer
+    original = loader._maybe_share_embeddings
     if getattr(original, "sam_rollout", False):
         return
 
@@ -43,7 +44,7 @@ def share_embeddings(proposer: Any = None) -> None:
         return original(self, *args, **kwargs)
 
     share.__dict__["sam_rollout"] = True
-    proposer._maybe_share_embeddings = share
+    loader._maybe_share_embeddings = share
 
 
 def reads_policy(drafter: Any) -> bool:

@@ -12,8 +12,9 @@ closed, which keeps the cache right. A drafter that fails is not asked again; dr
 on.
 
 A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
-its position: the nearer the drafter is to the target, the more often both draw the same. Either way verification takes the token as it is: which of several drafts a row
-follows depends on all of them, so that no distribution could be told for it.
+its position: the nearer the drafter is to the target, the more often both draw the same. Either way
+verification takes the token as it is: which of several drafts a row follows depends on all of them,
+so that no distribution could be told for it.
 """
 
 from __future__ import annotations
@@ -150,14 +151,14 @@ class EngineDrafter:
             )
         return []
 
-    def _ask(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, *args: Any, **kwargs: Any) -> Any:
         """Have the drafter propose, with as many passes as the step shall have."""
-        sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_others = args
+        scheduler_output, sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_ = args
         self._find_positions(sampled, sampling, metadata)
         asked = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
         try:
-            return self._propose(scheduler_output, *args, **kwargs)
+            return self._propose(*args, **kwargs)
         finally:
             scheduler_output.num_spec_tokens_to_schedule = asked
 

@@ -19,7 +19,7 @@ def share_weights() -> None:
     share_output_layer(AscendSpecDecodeBaseProposer)
 
 
-def share_output_layer(proposer: Any) -> None:
+def share_output_layer(loader: Any) -> None:
     """Have EAGLE-3 heads whose files hold no output layer take the policy's.
 
     vllm-ascend 0.23 to 0.26 give it to the methods `eagle` and `dflash` alone, so that such a head
@@ -27,9 +27,9 @@ def share_output_layer(proposer: Any) -> None:
     does.
 
     Args:
-        proposer: The class that loads drafters.
+        loader: The class that loads drafters.
     """
-    original = proposer._maybe_share_lm_head
+    original = loader._maybe_share_lm_head
     if getattr(original, "sam_rollout", False):
         return
 
@@ -42,4 +42,4 @@ def share_output_layer(proposer: Any) -> None:
         self.model.lm_head = owner.lm_head
 
     share.__dict__["sam_rollout"] = True
-    proposer._maybe_share_lm_head = share
+    loader._maybe_share_lm_head = share

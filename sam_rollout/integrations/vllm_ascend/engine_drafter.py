@@ -38,8 +38,8 @@ class AscendEngineDrafter(EngineDrafter):
     ) -> None:
         drafter = runner.drafter
         # Those that search in the text, and heads for every position, have no passes.
-        has_passes = hasattr(drafter, "_run_merged_draft")
-        self._is_open = has_passes and drafter._runnable == drafter._run_merged_draft
+        passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
+        self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
             raise ConfigError(
                 "sam.sources.model.sampled",
@@ -56,20 +56,19 @@ class AscendEngineDrafter(EngineDrafter):
     def _wrap_choice(self) -> None:
         """Not for good: vllm-ascend's drafters choose in the middle of their passes."""
 
-    def _ask(self, sampled: Any, sampling: Any, *args: Any, **kwargs: Any) -> Any:
-        scheduler_output, metadata, *_others = args
+    def _ask(self, *args: Any, **kwargs: Any) -> Any:
+        sampled, sampling, scheduler_output, metadata, *_others = args
         if not self._is_open:
-            return self._propose(sampled, sampling, *args, **kwargs)
+            return self._propose(*args, **kwargs)
         drafter = self._runner.drafter
         model, most = drafter.get_model(), drafter.num_speculative_tokens
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        if not drafter.parallel_drafting:  # else all tokens are of one pass
-            asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # ours says so
-            drafter.num_speculative_tokens = max(1, min(asked, self._passes))
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # our scheduler's
+        drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
-            return self._propose(sampled, sampling, *args, **kwargs)
+            return self._propose(*args, **kwargs)
         finally:
             drafter.num_speculative_tokens = most
             del model.compute_logits
