@@ -144,7 +144,7 @@ class SamConfig(Section):
                 "with sam.enabled = true at least one source must be enabled",
             )
         model = self.sources.model
-        if self.enabled and model.enabled and model.max_tokens > self.max_draft_tokens:
+        if self.drafts_with_model and model.max_tokens > self.max_draft_tokens:
             raise ConfigError(
                 f"{self.PATH}.sources.model.max_tokens",
                 model.max_tokens,
@@ -157,6 +157,11 @@ class SamConfig(Section):
                     budget,
                     f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
                 )
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether the engine runs a drafter of its own, whose drafts join ours."""
+        return self.enabled and self.sources.model.enabled
 
 
 # `sam=article`: the article's drafts (section 3.2), from the request's own text and with its gate.

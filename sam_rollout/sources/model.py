@@ -37,6 +37,11 @@ from sam_rollout.sources.contract import Limits, Source, SourceEntry
 # What the engine's drafter is; the others need no files of their own.
 WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")
 IN_TEXT = ("ngram", "suffix")  # search in the text: no model at all
+IN_ONE_GO = ("medusa", "suffix")  # without passes that could be left out
+BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")
+# Keys of vLLM's that follow from the others.
+_OURS = ("method", "model", "num_speculative_tokens", "draft_load_config", "draft_sample_method",
+         "rejection_sample_method", "parallel_drafting")
 METHODS = (*WITH_FILES, "mtp", *IN_TEXT)
 _LARGEST_DRAFT = 32  # `config.MAX_DRAFT_TOKENS`, which reads this module
 _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -97,6 +102,12 @@ class ModelSourceConfig(Section):
                 else f"must be empty: method = {self.method!r} reads no files of its own"
             )
             raise ConfigError(f"{self.PATH}.path", self.path, allowed)
+        if taken := sorted(set(self.options) & set(_OURS)):
+            allowed = f"must not hold {', '.join(taken)}: these are not for choice here"
+            raise ConfigError(f"{self.PATH}.options", self.options, allowed)
+        if self.sampled and self.method not in BY_PASSES:
+            allowed = f"needs a method that drafts token by token: {', '.join(BY_PASSES)}"
+            raise ConfigError(f"{self.PATH}.sampled", self.sampled, allowed)
 
     @property
     def folder(self) -> Path | None:

@@ -34,6 +34,7 @@ LEFT_OUT = {
     "test_patched_tree.py": "runs the others",
     "test_engine.py": "many engines: two of them are run",
     "test_late_binding.py": "only the plugin lets an engine schedule a step ahead",
+    "test_joined.py": "only the plugin keeps an engine with a head from that",
     "test_upstream_tests.py": "calls no runner",
     "test_plugin.py::test_the_runner_has_our_drafter_and_it_is_bound": "asserts that it is wrapped",
     "test_sampling.py::test_every_position_has_the_target_distribution": "calls no runner",

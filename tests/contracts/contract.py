@@ -363,7 +363,6 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
             "self.scheduler.update_from_output(scheduler_output, model_output)"),
         "EngineCore.post_step(model_executed)": (
             "wrapped: does nothing but ask for drafts",
-            "if self.check_for_draft_tokens and (not self.async_scheduling) and model_executed:",
             "draft_token_ids = self.model_executor.take_draft_token_ids()",
             "self.scheduler.update_draft_token_ids(draft_token_ids)"),
         "EngineCoreProc._process_engine_step": (
@@ -983,6 +982,67 @@ VLLM_ASCEND_LATE_BINDING: Table = {
     },
 }
 
+# When drafts are asked for, in drafts_with_output.py's releases.
+VLLM_ASKS_FOR_DRAFTS: Table = {
+    "v1.engine.core": {
+        "EngineCore.post_step": (
+            "does nothing else",
+            "if self.check_for_draft_tokens and (not self.async_scheduling) and model_executed:"),
+    },
+}
+
+VLLM_ASKS_FOR_DRAFTS_023: Table = {
+    "v1.engine.core": {
+        "EngineCore.post_step": (
+            "does nothing else",
+            "if not self.async_scheduling and self.use_spec_decode and model_executed:"),
+    },
+}
+
+# What engine_drafter.py and drafter_weights.py (integrations/vllm_ascend) rely on.
+VLLM_ASCEND_ENGINE_DRAFTER: Table = {
+    "worker.model_runner_v1": {
+        "NPUModelRunner.propose_draft_token_ids": (
+            "wrapped: a drafter with passes is asked without a number of them",
+            "draft_token_ids = self.drafter._propose(",
+            "sampling_metadata=sampling_metadata"),
+        "NPUModelRunner.sample_tokens(grammar_output)": (
+            "wrapped: bookkeeping comes first, and a list of drafts is not copied",
+            "self._draft_token_ids = self.propose_draft_token_ids(sampled_token_ids, "
+            "self.input_batch.sampling_metadata, scheduler_output, spec_decode_metadata,",
+            "propose_draft_token_ids(sampler_output.sampled_token_ids)"),
+        "NPUModelRunner._copy_draft_token_ids_to_cpu": (
+            "names the requests of what it does not copy",
+            "self._draft_token_req_ids = self.input_batch.req_ids.copy()",
+            "if not torch.is_tensor(draft_token_ids):"),
+    },
+    "spec_decode.llm_base_proposer": {
+        "AscendSpecDecodeBaseProposer(SpecDecodeBaseProposer)": "the class that loads drafters",
+        "AscendSpecDecodeBaseProposer.__init__": (
+            "passes that are captured are another object than the method",
+            "self._runnable = self._run_merged_draft"),
+        "AscendSpecDecodeBaseProposer.get_model()": "its compute_logits is wrapped while it drafts",
+        "AscendSpecDecodeBaseProposer._propose": (
+            "a number of passes that is set for a step holds in all of it; a head is of type llama",
+            "isinstance(self.get_model(), (Eagle3LlamaForCausalLM,",
+            "for draft_index in range(1, self.num_speculative_tokens):"),
+        "AscendSpecDecodeBaseProposer._run_merged_draft": (
+            "likewise; each pass takes the likeliest token of what compute_logits returns",
+            "logits = self.model.compute_logits(sample_hidden_states)",
+            "draft_token_ids = logits.argmax(dim=-1)",
+            "if self.num_speculative_tokens == 1 or self.parallel_drafting:",
+            "for draft_index in range(self.num_speculative_tokens - 1):"),
+        "AscendSpecDecodeBaseProposer._maybe_share_embeddings(target_language_model)": (
+            "wrapped: the head is asked whether it has an embedding of its own",
+            "if not self.model.has_own_embed_tokens:",
+            "self.model.model.embed_tokens = target_embed_tokens"),
+        "AscendSpecDecodeBaseProposer._maybe_share_lm_head(model)": (
+            "wrapped: an EAGLE-3 head without an output layer is left without; when it is not, the "
+            "wrapper can go",
+            "if self.method in ('eagle', 'dflash'):"),
+    },
+}
+
 VERL_PLATFORM: Table = {
     "plugin.platform.platform_manager": {
         "PlatformRegistry.register(platform)": "the CPU platform",
@@ -1031,8 +1091,11 @@ CONTRACT = [
     *rows("vllm", VLLM_LATE_BINDING),
     *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
-    *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT),
     *rows("vllm", VLLM_ENGINE_DRAFTER, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_ASKS_FOR_DRAFTS, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_ASKS_FOR_DRAFTS_023, ("0.23",)),
+    *rows("vllm_ascend", VLLM_ASCEND_ENGINE_DRAFTER),
     *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24")),
     *rows("vllm", VLLM_EXPERTS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_GRAPHS),

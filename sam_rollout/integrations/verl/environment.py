@@ -42,7 +42,7 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
         **_of_experiment(config),
     }
-    if run.sampler.kind != "stock" or (run.sam.enabled and run.sam.sources.model.enabled):
+    if run.sampler.kind != "stock" or run.sam.drafts_with_model:
         variables[MODEL_RUNNER_ENV] = "0"
     modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
     if PLUGIN_MODULE not in modules:

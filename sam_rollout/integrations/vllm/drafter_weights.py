@@ -11,32 +11,43 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sam_rollout.integrations.vllm.scheduling import drafts_here, has_model
+from sam_rollout.integrations.vllm.scheduling import has_model
 
 _HEADS = ("eagle", "eagle3")  # that read the embedding of the policy
+_READ_AGAIN = ("draft_model", "medusa")  # that vLLM loads like the policy
 _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 
 
-def share_embeddings() -> None:
+def share_embeddings(loader: Any = None) -> None:
     """Have heads of our engines take the policy's embedding; harmless when repeated.
 
     Before anything is captured, hence not when the engine has started.
-    """
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
 
-    original = Proposer._maybe_share_embeddings
+    Args:
+        loader: The class that loads drafters; by default vLLM's.
+    """
+    if loader is None:
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+        loader = SpecDecodeBaseProposer
+    original = loader._maybe_share_embeddings
     if getattr(original, "sam_rollout", False):
         return
 
     @functools.wraps(original)
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = drafts_here(self.vllm_config) and has_model(self.vllm_config)
-        if ours and self.method in _HEADS and hasattr(self.model, "has_own_embed_tokens"):
+        if reads_policy(self) and hasattr(self.model, "has_own_embed_tokens"):
             self.model.has_own_embed_tokens = False
         return original(self, *args, **kwargs)
 
     share.__dict__["sam_rollout"] = True
-    Proposer._maybe_share_embeddings = share
+    loader._maybe_share_embeddings = share
+
+
+def reads_policy(drafter: Any) -> bool:
+    """Whether a drafter of vLLM's is a head on the policy's hidden states, of an engine of ours."""
+    config = drafter.vllm_config
+    return has_model(config) and drafter.method in _HEADS
 
 
 def read_again(runner: Any) -> bool:
@@ -49,7 +60,7 @@ def read_again(runner: Any) -> bool:
     """
     config = runner.vllm_config
     speculation = config.speculative_config
-    if speculation.method != "draft_model" or config.load_config.load_format != _RANDOM:
+    if speculation.method not in _READ_AGAIN or config.load_config.load_format != _RANDOM:
         return False
     from vllm.config import LoadConfig, set_current_vllm_config
     from vllm.model_executor.model_loader import get_model_loader

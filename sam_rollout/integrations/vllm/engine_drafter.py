@@ -9,7 +9,7 @@ hidden states, so that its cache does not depend on whose drafts were verified.
 How many passes a step has travels with its schedule, the same for every rank of an engine
 (`drafts_with_output.py`): as many as the source may draft, or the first one alone where the gate is
 closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
-on.
+on. Where several processes run it together, it ends the engine instead.
 
 A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
 its position: the nearer the drafter is to the target, the more often both draw the same. Either way
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from sam_rollout.integrations.vllm.sampling import shared_noise
-from sam_rollout.sources.model import ModelSourceConfig
+from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class EngineDrafter:
             wrapped, and the drafter's choice of likeliest tokens.
         config: of the source.
         passes: most passes of a step; those of engines that step together are the same.
+        alone: whether no other process takes part in its passes. A drafter that fails then costs
+            its drafts alone; with others it ends the engine.
         drafted: is called after every step with the tokens sampled in it, by row; None on ranks
             whose drafts nobody reads.
 
@@ -54,6 +56,7 @@ class EngineDrafter:
         runner: Any,
         config: ModelSourceConfig,
         passes: int,
+        alone: bool,
         drafted: Callable[[list[list[int]]], None] | None,
     ) -> None:
         self.failed = False
@@ -62,7 +65,9 @@ class EngineDrafter:
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0
         self._runner = runner
-        self._most, self._passes = config.max_tokens, passes
+        self._most, self._passes, self._alone = config.max_tokens, passes, alone
+        # These draft in one go, and refuse any other number than the engine's.
+        self._whole = config.method in IN_ONE_GO
         self._drafted = drafted
         self._made: Any = None
         self._chances: list[torch.Tensor] = []
@@ -73,9 +78,8 @@ class EngineDrafter:
         self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # of the next draft token in each text
-        self._likeliest: Any = getattr(runner.drafter, "_greedy_sample", None)
-        if self._likeliest is not None:
-            runner.drafter._greedy_sample = self._choose
+        self._likeliest: Any = None  # the drafter's own choice, where it is wrapped
+        self._wrap_choice()
 
     def detach(self) -> None:
         """Give runner and drafter their methods back."""
@@ -132,35 +136,49 @@ class EngineDrafter:
 
     # --- wrapped around runner and drafter ------------------------------------------------------
 
-    def _keep(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> list[list[int]]:
+    def _wrap_choice(self) -> None:
+        """Have drafters that choose tokens by a method of their own choose by ours."""
+        self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
+        if self._likeliest is not None:
+            self._runner.drafter._greedy_sample = self._choose
+
+    def _keep(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Have the drafter propose; nothing is left for vLLM to hand to its scheduler."""
         self._made, self._chances = None, []
         if self.failed:
             return []
-        asked = scheduler_output.num_spec_tokens_to_schedule
-        scheduler_output.num_spec_tokens_to_schedule = min(asked, self._passes)
         started_s = time.perf_counter()
         try:
-            if self._noise is not None:
-                self._find_positions(*args)
-            self._made = self._propose(scheduler_output, *args, **kwargs)
+            self._made = self._ask(*args, **kwargs)
         except Exception:
+            if not self._alone:
+                raise  # others wait for its passes: they would hang, or take the next ones for them
             self.failed, self._failures = True, 1
             logger.warning(
                 "The model that drafts failed and is not asked any more; the rollout continues "
                 "with drafts from texts.",
                 exc_info=True,
             )
-        finally:
-            scheduler_output.num_spec_tokens_to_schedule = asked
-            self._spent_s += time.perf_counter() - started_s
+        self._spent_s += time.perf_counter() - started_s
         return []
 
-    def _find_positions(
-        self, sampled: Any, sampling: Any, _hidden: Any, _sample_hidden: Any, _aux: Any,
-        metadata: Any, *_others: Any,
-    ) -> None:  # fmt: skip
+    def _ask(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the drafter propose, with as many passes as the step shall have."""
+        scheduler_output, sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_ = args
+        self._find_positions(sampled, sampling, metadata)
+        asked = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = (
+            self._runner.num_spec_tokens if self._whole else min(asked, self._passes)
+        )
+        try:
+            return self._propose(*args, **kwargs)
+        finally:
+            scheduler_output.num_spec_tokens_to_schedule = asked
+
+    def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
         """Where in their texts the first draft tokens will stand: behind what was sampled."""
+        if self._noise is None:
+            return
         runner, self._sampling = self._runner, sampling
         if isinstance(sampled, list):
             counts = torch.tensor([len(tokens) for tokens in sampled])
@@ -179,7 +197,10 @@ class EngineDrafter:
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
             return self._likeliest(hidden_states)
-        logits = drafter.model.compute_logits(hidden_states).float()
+        return self._pick(drafter.model.compute_logits(hidden_states).float())
+
+    def _pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """A token for each row of [requests, vocabulary]; its probability is kept."""
         if self._noise is None:
             most, tokens = logits.max(dim=-1)
         else:

@@ -96,8 +96,8 @@ class SamProposer:
             ``num_speculative_tokens``, or the corpus is not the model's.
 
     Attributes:
-        late_binding: The class that binds drafts late; set another before ``bind`` if the runner
-            needs it.
+        late_binding, engine_drafter: The class that binds drafts late, and the one that takes those
+            of a model; set others before ``bind`` if the runner needs it.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -126,6 +126,7 @@ class SamProposer:
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
         self.late_binding = "sam_rollout.integrations.vllm.late_binding:LateBinding"
+        self.engine_drafter = "sam_rollout.integrations.vllm.engine_drafter:EngineDrafter"
         self._likeliest: LikeliestTokens | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
@@ -145,7 +146,18 @@ class SamProposer:
             drafts_are_used: False on tensor-parallel ranks whose drafts vLLM never reads (it
                 takes them from the output rank only); such a rank has no session.
             record: Keep per-step and per-request records; someone must then call ``drain``.
+
+        Raises:
+            ConfigError: A model is to draft in an engine that schedules a step ahead.
         """
+        late = getattr(model_runner, "use_async_scheduling", False)
+        if late and self.config.drafts_with_model:
+            raise ConfigError(
+                "scheduler_config.async_scheduling",
+                True,
+                "must be false with sam.sources.model; where the package's entry points are "
+                "installed, it is",
+            )
         self._runner = model_runner
         for attached in (
             self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
@@ -155,22 +167,22 @@ class SamProposer:
                 attached.detach()
         self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
         self._engine_drafter = None
-        if self.config.sources.model.enabled:
+        if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.drafter_weights import read_again
-            from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
 
             read_again(model_runner)
-            self._engine_drafter = EngineDrafter(
+            self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
                 model_runner,
                 self.config.sources.model,
                 # Engines that share experts run the same passes, idle ones too: vLLM's number.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
+                self.exchange is None and self._vllm_config.parallel_config.world_size == 1,
                 self._choose_drafts if drafts_are_used else None,
             )
         self.session = self._new_session(record) if drafts_are_used else None
-        if getattr(model_runner, "use_async_scheduling", False):
+        if late:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()

@@ -30,6 +30,8 @@ from sam_rollout.integrations.vllm.settings import (
 
 # Releases that the contract rows of both schedulers are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 31))
+# Those of the synchronous one: with a model that drafts, which it tells how many passes to make.
+KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
 RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
@@ -49,8 +51,9 @@ def drafts_here(vllm_config: Any) -> bool:
 
 def has_model(vllm_config: Any) -> bool:
     """Whether vLLM runs a drafter of its own for us."""
-    sam = settings_of(vllm_config).sam
-    return sam.enabled and sam.sources.model.enabled
+    if vllm_config.speculative_config is None or not has_settings(vllm_config):
+        return False
+    return settings_of(vllm_config).sam.drafts_with_model
 
 
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
@@ -116,18 +119,30 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
     """Our scheduler for an engine with our drafter that is set up; None for its own."""
     if vllm_config.scheduler_config.async_scheduling:
         return SCHEDULER_CLASS
-    known = Version(vllm_version).release[:2] in KNOWN_RELEASES
+    releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
+    known = Version(vllm_version).release[:2] in releases
     # With pipeline stages several steps are under way at once.
     alone = vllm_config.parallel_config.pipeline_parallel_size == 1
     return SYNC_SCHEDULER_CLASS if known and alone else None
 
 
-def _settle_for_model(vllm_config: Any) -> None:
+def _settle_for_model(vllm_config: Any, vllm_version: str) -> None:
     """What an engine needs for drafts of a model that are joined with ours, whatever vLLM would."""
     runner = os.environ.setdefault(MODEL_RUNNER_ENV, "0")
     if runner == "1":
         raise ConfigError(
             MODEL_RUNNER_ENV, runner, "must be 0: sam.sources.model needs vLLM's first model runner"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "pipeline_parallel_size",
+            vllm_config.parallel_config.pipeline_parallel_size,
+            "must be 1 with sam.sources.model: stages share no embedding with a head",
+        )
+    if scheduler_of(vllm_config, vllm_version) is None:
+        known = ", ".join(".".join(map(str, release)) for release in KNOWN_WITH_MODEL)
+        raise ConfigError(
+            "sam.sources.model.enabled", True, f"is known to fit vLLM {known}, not {vllm_version}"
         )
     check_engines_drafter(settings_of(vllm_config).sam.sources.model, vllm_config)
     vllm_config.scheduler_config.async_scheduling = False
@@ -149,7 +164,7 @@ def choose_schedulers() -> None:
             return
         names = module.NgramGPUTypes
         if has_model(self):
-            _settle_for_model(self)
+            _settle_for_model(self, vllm.__version__)
         asked = self.scheduler_config.async_scheduling
         if asked is not False and not why_synchronous(self, vllm.__version__):
             module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]

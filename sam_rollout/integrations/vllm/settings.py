@@ -48,7 +48,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model
-        if model.enabled and model.sampled and self.sampler.kind != "coupled_gumbel":
+        if self.sam.drafts_with_model and model.sampled and self.sampler.kind != "coupled_gumbel":
             allowed = f"needs rollout_sampler=coupled_gumbel, not {self.sampler.kind!r}"
             raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
@@ -89,7 +89,7 @@ class EngineSettings:
             arguments["speculative_config"] = {
                 **(
                     _speculation_of(model)
-                    if model.enabled
+                    if self.sam.drafts_with_model
                     else {"method": "custom_class", "model": PROPOSER_CLASS}
                 ),
                 "num_speculative_tokens": self.sam.max_draft_tokens,

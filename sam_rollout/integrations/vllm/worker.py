@@ -14,6 +14,7 @@ from sam_rollout.integrations.vllm.plugin import register
 
 if TYPE_CHECKING:
     from sam_rollout.config import RolloutSamplerConfig
+    from sam_rollout.integrations.vllm.proposer import SamProposer
 
 register()
 
@@ -53,16 +54,22 @@ class SamWorkerExtension:
 
     def _proposer(self) -> Any:
         """Ours; where vLLM runs a drafter itself, beside that; vLLM's without ours, or None."""
-        from sam_rollout.integrations.vllm.proposer import PROPOSER_ATTRIBUTE, SamProposer
-        from sam_rollout.integrations.vllm.scheduling import drafts_here, has_model
+        from sam_rollout.integrations.vllm.proposer import PROPOSER_ATTRIBUTE
+        from sam_rollout.integrations.vllm.scheduling import has_model
 
         runner, config = self.model_runner, self.vllm_config
         drafter = getattr(runner, "drafter", None)
-        if drafter is None or not (drafts_here(config) and has_model(config)):
+        if drafter is None or not has_model(config):
             return drafter
         if not hasattr(runner, PROPOSER_ATTRIBUTE):
-            setattr(runner, PROPOSER_ATTRIBUTE, SamProposer(config))
+            setattr(runner, PROPOSER_ATTRIBUTE, self._make_proposer())
         return getattr(runner, PROPOSER_ATTRIBUTE)
+
+    def _make_proposer(self) -> SamProposer:
+        """Ours, for a runner whose drafter is vLLM's own."""
+        from sam_rollout.integrations.vllm.proposer import SamProposer
+
+        return SamProposer(self.vllm_config)
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         """Replace the runner's samplers; other kinds of workers have others to replace."""

@@ -60,6 +60,10 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
 
 def wrap(module: ModuleType) -> None:
     """Wrap the runner class of its module, unless that or a patch of the source was done before."""
+    if is_supported():
+        from sam_rollout.integrations.vllm_ascend.drafter_weights import share_weights
+
+        share_weights()  # patches leave drafters alone
     runner = module.NPUModelRunner
     if way_in() is not None:
         return

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sam_rollout.config import RolloutSamplerConfig
 from sam_rollout.integrations.vllm.known_text import KnownTextExtension
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.proposer import SamProposer
+
+ENGINE_DRAFTER = "sam_rollout.integrations.vllm_ascend.engine_drafter:AscendEngineDrafter"
 
 
 class SamAscendWorkerExtension(SamWorkerExtension):
@@ -17,6 +22,11 @@ class SamAscendWorkerExtension(SamWorkerExtension):
         from sam_rollout.integrations.vllm_ascend.plugin import way_in
 
         return super().sam_bind(record) | {"way_in": way_in()}
+
+    def _make_proposer(self) -> SamProposer:
+        proposer = super()._make_proposer()
+        proposer.engine_drafter = ENGINE_DRAFTER
+        return proposer
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         from sam_rollout.integrations.vllm_ascend.hooks import install_samplers

@@ -121,6 +121,17 @@ def test_stages_and_unknown_releases_leave_drafts_to_vllm(asynchronous, stages, 
     assert scheduler_of(made, release) == expected
 
 
+def test_a_model_that_drafts_is_told_its_passes_in_an_older_release_too():
+    model = {"enabled": True, "path": "head"}
+    sam = SamConfig.from_mapping({"sources": {"model": model}})
+    made = config(
+        scheduler_config__async_scheduling=False,
+        additional_config=engine_arguments(sam)["additional_config"],
+    )
+    assert scheduler_of(made, "0.23.0") == SYNC_SCHEDULER_CLASS
+    assert scheduler_of(made, "0.22.0") is None
+
+
 def test_only_our_proposer_itself_binds_late():
     assert drafts_here(config())
     assert not drafts_here(config(speculative_config=None))

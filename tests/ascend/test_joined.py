@@ -1,0 +1,194 @@
+"""A head that vllm-ascend runs, alone and joined with drafts from texts: the same texts, alive."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.scheduling import SYNC_SCHEDULER_CLASS
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
+from sam_rollout.integrations.vllm.startup_check import check_alive
+from tests.ascend.conftest import MODEL, ROOT
+
+LIMIT_S = 300
+HEAD = f"{MODEL}_eagle3"
+WITH_HEAD = SamConfig.from_mapping({"sources": {"model": {"enabled": True, "path": HEAD}}})
+
+
+@pytest.fixture(scope="module")
+def engines():
+    command = [sys.executable, "-m", "tests.ascend.generate_joined"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found | {"warnings": done.stderr + done.stdout}
+
+
+@pytest.mark.parametrize("name", ["alone", "joined", "closed", "fails"])
+def test_texts_are_those_without_drafts(engines, name):
+    """At temperature 1."""
+    engine = engines[name]
+    assert engine["texts"] == engines["off"]["texts"]
+    assert engine["counters"]["draft/failures"] == 0 and not any(engine["left_behind"])
+    report = engine["report"]
+    assert report["proposer"] == PROPOSER_CLASS and report["way_in"] == "plugin"
+    assert not engine["asynchronous"] and "model" in report["why_synchronous"]
+
+
+@pytest.mark.parametrize("name", ["alone", "joined"])
+def test_what_the_head_says_is_accepted(engines, name):
+    engine = engines[name]
+    assert engine["counters"]["draft/model_tokens"] > 500
+    assert engine["accepted"] > 0.4 * engine["drafted"]
+    # As many passes a step as it may draft, also where more tokens are verified.
+    assert engine["calls"] == 3 * engine["counters"]["draft/drafter_steps"]
+
+
+def test_the_heads_embedding_and_output_layer_are_the_policys(engines):
+    assert engines["alone"]["shared"] == [True, True]
+
+
+def test_a_closed_gate_leaves_the_heads_first_pass_alone(engines):
+    engine = engines["closed"]
+    assert engine["drafted"] == 0
+    steps = engine["counters"]["draft/drafter_steps"]
+    assert engine["calls"] == steps + 2, "nobody has said anything before the first step"
+    (judged, right), *_ = engine["probe"]
+    assert "were right" in check_alive(engine["probe"], WITH_HEAD) and right > 0.4 * judged
+
+
+def test_a_head_that_fails_leaves_drafts_from_texts(engines):
+    engine = engines["fails"]
+    assert engine["counters"]["draft/model_failures"] == 1 and engine["calls"] == 40
+    assert engines["warnings"].count("is not asked any more") == 1
+    assert engine["drafted"] > engine["counters"]["draft/model_tokens"]
+    assert engine["accepted"] > 0
+
+
+def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
+    """Head and policy know nothing: tokens are equal where the noise is."""
+    engine = engines["drawn"]
+    assert engine["accepted"] == engine["drafted"] > 500
+
+
+# Without an engine.
+
+
+def configured(**arguments):
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=MODEL, dtype="float32", enforce_eager=True, max_model_len=256,
+        **engine_arguments(WITH_HEAD), **arguments,
+    ).create_engine_config()  # fmt: skip
+
+
+def test_an_engine_with_a_head_schedules_synchronously_whatever_was_asked_for():
+    for asked in (None, True):
+        scheduler = configured(async_scheduling=asked).scheduler_config
+        assert not scheduler.async_scheduling and scheduler.scheduler_cls == SYNC_SCHEDULER_CLASS
+
+
+@pytest.fixture
+def proposer_class(vllm_config):
+    # Late, and after its runner: modules of vllm-ascend import each other.
+    import vllm_ascend.worker.model_runner_v1  # noqa: F401
+    from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
+
+    return AscendSpecDecodeBaseProposer
+
+
+def loaded(vllm_config, **head):
+    """A drafter of an engine of ours, its head just loaded, and the policy."""
+    config = copy.copy(vllm_config)
+    config.additional_config = engine_arguments(WITH_HEAD)["additional_config"]
+    inner = SimpleNamespace(embed_tokens=SimpleNamespace(weight=None))
+    policy = SimpleNamespace(lm_head="policy's", model=SimpleNamespace(embed_tokens="policy's"))
+    model = SimpleNamespace(model=inner, lm_head="own", **head)
+    drafter = SimpleNamespace(
+        vllm_config=config, method="eagle3", model=model, use_cuda_graph=False, use_compress=False
+    )
+    return drafter, policy
+
+
+@pytest.mark.parametrize(("has_own", "expected"), [(False, "policy's"), (True, "own")])
+def test_a_head_without_an_output_layer_takes_the_policys(
+    proposer_class, vllm_config, has_own, expected
+):
+    drafter, policy = loaded(vllm_config, has_own_lm_head=has_own)
+    proposer_class._maybe_share_lm_head(drafter, policy)
+    assert drafter.model.lm_head == expected
+
+
+def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vllm_config):
+    """When this fails, ``share_output_layer`` can go."""
+    drafter, policy = loaded(vllm_config, has_own_lm_head=False)
+    proposer_class._maybe_share_lm_head.__wrapped__(drafter, policy)
+    assert drafter.model.lm_head == "own"
+
+
+def test_a_head_that_repeats_the_embedding_takes_the_policys(proposer_class, vllm_config):
+    drafter, policy = loaded(vllm_config, has_own_embed_tokens=True)
+    proposer_class._maybe_share_embeddings(drafter, policy)
+    assert drafter.model.model.embed_tokens == "policy's"
+
+
+def runner_with(*, captured=False, positions=256):
+    """As much of a runner as is asked before its drafter is wrapped."""
+    drafter = SimpleNamespace(
+        _run_merged_draft=len, _runnable=max if captured else len, parallel_drafting=False
+    )
+    return SimpleNamespace(
+        drafter=drafter,
+        speculative_config=SimpleNamespace(
+            draft_model_config=SimpleNamespace(max_model_len=positions)
+        ),
+        model_config=SimpleNamespace(max_model_len=256),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampled", "runner", "field"),
+    [
+        (True, runner_with(captured=True), "sampled = True: must be false in vllm-ascend where"),
+        (False, runner_with(positions=128), "path = .*: knows 128 positions"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(sampled, runner, field):
+    from sam_rollout.integrations.vllm_ascend.engine_drafter import AscendEngineDrafter
+
+    model = {"enabled": True, "path": HEAD, "sampled": sampled}
+    config = SamConfig.from_mapping({"sources": {"model": model}}).sources.model
+    with pytest.raises(ConfigError, match=field):
+        AscendEngineDrafter(runner, config, passes=3, drafted=None)
+
+
+def test_captured_passes_are_left_as_they_are():
+    from sam_rollout.integrations.vllm_ascend.engine_drafter import AscendEngineDrafter
+
+    runner = runner_with(captured=True)
+    runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])
+    runner.sample_tokens = None
+    drafter = AscendEngineDrafter(runner, WITH_HEAD.sources.model, passes=3, drafted=None)
+    assert runner.propose_draft_token_ids([[1]], None, SimpleNamespace(), None) == []
+    tokens, chances = drafter.take()
+    assert tokens.tolist() == [[5, 6, 7]] and chances is None
+
+
+def test_an_engine_that_schedules_a_step_ahead_after_all_is_refused(vllm_config):
+    config = copy.copy(vllm_config)
+    config.additional_config = engine_arguments(WITH_HEAD)["additional_config"]
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=WITH_HEAD.max_draft_tokens)
+    proposer = SamProposer(config)
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        proposer.bind(
+            SimpleNamespace(use_async_scheduling=True), drafts_are_used=True, record=False
+        )
