@@ -9,6 +9,8 @@ A gate that stays closed with the model is let try texts alone.
 
 from __future__ import annotations
 
+import math
+
 from sam_rollout.gating.step import EngineStep
 
 _LEAD = 1.02  # a way replaces the other if it is so much faster
@@ -33,7 +35,7 @@ class _Octave:
 
     def s_per_token(self, way: int) -> float:
         seconds, tokens = self.spent[way]
-        return seconds / tokens if tokens else 0.0
+        return seconds / tokens if tokens else math.inf
 
 
 class ModelPrice:
@@ -60,7 +62,7 @@ class ModelPrice:
 
         Args:
             step: as gates see it.
-            is_open: whether it verified drafts.
+            is_open: whether the gate let drafts be verified in it, whether there were any or not.
         """
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
@@ -68,12 +70,12 @@ class ModelPrice:
             return
         octave = self._octaves[rows.bit_length()]
         if octave is not self._octave:
-            self._octave, self._trial = octave, [0, 0]
+            self._octave, self._trial, self._closed = octave, [0, 0], 0
             self._choose(octave.best)
         self._since_change += 1
         way = MODEL if self.pays else TEXTS
         self._closed = 0 if is_open else self._closed + 1
-        if self._closed == _CLOSED and way == MODEL:
+        if self._closed >= _CLOSED and way == MODEL:
             octave.best, octave.waited = TEXTS, 0
             self._choose(TEXTS)
             return
@@ -82,7 +84,7 @@ class ModelPrice:
         steady = step.same_batch and 0 not in step.verified.sampled
         if steady and self._since_change > _SETTLING:
             self._count(octave.spent[way], seconds, int(step.verified.sampled.sum()))
-        self._go_on(octave, rows)
+            self._go_on(octave, rows)
 
     def _count(self, spent: list[float], seconds: float, tokens: int) -> None:
         usual = spent[0] / spent[1] if spent[1] else seconds / tokens
@@ -110,7 +112,7 @@ class ModelPrice:
         if octave.waited >= octave.wait:
             tried = 1 - octave.best
             octave.spent[tried] = [0.0, 0.0]  # the policy and its texts have changed since
-            self._trial = [_TRIAL_STEPS + _SETTLING, _TRIAL_ROWS + _SETTLING * rows]
+            self._trial = [_TRIAL_STEPS, _TRIAL_ROWS]
             self._choose(tried)
 
     def _choose(self, way: int) -> None:

@@ -243,9 +243,8 @@ class DraftSession:
         made = self._made()
         if made is not None:
             drafter.receive(*made)
-        self._lacks_made = (
-            self._expects_made and made is None and (self._price is None or self._price.pays)
-        )
+        # None was asked for; one that was and did not come is not to be had.
+        self._lacks_made = self._expects_made and made is None and not self.wants_made
         step = EngineStep(
             started_ns,
             verified,
@@ -300,6 +299,7 @@ class DraftSession:
         booking_ns = time.perf_counter_ns()
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         self._telemetry_ns += time.perf_counter_ns() - booking_ns
+        was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
         # A look finds drafts and hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
@@ -308,7 +308,7 @@ class DraftSession:
             budget, self._looks_ahead = 0, _LOOK_AHEAD  # it would find less than there can be
         self.wants_made = drafts or self._looks_ahead > 0
         if self._price is not None:
-            self._price.observe(step, is_open=drafted)
+            self._price.observe(step, is_open=was_open)
             self.wants_made = self.wants_made and self._price.pays
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)

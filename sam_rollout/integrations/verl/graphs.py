@@ -34,7 +34,7 @@ def tokens_per_request(sam: SamConfig) -> int:
 
 def drafts_by_model(sam: SamConfig) -> bool:
     """Whether a model drafts, in every step for each request."""
-    return sam.enabled and sam.sources.model.enabled
+    return sam.drafts_with_model
 
 
 def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:

@@ -40,6 +40,7 @@ from sam_rollout.integrations.vllm.engine_group import (
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import (
     PROBE_TOKENS,
+    DeadDrafterError,
     check_alive,
     check_drafters,
     check_samplers,
@@ -120,6 +121,7 @@ class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
     _to_probe = False  # a model that drafts, before the first response
+    _dead: DeadDrafterError | None = None  # what the probe found
     _sharing: TextSharing | None = None
     _history: HistorySharing | None = None
 
@@ -150,8 +152,8 @@ class SamHttpServer(vLLMHttpServer):
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[_FinishedRequest] = []
-        model: Any = settings.sam.sources.model
-        self._to_probe = settings.sam.enabled and model.enabled and model.method not in IN_TEXT
+        method = settings.sam.sources.model.method
+        self._to_probe = settings.sam.drafts_with_model and method not in IN_TEXT
         self._probing = asyncio.Lock()
         self._recorders = EngineRecorders(len(bound))
         await ask_engines(self.engine, "sam_drain")  # the warm-up is nobody's rollout
@@ -183,9 +185,16 @@ class SamHttpServer(vLLMHttpServer):
         async with self._probing:
             if not self._to_probe:
                 return
+            if self._dead is not None:
+                raise self._dead
             engines = engine_count(self.engine)
             await ask_engines(self.engine, "sam_probe", [(True,)] * engines)
-            room = self.engine.model_config.max_model_len - PROBE_TOKENS
+            drafter = self.engine.vllm_config.speculative_config.draft_model_config
+            longest = min(
+                model.max_model_len for model in (self.engine.model_config, drafter) if model
+            )
+            # With room for what is sampled and drafted.
+            room = longest - PROBE_TOKENS - self._settings.sam.max_draft_tokens
             prompt = TokensPrompt(prompt_token_ids=prompt_ids[:room])
             sampling = SamplingParams(
                 temperature=0.0,
@@ -199,8 +208,12 @@ class SamHttpServer(vLLMHttpServer):
                 ):
                     pass
             answers = await ask_engines(self.engine, "sam_probe", [(False,)] * engines)
-            for workers in answers:
-                print(check_alive(workers, self._settings.sam), flush=True)
+            try:
+                for workers in answers:
+                    print(check_alive(workers, self._settings.sam), flush=True)
+            except DeadDrafterError as error:
+                self._dead = error
+                raise
             await ask_engines(self.engine, "sam_drain")  # nobody's rollout, as the warm-up
             for recorder in self._recorders.recorders:
                 recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)
@@ -209,8 +222,8 @@ class SamHttpServer(vLLMHttpServer):
     def _resolve_sleep_level(self) -> int:
         """At most 1 with a model that drafts: nobody sends its weights again, as of verl's MTP."""
         level = super()._resolve_sleep_level()
-        settings = self._read_settings().sam
-        return min(level, 1) if settings.enabled and settings.sources.model.path else level
+        sam = self._read_settings().sam
+        return min(level, 1) if sam.drafts_with_model and sam.sources.model.path else level
 
     async def generate(
         self,

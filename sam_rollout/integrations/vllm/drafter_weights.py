@@ -27,8 +27,10 @@ def share_embeddings(loader: Any = None) -> None:
         loader: The class that loads drafters; by default vLLM's.
     """
     if loader is None:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-
+        try:
+            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+        except ImportError:  # a release that no model drafts in
+            return
         loader = SpecDecodeBaseProposer
     original = loader._maybe_share_embeddings
     if getattr(original, "sam_rollout", False):

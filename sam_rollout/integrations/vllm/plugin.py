@@ -20,7 +20,8 @@ def register() -> None:
     apply_cpu_workarounds()
     choose_schedulers()
     allow_second_runner()
-    share_embeddings()
+    if not any(map(find_spec, PLUGINS_FOR)):  # these have drafters of their own
+        share_embeddings()
     for package, plugin in PLUGINS_FOR.items():
         if find_spec(package):
             pkgutil.resolve_name(plugin)()

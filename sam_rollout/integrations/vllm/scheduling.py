@@ -139,13 +139,13 @@ def _settle_for_model(vllm_config: Any, vllm_version: str) -> None:
             vllm_config.parallel_config.pipeline_parallel_size,
             "must be 1 with sam.sources.model: stages share no embedding with a head",
         )
+    vllm_config.scheduler_config.async_scheduling = False
     if scheduler_of(vllm_config, vllm_version) is None:
         known = ", ".join(".".join(map(str, release)) for release in KNOWN_WITH_MODEL)
         raise ConfigError(
             "sam.sources.model.enabled", True, f"is known to fit vLLM {known}, not {vllm_version}"
         )
     check_engines_drafter(settings_of(vllm_config).sam.sources.model, vllm_config)
-    vllm_config.scheduler_config.async_scheduling = False
 
 
 def choose_schedulers() -> None:

@@ -89,8 +89,13 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
     """
     model = config.sources.model
     judged, right = map(sum, zip(*filter(None, answers), strict=True)) if any(answers) else (0, 0)
+    if not judged:
+        raise DeadDrafterError(
+            f"sam.sources.model ({model.method}) said nothing in a probe of {PROBE_TOKENS} tokens: "
+            "see the engine's log for why"
+        )
     found = f"of {judged} first draft tokens {right} were right"
-    if right < _LEAST_RIGHT * max(judged, 1):
+    if right < _LEAST_RIGHT * judged:
         raise DeadDrafterError(
             f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
             "files belong to another model, or their weights were not read; "

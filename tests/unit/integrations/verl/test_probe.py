@@ -24,6 +24,10 @@ class Engine:
     def __init__(self, right: int) -> None:
         self.engine_core = SimpleNamespace(core_engines=[0])
         self.model_config = SimpleNamespace(max_model_len=100)
+        drafter = SimpleNamespace(max_model_len=90)
+        self.vllm_config = SimpleNamespace(
+            speculative_config=SimpleNamespace(draft_model_config=drafter)
+        )
         self.right, self.calls, self.prompts = right, [], []
 
     async def collective_rpc(self, method, args):
@@ -68,7 +72,8 @@ def test_all_responses_wait_for_one_probe(started, capsys):
     asyncio.run(respond(ours, 5))
     assert len(responses) == 5
     assert ours.engine.calls == [("sam_probe", True), ("sam_probe", False), ("sam_drain",)]
-    assert ours.engine.prompts == [[7] * (100 - PROBE_TOKENS)], "room for the probe's tokens"
+    room = 90 - PROBE_TOKENS - JOINED.max_draft_tokens
+    assert ours.engine.prompts == [[7] * room], "room for what is sampled and drafted"
     assert "63 first draft tokens 40 were right" in capsys.readouterr().out
     asyncio.run(respond(ours, 1))
     assert len(ours.engine.calls) == 3
@@ -76,9 +81,10 @@ def test_all_responses_wait_for_one_probe(started, capsys):
 
 def test_a_dead_model_ends_the_run_with_one_line(started):
     ours, responses = started(right=2)
-    with pytest.raises(DeadDrafterError, match=r"'some/model' \(draft_model\): of 63 .* 2 were"):
-        asyncio.run(respond(ours, 1))
-    assert responses == []
+    for _ in range(2):
+        with pytest.raises(DeadDrafterError, match=r"'some/model' \(draft_model\): of 63 .* 2 were"):
+            asyncio.run(respond(ours, 1))
+    assert responses == [] and len(ours.engine.prompts) == 1, "one probe tells all"
 
 
 @pytest.mark.parametrize(
