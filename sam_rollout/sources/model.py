@@ -40,8 +40,15 @@ IN_TEXT = ("ngram", "suffix")  # search in the text: no model at all
 IN_ONE_GO = ("medusa", "suffix")  # without passes that could be left out
 BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")
 # Keys of vLLM's that follow from the others.
-_OURS = ("method", "model", "num_speculative_tokens", "draft_load_config", "draft_sample_method",
-         "rejection_sample_method", "parallel_drafting")
+_OURS = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "draft_load_config",
+    "draft_sample_method",
+    "rejection_sample_method",
+    "parallel_drafting",
+)
 METHODS = (*WITH_FILES, "mtp", *IN_TEXT)
 _LARGEST_DRAFT = 32  # `config.MAX_DRAFT_TOKENS`, which reads this module
 _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -76,4 +76,10 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
+        parallel = vllm_config.parallel_config
+        shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
+        if parallel.data_parallel_size > 1 and shares:
+            # An engine that leaves its drafter out would wait for those that do not.
+            allowed = f"{note}; with engines that step together the former must not be fewer"
+            raise ConfigError(f"{model.PATH}.path", model.path, allowed)
         logger.warning("%s", note)

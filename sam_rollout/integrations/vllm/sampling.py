@@ -126,7 +126,6 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
             returned = logits.log_softmax(dim=-1, dtype=torch.float32)
         return tokens, returned
 
-
     def draw_drafts(
         self, logits: torch.Tensor, sampling: SamplingMetadata, positions: torch.Tensor
     ) -> torch.Tensor:

@@ -81,8 +81,9 @@ def test_all_responses_wait_for_one_probe(started, capsys):
 
 def test_a_dead_model_ends_the_run_with_one_line(started):
     ours, responses = started(right=2)
+    found = r"'some/model' \(draft_model\): of 63 .* 2 were"
     for _ in range(2):
-        with pytest.raises(DeadDrafterError, match=r"'some/model' \(draft_model\): of 63 .* 2 were"):
+        with pytest.raises(DeadDrafterError, match=found):
             asyncio.run(respond(ours, 1))
     assert responses == [] and len(ours.engine.prompts) == 1, "one probe tells all"
 

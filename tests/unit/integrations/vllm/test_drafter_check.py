@@ -18,6 +18,7 @@ POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
 SIZES = json.loads((POLICY / "config.json").read_text())
 REFUSED = r"^sam\.sources\.model\.path = .*"
 HUB = "owner/head"
+RELEASE = "0.31.0"
 
 
 def section(path=HEAD, method="eagle3", **options) -> ModelSourceConfig:
@@ -57,13 +58,23 @@ def test_a_small_model_shares_the_vocabulary_and_no_other_size():
     check_drafter(maps, {"vocab_size": 600})
 
 
-def engine(model: ModelSourceConfig, drafter: dict, positions: int = 4096, **policy):
+def engine(
+    model: ModelSourceConfig,
+    drafter: dict,
+    positions: int = 4096,
+    stages: int = 1,
+    engines: int = 1,
+    **policy,
+):
     """What is asked of vLLM's configuration."""
     sam = SamConfig(sources=SourcesConfig(model=model))
     target = SimpleNamespace(to_dict=lambda: {**SIZES, **policy})
     return SimpleNamespace(
         additional_config=engine_arguments(sam)["additional_config"],
         scheduler_config=SimpleNamespace(async_scheduling=None),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=stages, data_parallel_size=engines, enable_expert_parallel=True
+        ),
         speculative_config=SimpleNamespace(
             target_model_config=SimpleNamespace(hf_text_config=target, max_model_len=1024),
             draft_model_config=SimpleNamespace(
@@ -80,7 +91,7 @@ def first_runner(monkeypatch):
 
 def test_an_engine_takes_its_own_head_without_a_word(caplog):
     made = engine(section(), {})
-    _settle_for_model(made)
+    _settle_for_model(made, RELEASE)
     assert made.scheduler_config.async_scheduling is False and caplog.text == ""
 
 
@@ -88,18 +99,38 @@ def test_an_engine_takes_its_own_head_without_a_word(caplog):
 def test_an_engine_refuses_a_head_of_another_model(path):
     """From the hub vLLM has read the configuration by then."""
     sizes = {"hidden_size": 64, "target_hidden_size": 128, "vocab_size": 512}
-    _settle_for_model(engine(section(path), sizes))
+    _settle_for_model(engine(section(path), sizes), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "hidden_size = 128, not 256"):
-        _settle_for_model(engine(section(path), sizes, hidden_size=256))
+        _settle_for_model(engine(section(path), sizes, hidden_size=256), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "vocab_size = 512, not 600"):
-        _settle_for_model(engine(section(path), sizes, vocab_size=600))
+        _settle_for_model(engine(section(path), sizes, vocab_size=600), RELEASE)
 
 
 def test_texts_longer_than_the_drafter_reads_are_warned_of(caplog):
-    _settle_for_model(engine(section(), {}, positions=512))
+    _settle_for_model(engine(section(), {}, positions=512), RELEASE)
     (record,) = caplog.records
     assert "reads up to 512 tokens" in record.message and "has up to 1024" in record.message
 
 
 def test_an_engine_that_searches_in_the_text_is_not_asked_for_files():
-    _settle_for_model(engine(section("", "ngram"), {"vocab_size": 1}))
+    _settle_for_model(engine(section("", "ngram"), {"vocab_size": 1}), RELEASE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "release", "reason"),
+    [
+        ({"stages": 2}, RELEASE, "pipeline_parallel_size = 2: must be 1"),
+        ({}, "0.29.0", r"sam\.sources\.model\.enabled = True: .* 0\.31, not 0\.29\.0"),
+        ({"engines": 2, "positions": 512}, RELEASE, r"reads up to 512 .* must not be fewer"),
+    ],
+)
+def test_engines_that_a_model_cannot_draft_in_are_refused(asked, release, reason):
+    with pytest.raises(ConfigError, match=reason):
+        _settle_for_model(engine(section(), {}, **asked), release)
+
+
+def test_what_our_settings_say_is_no_option():
+    with pytest.raises(ConfigError, match=r"options = .* hold draft_sample_method, model:"):
+        section(model="other", draft_sample_method="probabilistic")
+    with pytest.raises(ConfigError, match="sampled = True: needs a method that drafts token by"):
+        ModelSourceConfig(enabled=True, method="medusa", path=str(HEAD), sampled=True)
