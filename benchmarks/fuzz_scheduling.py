@@ -1,15 +1,16 @@
-"""Random lives of engines that bind drafts late: nothing hangs, no token is lost or doubled.
+"""Random lives of engines that draft: nothing hangs, no token is lost or doubled.
 
     python -m benchmarks.fuzz_scheduling [--seconds 600] [--seed 0] [--output FILE]
 
-The tiny model, in vLLM's asynchronous path on a CPU (`emulated_device.py`), with the coupled
-sampler at T = 1: each response has to be, token for token, that of an engine without drafts that
-schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
-drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
-cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter raises.
-All of it at random, mostly while a step is on its way. k, sizes, gate and how large a step is
-prepared ahead differ from engine to engine. The first failure ends the run with its seed; so do a
-minute without a token, and a drafter, gate or record that fails by itself.
+The tiny model, in vLLM's asynchronous path on a CPU (`emulated_device.py`), where drafts are bound
+late, or synchronously with drafts of its EAGLE-3 head, with the coupled sampler at T = 1: each
+response has to be, token for token, that of an engine without drafts that schedules synchronously.
+Requests join and are aborted; the gate opens and closes; records are drained, texts exchanged,
+weights written again, running requests preempted by a reset of the prefix cache or for want of
+memory; the engine is paused and goes on, or is put to sleep; a drafter or the head raises. All of
+it at random, mostly while a step is on its way. k, sizes, gate and how large a step is prepared
+ahead differ from engine to engine. The first failure ends the run with its seed; so do a minute
+without a token, and a drafter, gate or record that fails by itself.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sour
 from sam_rollout.gating import GuardedGate
 from sam_rollout.gating.gate import ClosedGate
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.sources.model import ModelSourceConfig
 
 PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
 COUPLED = RolloutSamplerConfig("coupled")
@@ -46,13 +48,17 @@ SMALL = {
 }  # fmt: skip
 LARGE = {"max_num_seqs": 32}
 TEXTS = ("own", "siblings", "run", "history")
+HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 HANGS_S = 60
 # Chance of each event before a step.
 EVENTS = {
     "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.02, "pause": 0.02,
     "sleep": 0.003,
 }  # fmt: skip
-TOTALS = ("engines", "steps", "responses", "tokens", "drafted", "accepted", "drafters_failed")
+TOTALS = (
+    "engines", "with_head", "steps", "responses", "tokens", "drafted", "accepted",
+    "drafters_failed",
+)  # fmt: skip
 
 
 class RandomGate(ClosedGate):
@@ -88,15 +94,18 @@ class Life:
         self._engine, self._known, self._chance = engine, known, chance
         self._core = engine.llm_engine.engine_core.engine_core
         worker = self._core.model_executor.driver_worker.worker
-        self._session = worker.model_runner.drafter.session
+        self._session = worker._proposer().session
+        self._head = worker.model_runner.drafter if sam.drafts_with_model else None
         if sam.gate.kind == "closed":
             self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
         self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
         self._live: list[str] = []
         self._failures: Counter[str] = Counter()
         scheduler = type(self._core.scheduler).__name__
-        assert scheduler == "LateBindingScheduler", f"scheduled by {scheduler}"
-        self.totals: Counter[str] = Counter(engines=1)
+        expected = "LateBindingScheduler" if self._head is None else "SyncScheduler"
+        assert scheduler == expected, f"scheduled by {scheduler}"
+        self.totals: Counter[str] = Counter(engines=1, with_head=self._head is not None)
+        self._meant: dict[str, int] = {}  # failures
 
     def run(self) -> None:
         """Until every request has ended.
@@ -128,8 +137,7 @@ class Life:
             engine.step()  # the worker hears of those that ended last
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
-        meant = {"draft/failures": 1} if self.totals["drafters_failed"] else {}
-        assert failed in ({}, meant), f"failed: {failed}, meant to: {meant}"
+        assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
         levels = self._session.drafter.levels() if self._session.drafter else {}
         pool = self._core.scheduler.kv_cache_manager.block_pool
         held = len(self._core.scheduler.requests), levels.get("draft/live_requests", 0)
@@ -187,7 +195,12 @@ class Life:
         def fail(*_arguments: Any, **_options: Any) -> Any:
             raise RuntimeError("broken on purpose")
 
-        setattr(self._session.drafter, self._chance.choice(["observe", "draft", "settle"]), fail)
+        if self._head is not None and self._chance.random() < 0.5:
+            self._head.propose, self._meant = fail, {"draft/model_failures": 1}
+        else:
+            part = self._chance.choice(["observe", "draft", "settle"])
+            setattr(self._session.drafter, part, fail)
+            self._meant = {"draft/failures": 1}
         self.totals["drafters_failed"] += 1
 
 
@@ -234,6 +247,11 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
         sources=sources_of(*chance.choice([TEXTS, (*TEXTS, "recycling")])),
     )
     sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
+    if chance.random() < 0.25:
+        head = ModelSourceConfig(
+            True, "eagle3", str(HEAD), chance.randint(1, min(4, sam.max_draft_tokens))
+        )
+        sam = replace(sam, sources=replace(sam.sources, model=head))
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
         try:

@@ -12,11 +12,11 @@ from benchmarks import fuzz_scheduling, results_page
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the program for one engine; returns the file that it may have written."""
+    """``run(seed)``: the program for one engine; returns the file that it may have written."""
 
-    def run():
+    def run(seed):
         path = tmp_path / "fuzz_scheduling.json"
-        arguments = ["--seconds", "1", "--seed", "1", "--output", str(path)]
+        arguments = ["--seconds", "1", "--seed", str(seed), "--output", str(path)]
         monkeypatch.setattr(sys, "argv", ["fuzz_scheduling", *arguments])
         # What hangs here meets pytest's own limit, which shows where; this one would end pytest.
         monkeypatch.setattr(fuzz_scheduling, "HANGS_S", 3600)
@@ -26,10 +26,13 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_random_events_lose_and_double_no_token(run):
-    record = json.loads(run().read_text())
+@pytest.mark.parametrize(("seed", "with_head"), [(3, False), (24, True)])
+def test_random_events_lose_and_double_no_token(run, seed, with_head):
+    """With these seeds the gate opens and closes by chance, and requests are preempted."""
+    record = json.loads(run(seed).read_text())
     totals = record["totals"]
     assert totals["engines"] == 1 and totals["responses"] >= 30
+    assert totals["with_head"] == with_head
     assert 0 < totals["accepted"] < totals["drafted"]
     assert sum(totals[event] > 0 for event in fuzz_scheduling.EVENTS) >= 4
     assert f"{totals['responses']} responses" in results_page.section("fuzz_scheduling", record)
@@ -44,7 +47,7 @@ def test_a_doubled_token_ends_the_run_with_its_seed_and_no_record(
     watch = mock.Mock(wraps=faulthandler)
     monkeypatch.setattr(fuzz_scheduling, "faulthandler", watch)
     with pytest.raises(SystemExit) as end:
-        run()
+        run(seed=1)
     assert end.value.code == 1 and list(tmp_path.iterdir()) == []
     assert "seed 1: AssertionError: request" in capfd.readouterr().err
     assert watch.method_calls[-1] == mock.call.cancel_dump_traceback_later()

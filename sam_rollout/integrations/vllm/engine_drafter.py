@@ -32,6 +32,8 @@ from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)
 
+_ROWS_AT_ONCE = 128
+
 
 class EngineDrafter:
     """Stands between a runner and its drafter; one per rank of an engine.
@@ -197,17 +199,21 @@ class EngineDrafter:
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
             return self._likeliest(hidden_states)
-        return self._pick(drafter.model.compute_logits(hidden_states).float())
+        return self._pick(drafter.model.compute_logits(hidden_states))
 
     def _pick(self, logits: torch.Tensor) -> torch.Tensor:
         """A token for each row of [requests, vocabulary]; its probability is kept."""
         if self._noise is None:
-            most, tokens = logits.max(dim=-1)
+            tokens = logits.argmax(dim=-1)
         else:
-            tokens = self._noise.draw_drafts(logits.clone(), self._sampling, self._position)
-            most = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            copied = logits.to(torch.float32, copy=True)
+            tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        self._chances.append((most - logits.logsumexp(dim=-1)).exp())
+        # In pieces: the engine has not reckoned with a second vocabulary of floats for each row.
+        scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
+        pieces = logits.split(_ROWS_AT_ONCE)
+        sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])
+        self._chances.append((scores - sums).exp())
         return tokens
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:

@@ -77,7 +77,7 @@ class AscendEngineDrafter(EngineDrafter):
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Logits whose likeliest token is the one we choose; its probability is kept."""
         logits = self._compute_logits(*args, **kwargs)
-        tokens = self._pick(logits[: self._rows].float())  # filled up with rows of nobody
+        tokens = self._pick(logits[: self._rows])  # filled up with rows of nobody
         if self._noise is not None:
             logits[: self._rows].scatter_(1, tokens.unsqueeze(1), torch.inf)
         return logits

@@ -9,7 +9,7 @@ from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources import SOURCES
-from sam_rollout.sources.model import METHODS, WITH_FILES, ModelSourceConfig
+from sam_rollout.sources.model import ModelSourceConfig
 from tests.unit.drafting.texts import rows_of
 
 MAX_ROWS, MAX_LENGTH, VOCABULARY, K = 4, 64, 50, 4
@@ -108,7 +108,3 @@ def test_wrong_settings_are_refused(settings, field, allowed):
 def test_a_model_drafts_no_more_than_a_step_verifies():
     with pytest.raises(ConfigError, match=r"max_tokens = 5: must be at most .* = 4"):
         config_of(max_tokens=5)
-
-
-def test_what_needs_files_is_a_method():
-    assert set(WITH_FILES) < set(METHODS)
