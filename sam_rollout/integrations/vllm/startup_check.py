@@ -49,6 +49,9 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         f"sam_rollout: drafter {PROPOSER_CLASS} on {len(ours)} worker(s), "
         f"k={config.max_draft_tokens}, gate: {config.gate}"
     )
+    if config.drafts_with_model:
+        model = config.sources.model
+        line += f", with up to {model.max_tokens} tokens of {model.method} {model.path}".rstrip()
     # Left out where there is nothing to tell: an engine that decides alone, one without graphs, or
     # one that knows the method custom_class by itself.
     if ours[0]["deciding_engines"] > 1:

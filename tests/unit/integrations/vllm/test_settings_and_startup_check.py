@@ -24,6 +24,10 @@ from sam_rollout.session.padding import NO_PADDING
 from sam_rollout.telemetry.control import ControlAssignment
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig("threshold", 2))
+JOINED = SamConfig.from_mapping(
+    ON.to_mapping()
+    | {"sources": {"model": {"enabled": True, "method": "draft_model", "path": "some/model"}}}
+)
 OFF = SamConfig(enabled=False)
 OURS = {
     "proposer": PROPOSER_CLASS,
@@ -87,6 +91,11 @@ FILLED_UP = {
             [NONE, OURS],
             ON,
             f"drafter {PROPOSER_CLASS} on 1 worker(s), k=5, gate: threshold 2{AHEAD}",
+        ),
+        (
+            [OURS | {"sam": JOINED.to_mapping()}],
+            JOINED,
+            f"gate: threshold 2, with up to 3 tokens of draft_model some/model{AHEAD}",
         ),
         ([OURS | {"deciding_engines": 4}], ON, f"gate: threshold 2, agreed on by 4 engines{AHEAD}"),
         (
