@@ -1,4 +1,4 @@
-"""Drafts bound late where several processes share a model, and where an engine sleeps meanwhile."""
+"""Drafts where several processes share a model, and where an engine sleeps meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 
 COUPLED = RolloutSamplerConfig("coupled")
@@ -49,6 +50,28 @@ def test_all_ranks_verify_the_drafts_of_the_first(engines, prompts):
     first, second = engines["late"].collective_rpc("sam_drain")
     assert second is None, "only the first drafts"
     assert first["counters"]["draft/failures"] == 0
+    assert sum(book[2] for book in first["requests"].values()) > 0
+
+
+def test_all_ranks_run_the_same_passes_of_a_head(make_engine, engines, prompts):
+    """The gate opens as requests end; what the first rank chooses comes with the schedule."""
+    head = {"enabled": True, "path": f"{MODEL}_eagle3"}
+    joined = SamConfig.from_mapping(
+        {"gate": {"kind": "threshold", "threshold": 24}, "sources": {"model": head}}
+    )
+    with asynchronous_scheduling():
+        engine = make_engine(joined, **engine_arguments(joined, COUPLED), **RANKS)
+    limits = [10 + 3 * number for number in range(PROMPTS * SIBLINGS)]
+    found = [
+        texts(generate(one, prompts[:PROMPTS], SIBLINGS, max_tokens=limits))
+        for one in (engine, engines["plain"])
+    ]
+    assert found[0] == found[1]
+    first, second = engine.collective_rpc("sam_drain")
+    assert second is None
+    steps, counters = len(first["steps"]["gate_open"]), first["counters"]
+    assert 0 < counters["draft/model_steps"] < steps, "with it and without"
+    assert counters["draft/model_failures"] == 0
     assert sum(book[2] for book in first["requests"].values()) > 0
 
 

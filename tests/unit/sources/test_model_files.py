@@ -27,7 +27,8 @@ def test_a_folder_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/nowhere/head", "./owner/name", "../heads", "head", "a/b/c"])
-def test_what_is_neither_is_refused(path):
+def test_what_is_neither_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*: no such folder"):
         check_sources(SourcesConfig(model=section(path)))
 

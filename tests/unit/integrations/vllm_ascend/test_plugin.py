@@ -1,4 +1,4 @@
-"""The plugin on a package that is called vllm_ascend and holds nothing but a runner."""
+"""The plugin on a package that is called vllm_ascend and holds a runner and a drafter."""
 
 import importlib
 import sys
@@ -26,6 +26,14 @@ class NPUModelRunner:
     def propose_draft_token_ids(self, valid_sampled_token_ids, metadata):
         return "upstream's"
 """
+DRAFTER = """
+class AscendSpecDecodeBaseProposer:
+    def _maybe_share_embeddings(self, target_language_model):
+        pass
+
+    def _maybe_share_lm_head(self, model):
+        pass
+"""
 ON = SamConfig()
 OFF = SamConfig(enabled=False)
 COUPLED, STOCK = RolloutSamplerConfig("coupled"), RolloutSamplerConfig("stock")
@@ -37,7 +45,9 @@ def installed(tmp_path, monkeypatch):
     package = tmp_path / "vllm_ascend"
     (package / "worker").mkdir(parents=True)
     (package / "imported.py").write_text("names = []\n")
-    for folder in (package, package / "worker"):
+    (package / "spec_decode").mkdir()
+    (package / "spec_decode" / "llm_base_proposer.py").write_text(DRAFTER)
+    for folder in (package, package / "worker", package / "spec_decode"):
         (folder / "__init__.py").touch()
     runner = package / "worker" / "model_runner_v1.py"
     runner.write_text(RUNNER)
