@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_refused(sampled, runner, field):
     model = {"enabled": True, "path": HEAD, "sampled": sampled}
     config = SamConfig.from_mapping({"sources": {"model": model}}).sources.model
     with pytest.raises(ConfigError, match=field):
-        AscendEngineDrafter(runner, config, passes=3, drafted=None)
+        AscendEngineDrafter(runner, config, passes=3, alone=True, drafted=None)
 
 
 def test_captured_passes_are_left_as_they_are():
@@ -177,7 +177,7 @@ def test_captured_passes_are_left_as_they_are():
     runner = runner_with(captured=True)
     runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])
     runner.sample_tokens = None
-    drafter = AscendEngineDrafter(runner, WITH_HEAD.sources.model, passes=3, drafted=None)
+    drafter = AscendEngineDrafter(runner, WITH_HEAD.sources.model, passes=3, alone=True, drafted=None)
     assert runner.propose_draft_token_ids([[1]], None, SimpleNamespace(), None) == []
     tokens, chances = drafter.take()
     assert tokens.tolist() == [[5, 6, 7]] and chances is None
