@@ -177,7 +177,8 @@ def test_captured_passes_are_left_as_they_are():
     runner = runner_with(captured=True)
     runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])
     runner.sample_tokens = None
-    drafter = AscendEngineDrafter(runner, WITH_HEAD.sources.model, passes=3, alone=True, drafted=None)
+    config = WITH_HEAD.sources.model
+    drafter = AscendEngineDrafter(runner, config, passes=3, alone=True, drafted=None)
     assert runner.propose_draft_token_ids([[1]], None, SimpleNamespace(), None) == []
     tokens, chances = drafter.take()
     assert tokens.tolist() == [[5, 6, 7]] and chances is None
