@@ -243,8 +243,13 @@ class DraftSession:
         made = self._made()
         if made is not None:
             drafter.receive(*made)
-        # None was asked for; one that was and did not come is not to be had.
-        self._lacks_made = self._expects_made and made is None and not self.wants_made
+        # None was asked for. One that was and did not come is not to be had; nor is a dear one.
+        self._lacks_made = (
+            self._expects_made
+            and made is None
+            and not self.wants_made
+            and (self._price is None or self._price.pays)
+        )
         step = EngineStep(
             started_ns,
             verified,

@@ -7,11 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sam_rollout.config import GateConfig
+from sam_rollout.config import GateConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.gating import GuardedGate
+from sam_rollout.gating.gate import LOOK
+from sam_rollout.gating.model_price import TEXTS
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.siblings import SiblingTexts
@@ -577,3 +579,44 @@ def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
     drafts = engine.step("a", "b")
     assert drafts[0] == next_of_period(engine.texts["a"])
     assert len(drafts[1]) == K
+
+
+class Drafts:
+    """A model beside a session: drafts where it was asked to, if it can."""
+
+    def __init__(self, *, works: bool = True) -> None:
+        self.works, self.engine = works, None
+
+    def __call__(self):
+        if not (self.works and self.engine and self.engine.session.wants_made):
+            return None
+        return np.full((len(self.engine.texts), 2), 40, np.int32), None
+
+
+def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
+    """Step by step, whether a gate that only looks was told what was offered."""
+    sources = SourcesConfig.from_mapping(
+        {name: {"enabled": name == "own"} for name in NAMES}
+        | {"model": {"enabled": True, "method": "ngram", "max_tokens": 2}}
+    )
+    engine = Engine("a", sources=sources, gate=GateConfig("auto"), made=drafts)
+    gate = GateOnRecord()
+    drafts.engine, gate.least_chance = engine, LOOK
+    engine.session.gate, price = GuardedGate(gate), engine.session._price
+    if not pays:
+        price._choose(TEXTS)
+        for octave in price._octaves:
+            octave.best = TEXTS
+    for _ in range(5):
+        engine.step("a")
+    return [step.offered is not None for step in gate.seen]
+
+
+def test_a_closed_gate_looks_when_the_models_drafts_are_there():
+    """They are asked for first: a look without them would find less than there can be."""
+    assert looks(Drafts()) == [False, False, True, True, True]
+
+
+def test_looks_go_on_where_the_model_cannot_draft_or_is_too_dear():
+    assert looks(Drafts(works=False)) == [False, False, True, True, True]
+    assert looks(Drafts(), pays=False) == [False, True, True, True, True]
