@@ -22,7 +22,15 @@ class Engine:
         self.price, self.rows, self.now_ns = price, rows, 0
         self.ways: list[int] = []
 
-    def run(self, costs, steps: int, *, is_open: bool = True, pause_every: int = 0) -> None:
+    def run(
+        self,
+        costs,
+        steps: int,
+        *,
+        is_open: bool = True,
+        pause_every: int = 0,
+        same_batch: bool = True,
+    ) -> None:
         for number in range(steps):
             way = MODEL if self.price.pays else TEXTS
             self.ways.append(way)
@@ -36,7 +44,7 @@ class Engine:
             nothing = np.zeros(self.rows, np.int32)
             verified = Verified(of_row, *[nothing] * (len(Verified._fields) - 1))
             lengths = np.full(self.rows, 100, np.int32)
-            step = EngineStep(self.now_ns, verified, lengths, same_batch=True)
+            step = EngineStep(self.now_ns, verified, lengths, same_batch=same_batch)
             self.price.observe(step, is_open=is_open)
 
     def share(self, way: int, last: int) -> float:
@@ -89,3 +97,16 @@ def test_a_gate_that_stays_closed_with_the_model_gets_to_try_texts_alone(engine)
     assert not engine.price.pays
     engine.run(WORTH_IT, 2_000)
     assert engine.share(MODEL, 500) > 0.9
+
+
+def test_a_closed_gate_gets_to_try_texts_with_any_number_of_requests():
+    price = ModelPrice(64)
+    many, few = Engine(price, 64), Engine(price, 8)
+    for engine in (many, few):
+        engine.run(WORTH_IT, 300, is_open=False)
+        assert not price.pays
+
+
+def test_steps_that_cannot_be_measured_decide_nothing(engine):
+    engine.run(DEAR, 3_000, same_batch=False)
+    assert engine.price.pays and engine.share(MODEL, 3_000) == 1
