@@ -115,14 +115,11 @@ def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, f
 def ways_to_draft(seed: int) -> list[dict[str, float]]:
     """By temperature: the share of a head's draft tokens that is accepted in each way."""
     import torch
-    from safetensors.torch import load_file
 
     from sam_rollout.bench.traces import Trace
-    from sam_rollout.heads.checkpoint import read_head
     from sam_rollout.heads.hidden_states import Policy
-    from sam_rollout.heads.model import Eagle3Head
     from sam_rollout.heads.training import Learner
-    from sam_rollout.heads.writing import rope_theta
+    from sam_rollout.heads.writing import load_head
     from sam_rollout.verification import draw_gumbel, keyed_bits
 
     prompts = [prompt for prompt in load_prompts(PROMPTS, seed) for _ in range(SIBLINGS)]
@@ -131,11 +128,8 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
         Trace("", number, np.array(prompt, np.int32), np.array(text, np.int32))
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
-    shape = read_head(HEAD).shape
     policy = Policy.load(str(MODEL), torch.device("cpu"))
-    settings = policy.model.config.to_dict()
-    head = Eagle3Head(shape, rope_theta(settings), settings["rms_norm_eps"])
-    head.load_state_dict({k: v.float() for k, v in load_file(HEAD / "model.safetensors").items()})
+    head, shape = load_head(HEAD, policy.model.config.to_dict())
     rows = []
     with torch.no_grad():
         samples = policy.read(traces, shape.target_layers, 1280)

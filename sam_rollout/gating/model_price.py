@@ -17,7 +17,7 @@ _LEAD = 1.02  # a way replaces the other if it is so much faster
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial has at least both, rows counted in every step
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
 _SETTLING = 2  # steps after a change that belong to neither way
-_MEMORY_S = 1 / 512  # of a step's weight that is forgotten with each new one
+_FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
 _PAUSE = 4.0  # steps that take so many times the usual are left out
 _CLOSED = 256  # steps after which a gate counts as closed by the model's price
 
@@ -91,7 +91,7 @@ class ModelPrice:
         if seconds > _PAUSE * usual * tokens:
             return
         for place, value in enumerate((seconds, tokens)):
-            spent[place] += value - spent[place] * _MEMORY_S
+            spent[place] += value - spent[place] * _FORGOTTEN
 
     def _go_on(self, octave: _Octave, rows: int) -> None:
         """End a trial that has lasted long enough, or begin one that is due."""

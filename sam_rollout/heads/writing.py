@@ -1,4 +1,4 @@
-"""Writes a trained head in the format of the speculators library, as vLLM loads it."""
+"""Writes a trained head in the format of the speculators library, which vLLM loads; reads it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from sam_rollout.heads.checkpoint import CONFIG, TRAINING, HeadShape, base_of
+from sam_rollout.heads.checkpoint import CONFIG, TRAINING, HeadShape, base_of, read_head
+from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
+
+_WEIGHTS = "model.safetensors"
 
 
 def rope_theta(model_config: Mapping[str, Any]) -> float:
@@ -93,9 +96,21 @@ def write_head(
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(kept, folder / _WEIGHTS, metadata={"format": "pt"})
     _write(folder / CONFIG, config)
     _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
+
+
+def load_head(folder: Path, model_config: Mapping[str, Any]) -> tuple[Eagle3Head, HeadShape]:
+    """Read a head that `write_head` wrote for a policy, its whole vocabulary, in float32.
+
+    Raises:
+        ConfigError: as `read_head`.
+    """
+    shape = read_head(folder).shape
+    head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
+    head.load_state_dict(load_file(folder / _WEIGHTS))
+    return head, shape
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

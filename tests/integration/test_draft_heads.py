@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
 from sam_rollout.heads.acceptance import acceptance
-from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
-from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
+from sam_rollout.heads.writing import load_head
 from tests.integration.conftest import MODEL
 
 HEAD = Path(f"{MODEL}_eagle3")
@@ -56,10 +54,8 @@ def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting,
     texts, counters = sample(1.0, **drafting)
     drafts = counters["num_drafts"].value
     accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
-    shape = read_head(HEAD).shape
     policy = Policy.load(MODEL, torch.device("cpu"))
-    head = Eagle3Head(shape, 10000.0, 1e-6)
-    head.load_state_dict(load_file(HEAD / "model.safetensors"))
+    head, shape = load_head(HEAD, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
         for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))

@@ -32,7 +32,7 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
     Raises:
         ConfigError: names `sam.sources.model.path`.
     """
-    if graphs.drafts_by_model(sam):
+    if sam.drafts_with_model:
         for policy in _policy_configs(config, shape):
             check_drafter(sam.sources.model, policy)
 
@@ -59,7 +59,7 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
     """What runs with this drafter, but not as it should."""
-    if not graphs.drafts_by_model(sam):
+    if not sam.drafts_with_model:
         return
     model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
     files = model.read_files_config()
@@ -80,7 +80,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     """Memory of the drafter on one device, and how it is known."""
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
-    if graphs.drafts_by_model(sam):
+    if sam.drafts_with_model:
         if model.method == "eagle3" and model.folder is None:
             return _head_size(_usual_head(layout.shape), 0, tensor), (
                 f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"

@@ -32,17 +32,12 @@ def tokens_per_request(sam: SamConfig) -> int:
     return 1 + sam.max_draft_tokens if sam.enabled else 1
 
 
-def drafts_by_model(sam: SamConfig) -> bool:
-    """Whether a model drafts, in every step for each request."""
-    return sam.drafts_with_model
-
-
 def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Sizes to capture, tokens; empty where the engine chooses them, or captures nothing."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
     # Without full graphs steps of a few drafting requests fit as they are; a model drafts for all.
-    if "FULL" not in graph_mode(config) and not drafts_by_model(sam):
+    if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
     # Of all requests at once at most: larger graphs would never be used.

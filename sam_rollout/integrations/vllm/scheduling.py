@@ -42,10 +42,11 @@ _METHOD = "custom_class"
 def drafts_here(vllm_config: Any) -> bool:
     """Whether an engine drafts with our proposer itself, not with one that is built on it."""
     speculation = vllm_config.speculative_config
-    if speculation is None or not has_settings(vllm_config):
-        return False
     return has_model(vllm_config) or (
-        speculation.method == _METHOD and speculation.model == PROPOSER_CLASS
+        speculation is not None
+        and speculation.method == _METHOD
+        and speculation.model == PROPOSER_CLASS
+        and has_settings(vllm_config)
     )
 
 

@@ -91,7 +91,8 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
         DeadDrafterError: It does not, or it was never asked.
     """
     model = config.sources.model
-    judged, right = map(sum, zip(*filter(None, answers), strict=True)) if any(answers) else (0, 0)
+    told = [answer for answer in answers if answer is not None]
+    judged, right = (sum(answer[i] for answer in told) for i in (0, 1))
     if not judged:
         raise DeadDrafterError(
             f"sam.sources.model ({model.method}) said nothing in a probe of {PROBE_TOKENS} tokens: "

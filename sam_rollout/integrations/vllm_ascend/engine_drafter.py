@@ -9,7 +9,6 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,12 +29,7 @@ class AscendEngineDrafter(EngineDrafter):
     """
 
     def __init__(
-        self,
-        runner: Any,
-        config: ModelSourceConfig,
-        passes: int,
-        alone: bool,
-        drafted: Callable[[list[list[int]]], None] | None,
+        self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
         # Those that search in the text, and heads for every position, have no passes.
@@ -52,7 +46,7 @@ class AscendEngineDrafter(EngineDrafter):
         _check_positions(runner, config)
         self._compute_logits: Any = None
         self._rows = 0
-        super().__init__(runner, config, passes, alone, drafted)
+        super().__init__(runner, config, *others, **options)
 
     def _wrap_choice(self) -> None:
         """Not for good: vllm-ascend's drafters choose in the middle of their passes."""
