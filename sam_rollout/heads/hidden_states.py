@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,17 @@ class Sample:
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
         return Sample(self.tokens[part], self.states[part], self.last[part], prompt)
+
+    def part(self, rng: random.Random, length: int) -> Sample:
+        """A window drawn at random, with at least one position to learn from."""
+        return self.window(draw_start(rng, len(self.tokens), self.prompt, length), length)
+
+
+def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int:
+    """Where a window begins in a text of so many tokens, a part of which is the prompt."""
+    most = tokens - length
+    least = min(max(0, prompt + 3 - length), max(0, most))
+    return rng.randint(least, max(least, most))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head, shifted
+from sam_rollout.heads.peers import Peers
 from sam_rollout.settings import ConfigError
+
+ALONE = Peers()
 
 
 @dataclass(frozen=True)
@@ -55,17 +60,26 @@ class Learner:
 
     Args:
         vocabulary: the tokens it can draft, ascending; all by default.
+        output: the head's own rows of an output matrix, one per token of `vocabulary`; by default
+            the policy's.
     """
 
     def __init__(
-        self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None
-    ) -> None:
-        self.head, self.policy, self.steps = head, policy, steps
+        self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None,
+        output: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.head, self.steps = head, steps
+        self._own, self._chosen = output, vocabulary
+        self.follow(policy)
+
+    def follow(self, policy: Policy) -> None:
+        """Go on with the policy's present weights."""
+        self.policy = policy
+        device = policy.output.device
         everything = torch.arange(len(policy.output))
-        self.vocabulary = (everything if vocabulary is None else vocabulary).to(
-            policy.output.device
-        )
-        self.output = policy.output[self.vocabulary]
+        self.vocabulary = (everything if self._chosen is None else self._chosen).to(device)
+        own = self._own
+        self.output = policy.output[self.vocabulary] if own is None else own.to(device)
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Drafts of the head at every position of responses where an engine would draft.
@@ -117,7 +131,7 @@ class Progress:
 
 
 def train(
-    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings
+    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
 ) -> Iterator[Progress]:
     """Train the learner's head in place; yields after every update.
 
@@ -128,56 +142,96 @@ def train(
     """
     rng = random.Random(settings.seed)
     head = learner.head.train()
-    optimizer = _Optimizer(head, settings.learning_rate)
+    optimizer = HeadOptimizer(head, settings.learning_rate, peers)
     start, update, share = time.monotonic(), 0, 0.0
     while share < 1:
-        loss = learner.loss([_window(rng, samples, settings.window) for _ in range(settings.batch)])
-        if not loss.isfinite():
-            allowed = f"the loss was {loss.item()} after {update} updates: choose a smaller one"
-            raise ConfigError("--learning-rate", settings.learning_rate, allowed)
+        chosen = rng.choices(samples, k=settings.batch)
+        windows = [sample.part(rng, settings.window) for sample in chosen]
         cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
-        optimizer.update(loss, cosine * min(1, (update + 1) / settings.warmup))
+        factor = cosine * min(1, (update + 1) / settings.warmup)
+        try:
+            loss = optimizer.learn(functools.partial(learner.loss, windows), factor)
+        except NoNumberError as error:
+            allowed = f"{error} after {update} updates: choose a smaller one"
+            raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
         update += 1
         share = _share(settings, update, time.monotonic() - start)
-        yield Progress(update, share, loss.item())
+        yield Progress(update, share, loss)
     head.eval()
 
 
-class _Optimizer:
-    """Muon for the matrices, AdamW for the norms.
+class NoNumberError(ArithmeticError):
+    """A loss that is infinite or no number; weights are as before."""
+
+
+class HeadOptimizer:
+    """Muon for the matrices, AdamW for the norms; gradients are averaged over all processes.
 
     Muon learns faster per update, and one learning rate suits heads of all widths.
     """
 
-    def __init__(self, head: Eagle3Head, rate: float) -> None:
-        self.parameters = list(head.parameters())
-        matrices = [p for p in self.parameters if p.ndim == 2]
-        gains = [p for p in self.parameters if p.ndim < 2]
-        self.parts = [
+    def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:
+        self._parameters, self._peers = list(head.parameters()), peers
+        matrices = [p for p in self._parameters if p.ndim == 2]
+        gains = [p for p in self._parameters if p.ndim < 2]
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.Muon(matrices, rate, weight_decay=0.0), rate),
             (torch.optim.AdamW(gains, rate / 10, betas=(0.9, 0.95), weight_decay=0.0), rate / 10),
         ]
 
-    def update(self, loss: Tensor, factor: float) -> None:
-        """Take one step down the loss at `factor` times the learning rate."""
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for optimizer, rate in self.parts:
+    def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
+        """Take one step down a loss at `factor` times the learning rate.
+
+        Returns:
+            The loss, mean over all processes.
+
+        Raises:
+            NoNumberError: in all processes, if it is none in one of them, or fails there.
+        """
+        cause = None
+        try:
+            loss = find_loss()
+            loss.backward()
+            flat = [p.grad.flatten() for p in self._parameters if p.grad is not None]
+            mine = torch.cat([*flat, loss.detach()[None]])
+        except Exception as error:
+            if self._peers.size == 1:
+                self._forget()
+                raise
+            # The others wait for what this process has to add.
+            cause, like = error, self._parameters[0]
+            mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
+        mean = self._peers.sum(mine) / self._peers.size
+        found = float(mean[-1])
+        if not math.isfinite(found):
+            self._forget()
+            raise NoNumberError(f"the loss was {found}") from cause
+        pieces = mean[:-1].split([p.numel() for p in self._parameters])
+        for parameter, piece in zip(self._parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        for optimizer, rate in self._parts:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
+        self._forget()
+        return found
+
+    def _forget(self) -> None:
+        for optimizer, _ in self._parts:
             optimizer.zero_grad()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What `load_state_dict` restores."""
+        return [optimizer.state_dict() for optimizer, _ in self._parts]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from what `state_dict` returned."""
+        for (optimizer, _), state in zip(self._parts, states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 def _share(settings: TrainingSettings, update: int, elapsed_s: float) -> float:
     by_updates = update / settings.updates if settings.updates else 0.0
     by_time = elapsed_s / (60 * settings.minutes) if settings.minutes else 0.0
     return max(by_updates, by_time)
-
-
-def _window(rng: random.Random, samples: Sequence[Sample], length: int) -> Sample:
-    """A part of a text drawn at random, with at least one position to learn from."""
-    sample = rng.choice(samples)
-    most = len(sample.tokens) - length
-    least = min(max(0, sample.prompt + 3 - length), max(0, most))
-    return sample.window(rng.randint(least, max(least, most)), length)
