@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from sam_rollout.heads.checkpoint import CONFIG, TRAINING, HeadShape, base_of, read_head
+from sam_rollout.heads.checkpoint import (
+    CONFIG,
+    TRAINING,
+    HeadShape,
+    base_of,
+    default_layers,
+    read_head,
+    shape_for,
+)
+from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
 
@@ -111,6 +120,20 @@ def load_head(folder: Path, model_config: Mapping[str, Any]) -> tuple[Eagle3Head
     head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
     head.load_state_dict(load_file(folder / _WEIGHTS))
     return head, shape
+
+
+def write_fresh_head(
+    folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
+) -> None:
+    """Write a head of random weights, always the same, to begin a training with."""
+    shape = shape_for(model_config, default_layers(model_config["num_hidden_layers"]), None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
+    nothing = torch.zeros(shape.vocabulary, 0)
+    learner = Learner(head, Policy(None, nothing, nothing), draft_tokens)
+    config = speculators_config(shape, model_config, model, draft_tokens)
+    write_head(folder, learner, config, model_config, {"updates": 0})
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

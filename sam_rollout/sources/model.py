@@ -55,6 +55,43 @@ _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
+class HeadTrainingConfig(Section):
+    """Settings of the training of a head by the run that drafts with it (docs/draft_heads.md)."""
+
+    PATH: ClassVar[str] = "sam.sources.model.train"
+
+    enabled: bool = setting(
+        False,
+        meaning="Train the EAGLE-3 head of `sam.sources.model.path` with the run's own responses; "
+        "with an empty path, one that knows nothing yet.",
+    )
+    every_steps: int = setting(
+        1, minimum=1, meaning="Training steps from one training to the next."
+    )
+    budget: float = setting(
+        0.02,
+        minimum=0,
+        maximum=1,
+        meaning="Share of a step's time that the head's training may take, all of it included.",
+    )
+    buffer_tokens: int = setting(
+        65_536,
+        minimum=1,
+        meaning="Tokens of responses kept to learn from, in all training processes together: "
+        "`8 * hidden size` bytes each, on the host.",
+    )
+    window: int = setting(512, minimum=8, meaning="Tokens in a row that are kept of a response.")
+    batch: int = setting(8, minimum=1, meaning="Windows of an update and training process.")
+    lr: float = setting(0.005, minimum=0, meaning="Learning rate of the head's matrices (Muon).")
+    patience: int = setting(
+        20,
+        minimum=0,
+        meaning="Trainings without a rise of the acceptance length after which it pauses, until "
+        "that falls by 2 %; 0: never.",
+    )
+
+
+@dataclass(frozen=True)
 class ModelSourceConfig(Section):
     """Settings of the drafts that the engine's own drafter makes (docs/model_drafters.md)."""
 
@@ -100,12 +137,18 @@ class ModelSourceConfig(Section):
         },
     )
 
+    train: HeadTrainingConfig = HeadTrainingConfig()
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.enabled and bool(self.path) != (self.method in WITH_FILES):
+        if self.trains and self.method != "eagle3":
+            allowed = f"needs method = 'eagle3', not {self.method!r}"
+            raise ConfigError(f"{self.train.PATH}.enabled", True, allowed)
+        missing = self.method in WITH_FILES and not self.path and not self.trains
+        if self.enabled and (missing or (self.path and self.method not in WITH_FILES)):
             allowed = (
                 f"must name the folder of the drafter that method = {self.method!r} asks for"
-                if self.method in WITH_FILES
+                if missing
                 else f"must be empty: method = {self.method!r} reads no files of its own"
             )
             raise ConfigError(f"{self.PATH}.path", self.path, allowed)
@@ -115,6 +158,11 @@ class ModelSourceConfig(Section):
         if self.sampled and self.method not in BY_PASSES:
             allowed = f"needs a method that drafts token by token: {', '.join(BY_PASSES)}"
             raise ConfigError(f"{self.PATH}.sampled", self.sampled, allowed)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains what drafts."""
+        return self.enabled and self.train.enabled
 
     @property
     def folder(self) -> Path | None:

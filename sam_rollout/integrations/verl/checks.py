@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig, SamConfig, check_engine_limits
-from sam_rollout.integrations.verl.drafter import check_drafter_belongs, drafter_notes
+from sam_rollout.integrations.verl.drafter import (
+    check_drafter_belongs,
+    check_head_training,
+    drafter_notes,
+)
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_wandb
@@ -38,6 +42,7 @@ def check(config: DictConfig) -> RunConfig:
     if run.sam.enabled:
         check_sources(run.sam.sources)
     _check_verl(config, run)
+    check_head_training(config, run.sam)
     layout = check_layout(config)
     check_drafter_belongs(config, run.sam, layout.shape)
     run = settle_sources(config, run)

@@ -18,6 +18,7 @@ from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
+from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
 from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
@@ -35,6 +36,54 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
     if sam.drafts_with_model:
         for policy in _policy_configs(config, shape):
             check_drafter(sam.sources.model, policy)
+
+
+def check_head_training(config: DictConfig, sam: SamConfig) -> None:
+    """Refuse to train a head where its policy's hidden states are not to be had.
+
+    Raises:
+        ConfigError: names `sam.sources.model.train.enabled`, or the path of a head on the hub.
+    """
+    model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
+    if not (sam.enabled and model.trains):
+        return
+    correction = config.algorithm.get("rollout_correction") or {}
+    lora = config.actor_rollout_ref.model.get("lora_rank", 0)
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    for reason, holds in (
+        (f"actor_rollout_ref.actor.strategy = fsdp2, not {strategy}", strategy == "fsdp2"),
+        ("algorithm.rollout_correction.bypass_mode = false: its hidden states are those of the "
+         "pass over old log-probabilities", not correction.get("bypass_mode")),
+        ("a policy without LoRA", not lora),
+        (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
+         backend == "naive"),
+    ):  # fmt: skip
+        if not holds:
+            raise ConfigError(f"{model.train.PATH}.enabled", True, f"needs {reason}")
+    if model.path and model.folder is None:
+        allowed = "must be a folder here to be trained: fetch it first"
+        raise ConfigError(f"{model.PATH}.path", model.path, allowed)
+
+
+def first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
+    """Where nothing is said of a head that is trained: one of random weights, in the run folder.
+
+    Returns:
+        The settings with its path, for engines and trainer; the folder is written here.
+    """
+    model = sam.sources.model
+    if not (sam.enabled and model.trains) or model.path:
+        return sam
+    from transformers import AutoConfig
+
+    from sam_rollout.heads.writing import write_fresh_head
+
+    policy = config.actor_rollout_ref.model.path
+    folder = Path(config.run_dir).absolute() / FIRST_HEAD_FOLDER
+    write_fresh_head(folder, AutoConfig.from_pretrained(policy).to_dict(), policy, model.max_tokens)
+    settings = sam.to_mapping()
+    settings["sources"]["model"]["path"] = str(folder)
+    return SamConfig.from_mapping(settings)
 
 
 def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:

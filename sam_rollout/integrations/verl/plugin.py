@@ -23,8 +23,10 @@ def _load_replica() -> type:
 
 
 RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
-# verl 0.9.1 has no public way to register the training side's adapter; its own serves as it is.
-_ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = _ROLLOUT_REGISTRY["vllm", "async"]
+# verl 0.9.1 has no public way to register the training side's adapter.
+_ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
+    "sam_rollout.integrations.verl.server_adapter.SamServerAdapter"
+)
 
 # vLLM's API server imports model_hosting_container_standards, which sets the root logger to this
 # level (ERROR unless told) and raises the root's handlers to it: every warning of ours is lost.

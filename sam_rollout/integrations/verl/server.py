@@ -152,8 +152,10 @@ class SamHttpServer(vLLMHttpServer):
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[_FinishedRequest] = []
-        method = settings.sam.sources.model.method
-        self._to_probe = settings.sam.drafts_with_model and method not in IN_TEXT
+        model = settings.sam.sources.model
+        # A head that the run trains may know nothing yet.
+        certain = model.method not in IN_TEXT and not model.trains
+        self._to_probe = settings.sam.drafts_with_model and certain
         self._probing = asyncio.Lock()
         self._recorders = EngineRecorders(len(bound))
         await ask_engines(self.engine, "sam_drain")  # the warm-up is nobody's rollout

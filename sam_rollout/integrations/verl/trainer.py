@@ -8,8 +8,10 @@ other nodes hand theirs over, so no shared file system is needed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +19,10 @@ import ray
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.history_sharing import join_histories
@@ -29,7 +33,7 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.names import TRAINER_NAME
+from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
 from sam_rollout.integrations.verl.probability_difference import FIELDS, probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
@@ -43,6 +47,7 @@ from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.schema import metric_name
 from sam_rollout.telemetry.sentinel import ProbabilityDifferences, Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -87,6 +92,8 @@ class SamTrainerSync(PPOTrainerSync):
         watched = self._run.sam.enabled and self._telemetry.sentinel.enabled
         self._sentinel = Sentinel(self._telemetry.sentinel) if watched else None
         self._reports: list[ReplicaRecords] = []  # of this training step, for the sentinel
+        self._trains_head = self._run.sam.enabled and self._run.sam.sources.model.trains
+        self._step_began_s = self._step_s = 0.0  # the latter of the step before
 
     def _earlier_steps(self) -> dict[int, dict[str, float]]:
         """This run's metrics so far, if it is resumed."""
@@ -94,6 +101,15 @@ class SamTrainerSync(PPOTrainerSync):
             return self._run_folder.read_train_steps(problems=[])
         except RunFolderError:
             return {}  # its first start
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self._trains_head:
+            from sam_rollout.integrations.verl.head_training import HeadTrainingWorker
+
+            for role in (Role.ActorRollout, Role.ActorRolloutRef):
+                if role in self.role_worker_mapping:
+                    self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
     def on_init_end(self) -> None:
         """Sync weights, then drop what engine start-up recorded; let servers share texts."""
@@ -150,6 +166,32 @@ class SamTrainerSync(PPOTrainerSync):
         self.replay_buffer.note_submitted(list(batch["uid"]))
         return super()._submit_batch_to_rollout(batch)
 
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self._step_began_s = time.perf_counter()
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """As verl's, after which a draft head may learn from what that pass computed."""
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self._trains_head:
+            with marked_timer("train_head", self.timing_raw):
+                # The first step is not over: its rollout is most of it.
+                step_s = self._step_s or time.perf_counter() - self._step_began_s
+                seconds = self._run.sam.sources.model.train.budget * step_s
+                found = self.actor_rollout_wg.train_head(seconds)[0]
+            metrics |= {
+                metric_name(TRAIN_SPLIT, f"head_training/{name}"): value
+                for name, value in found.items()
+            }
+        return batch
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        if self._trains_head and self.global_steps >= self.total_training_steps:
+            folder = Path(self.config.run_dir).absolute() / HEAD_FOLDER
+            self.actor_rollout_wg.save_head(str(folder))
+            print(f"The trained draft head: {folder}", flush=True)
+
     def on_sample_end(self) -> None:
         """Collect the rollout's records before the replicas go to sleep."""
         with self._recording.running(COLLECT_S):
@@ -171,6 +213,12 @@ class SamTrainerSync(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        self._step_s = timing_raw["step"]
+        if self._trains_head:
+            spent, share = (
+                metric_name(TRAIN_SPLIT, f"head_training/{name}") for name in ("time_s", "share")
+            )
+            metrics[share] = metrics.get(spent, 0.0) / self._step_s
         with self._recording.running(COLLECT_S):
             metrics |= _attempt(
                 lambda: self._responses.metrics(batch),

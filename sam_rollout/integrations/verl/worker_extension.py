@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from sam_rollout.integrations.vllm.head_update import HeadUpdates
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 
-class SamColocateWorkerExtension(vLLMColocateWorkerExtension, SamWorkerExtension):
+class SamColocateWorkerExtension(HeadUpdates, vLLMColocateWorkerExtension, SamWorkerExtension):
     """The class verl's engines are started with."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from sam_rollout.integrations.vllm.head_update import HeadUpdates
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 
 
-class SamColocateAscendWorkerExtension(vLLMColocateWorkerExtension, SamAscendWorkerExtension):
+class SamColocateAscendWorkerExtension(
+    HeadUpdates, vLLMColocateWorkerExtension, SamAscendWorkerExtension
+):
     """The class verl's engines are started with on NPUs."""

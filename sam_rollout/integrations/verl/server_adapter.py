@@ -1,0 +1,22 @@
+"""The training side of a weight sync: verl's, which can send a draft head behind the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from verl.workers.rollout.vllm_rollout import ServerAdapter
+
+
+class SamServerAdapter(ServerAdapter):
+    """One per training process; see `integrations/vllm/head_update.py` for the other side."""
+
+    head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
+
+    async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
+        """Send the policy's weights, and after them those of a head that is trained."""
+        if self.head_weights is not None:
+            weights = chain(weights, self.head_weights())
+        await super().update_weights(weights, *args, **kwargs)

@@ -1,0 +1,43 @@
+"""Weights of a draft head that arrive with the policy's, in a sync of verl's.
+
+A head that the run trains (`sam.sources.model.train`) is sent behind the policy, its tensors under
+the names its file has, behind `PREFIX`. Embedding and output matrix are not among them: those are
+the policy's, and follow it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PREFIX = "sam_head."
+
+
+class HeadUpdates:
+    """Mixed into verl's worker extension, before its own class."""
+
+    # Of the worker that vLLM mixes the extension into.
+    model_runner: Any
+    vllm_config: Any
+    device: Any
+
+    def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
+        """Take in a sync; layers that compute with copies of their weights make new ones."""
+        self._head_came = False
+        super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
+        if not self._head_came:
+            return
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+        draft_config = self.vllm_config.speculative_config.draft_model_config
+        process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
+
+    def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
+        """Take in a bucket: the head's tensors here, the policy's as verl does."""
+        weights = list(weights)
+        head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
+        if head:
+            self.model_runner.drafter.model.load_weights(head)
+            self._head_came = True
+        if len(head) < len(weights):
+            policy = [(name, t) for name, t in weights if not name.startswith(PREFIX)]
+            super()._update_weights(policy, *args, **kwargs)  # type: ignore[misc]
