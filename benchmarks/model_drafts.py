@@ -129,7 +129,7 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
     policy = Policy.load(str(MODEL), torch.device("cpu"))
-    head, shape = load_head(HEAD, policy.model.config.to_dict())
+    head, shape, *_ = load_head(HEAD, policy.model.config.to_dict())
     rows = []
     with torch.no_grad():
         samples = policy.read(traces, shape.target_layers, 1280)

@@ -38,6 +38,7 @@ class HeadShape:
         draft_vocabulary: tokens the head can draft; all of `vocabulary`, or fewer.
         target_layers: after how many of the policy's layers hidden states are taken, as vLLM
             counts; empty where the head does not say, which is vLLM's default.
+        norm_before_residual: the layer adds to its normalised hidden state, not to the state.
     """
 
     architecture: str
@@ -50,6 +51,9 @@ class HeadShape:
     draft_vocabulary: int
     target_layers: tuple[int, ...]
     aux_hidden_size: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    norm_before_residual: bool = False
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -235,11 +239,15 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
         draft_vocabulary=_draft_vocabulary(place, drafted, sizes["vocabulary"]),
         target_layers=tuple(layers),
         aux_hidden_size=_size(place, config, "target_hidden_size", sizes["hidden_size"]),
+        # vLLM's defaults: they differ between the formats.
+        norm_before_residual=bool(config.get("norm_before_residual", kind is not None)),
     )
 
 
-def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     """What a decoder layer's configuration says of a head's shape."""
+    # Older files name the base of the rotary embedding at the top.
+    theta = (layer.get("rope_parameters") or {}).get("rope_theta", layer.get("rope_theta"))
     hidden, heads = (_size(place, layer, key) for key in ("hidden_size", "num_attention_heads"))
     return {
         "hidden_size": hidden,
@@ -248,6 +256,8 @@ def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, int]:
         "kv_heads": _size(place, layer, "num_key_value_heads", heads),
         "head_dim": _size(place, layer, "head_dim", hidden // heads),
         "vocabulary": _size(place, layer, "vocab_size"),
+        "rope_theta": float(theta or 10000.0),
+        "rms_norm_eps": float(layer.get("rms_norm_eps") or 1e-6),
     }
 
 
@@ -296,10 +306,15 @@ def _tensors(file: Path, field: str) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise ConfigError(field, str(file), "must be a whole safetensors file") from None
 
 
+def vllm_name(name: str) -> str:
+    """What vLLM calls a weight of either format."""
+    return name.replace("midlayer.", "layers.0.")
+
+
 def _check_shapes(
     shape: HeadShape, tensors: Mapping[str, tuple[str, Sequence[int]]], field: str
 ) -> None:
-    found = {name.replace("midlayer.", "layers.0."): dims for name, (_, dims) in tensors.items()}
+    found = {vllm_name(name): dims for name, (_, dims) in tensors.items()}
     for name, expected in shape.weights.items():
         if name == "t2d" and name not in found:  # vLLM reads d2t alone
             continue

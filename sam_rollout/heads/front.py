@@ -17,15 +17,12 @@ from sam_rollout.heads.acceptance import Acceptance, acceptance
 from sam_rollout.heads.checkpoint import (
     CONFIG,
     Head,
-    default_layers,
     read_head,
     read_json,
-    shape_for,
 )
 from sam_rollout.heads.hidden_states import Policy, Sample
-from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner, TrainingSettings, train
-from sam_rollout.heads.writing import rope_theta, speculators_config, write_head
+from sam_rollout.heads.writing import fresh_head, speculators_config, write_head
 from sam_rollout.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -67,19 +64,19 @@ def train_head(request: HeadRequest, console: Console) -> Head:
     """
     settings = request.settings
     model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
-    layers = default_layers(model_config.get("num_hidden_layers", 0))
-    shape = shape_for(model_config, layers, request.draft_vocabulary, f"--model {request.model}")
+    head, shape, vocabulary, output = fresh_head(
+        model_config, settings.seed, request.draft_vocabulary, place=f"--model {request.model}"
+    )
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     policy = Policy.load(request.model, device)
     samples, tests = (
-        _read(policy, part, layers, request.max_tokens, title)
+        _read(policy, part, shape.target_layers, request.max_tokens, title)
         for part, title in ((learning, "reading texts"), (held_out, "reading held-out texts"))
     )
-    torch.manual_seed(settings.seed)
-    head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
-    vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
-    learner = Learner(head.to(device), policy, settings.steps, vocabulary)
+    if vocabulary is None:
+        vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
+    learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
     history = _train(learner, samples, tests, settings)
     found = history["held_out"][-1]
     config = speculators_config(shape, model_config, request.model, settings.steps)

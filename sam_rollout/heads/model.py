@@ -1,8 +1,9 @@
-"""The EAGLE-3 head: one llama layer over the policy's hidden states and the next token's embedding.
+"""The EAGLE-3 head: one layer over the policy's hidden states and the next token's embedding.
 
-As vLLM's `Eagle3LlamaForCausalLM` computes it (arXiv 2503.01840). At position t it knows the
-policy's hidden states of t and token t + 1, and proposes token t + 2. For the token after that it
-takes its own output in place of the hidden states, which the policy has not computed yet.
+As vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` compute it (arXiv 2503.01840). At
+position t it knows the policy's hidden states of t and token t + 1, and proposes token t + 2. For
+the token after that it takes its own output in place of the hidden states, which the policy has not
+computed yet.
 Embeddings and output matrix are the policy's.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sam_rollout.heads.checkpoint import HeadShape
+from sam_rollout.heads.checkpoint import QWEN3, HeadShape
 
 #: Keys and values of one step for all positions, each [batch, heads, length, head_dim].
 KeysAndValues = tuple[Tensor, Tensor]
@@ -33,14 +34,20 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 class Attention(nn.Module):
     """Attention of the unrolled head: the first step's text, and one token of every later step."""
 
-    def __init__(self, shape: HeadShape, theta: float) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         hidden, width = shape.hidden_size, shape.heads * shape.head_dim
-        self.heads, self.head_dim, self.theta = shape.heads, shape.head_dim, theta
+        self.heads, self.head_dim, self.theta = shape.heads, shape.head_dim, shape.rope_theta
         self.q_proj = nn.Linear(2 * hidden, width, bias=False)
         self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(width, hidden, bias=False)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
+            if shape.architecture == QWEN3
+            else nn.Identity()
+            for _ in range(2)
+        )
 
     def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
         """Attend and append to `cache`, which holds one entry per step taken before.
@@ -53,8 +60,8 @@ class Attention(nn.Module):
             positions: of the rows at this step, [length].
         """
         length = x.shape[1]
-        q = rotate(self._split(self.q_proj(x)), positions, self.theta)
-        k = rotate(self._split(self.k_proj(x)), positions, self.theta)
+        q = rotate(self.q_norm(self._split(self.q_proj(x))), positions, self.theta)
+        k = rotate(self.k_norm(self._split(self.k_proj(x))), positions, self.theta)
         cache.append((k, self._split(self.v_proj(x))))
         keys, values = cache[0]
         scale = 1 / math.sqrt(self.head_dim)
@@ -90,20 +97,24 @@ class GatedMLP(nn.Module):
 class Layer(nn.Module):
     """A decoder layer that also takes the embedding of the next token."""
 
-    def __init__(self, shape: HeadShape, theta: float, eps: float) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
+        eps = shape.rms_norm_eps
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps)
-        self.self_attn = Attention(shape, theta)
+        self.norm_before_residual = shape.norm_before_residual
+        self.self_attn = Attention(shape)
         self.mlp = GatedMLP(shape)
 
     def forward(
         self, embedded: Tensor, hidden: Tensor, positions: Tensor, cache: list[KeysAndValues]
     ) -> Tensor:
         """Embedding and hidden state, each [batch, length, hidden] -> hidden state."""
-        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        hidden = hidden + self.self_attn(both, positions, cache)
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        residual = normed if self.norm_before_residual else hidden
+        hidden = residual + self.self_attn(both, positions, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -111,17 +122,15 @@ class Eagle3Head(nn.Module):
     """The whole head; its parameters have the names that vLLM loads.
 
     Args:
-        shape: sizes; of the llama kind.
-        theta: base of the rotary embedding.
-        eps: of the norms.
+        shape: with its target layers named.
     """
 
-    def __init__(self, shape: HeadShape, theta: float, eps: float) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         states = shape.aux_hidden_size * len(shape.target_layers)
         self.fc = nn.Linear(states, shape.hidden_size, bias=False)
-        self.layers = nn.ModuleList([Layer(shape, theta, eps)])
-        self.norm = nn.RMSNorm(shape.hidden_size, eps)
+        self.layers = nn.ModuleList([Layer(shape)])
+        self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
             nn.init.normal_(matrix, std=0.45 / math.sqrt(shape.hidden_size))
 

@@ -69,7 +69,7 @@ class Learner:
         output: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.head, self.steps = head, steps
-        self._own, self._chosen = output, vocabulary
+        self.own_output, self._chosen = output, vocabulary
         self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
@@ -78,7 +78,7 @@ class Learner:
         device = policy.output.device
         everything = torch.arange(len(policy.output))
         self.vocabulary = (everything if self._chosen is None else self._chosen).to(device)
-        own = self._own
+        own = self.own_output
         self.output = policy.output[self.vocabulary] if own is None else own.to(device)
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:

@@ -1,35 +1,56 @@
-"""Writes a trained head in the format of the speculators library, which vLLM loads; reads it."""
+"""Heads to train: new ones and those on disk; writes them as the speculators library does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from sam_rollout.heads.checkpoint import (
     CONFIG,
+    QWEN3,
     TRAINING,
     HeadShape,
     base_of,
+    check_belongs,
     default_layers,
     read_head,
+    read_json,
     shape_for,
+    vllm_name,
 )
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
+from sam_rollout.settings import ConfigError
 
 _WEIGHTS = "model.safetensors"
+#: What vLLM reads in a head's configuration, where it has to say the same as `Eagle3Head` computes.
+_COMPUTED = {
+    "norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False,
+    "mlp_bias": False, "hidden_act": "silu", "logit_scale": 1.0, "partial_rotary_factor": 1.0,
+    "is_causal": True, "quantization_config": None,
+}  # fmt: skip
 
 
-def rope_theta(model_config: Mapping[str, Any]) -> float:
-    """The base of the policy's rotary embedding; older files name it at the top."""
-    parameters = model_config.get("rope_parameters") or {}
-    return float(parameters.get("rope_theta", model_config.get("rope_theta", 10000.0)))
+class TrainableHead(NamedTuple):
+    """A head and what `Learner` takes with it.
+
+    Attributes:
+        vocabulary: the tokens it drafts, ascending; None: all.
+        output: its own rows of an output matrix, [draft vocabulary, hidden]; None: the policy's.
+    """
+
+    head: Eagle3Head
+    shape: HeadShape
+    vocabulary: Tensor | None
+    output: Tensor | None
 
 
 def speculators_config(
@@ -39,14 +60,14 @@ def speculators_config(
 
     Without `model_type` at its top, which would make vLLM take the head for a model of its own.
     """
-    theta = rope_theta(model_config)
+    kind, name = ("qwen3", "Qwen3") if shape.architecture == QWEN3 else ("llama", "Llama")
     method = {
         "proposal_type": "greedy", "speculative_tokens": draft_tokens, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }  # fmt: skip
     layer = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": kind,
+        "architectures": [f"{name}ForCausalLM"],
         "num_hidden_layers": 1,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -55,9 +76,9 @@ def speculators_config(
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocabulary,
         "max_position_embeddings": model_config.get("max_position_embeddings", 4096),
-        "rms_norm_eps": model_config.get("rms_norm_eps", 1e-6),
-        "rope_theta": theta,
-        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -68,7 +89,7 @@ def speculators_config(
         "speculators_model_type": "eagle3",
         "draft_vocab_size": shape.draft_vocabulary,
         "target_hidden_size": shape.aux_hidden_size,
-        "norm_before_residual": False,
+        "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": False,
         "eagle_aux_hidden_state_layer_ids": list(shape.target_layers),
         "dtype": "bfloat16",
@@ -92,16 +113,17 @@ def write_head(
     """Write configuration, weights (bfloat16) and what is known of the training.
 
     The policy's embeddings and output matrix stay out: vLLM shares the policy's own, which follow
-    its training. A reduced vocabulary needs its rows of the output matrix, and the maps between
-    both vocabularies.
+    its training. A head with rows of its own keeps them. A reduced vocabulary needs its rows, and
+    the maps between both vocabularies.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         k: v.detach().to("cpu", torch.bfloat16) for k, v in learner.head.state_dict().items()
     }
     chosen, size = learner.vocabulary.cpu(), len(learner.policy.output)
-    if len(chosen) < size:
+    if len(chosen) < size or learner.own_output is not None:
         weights["lm_head.weight"] = learner.output.to("cpu", torch.bfloat16)
+    if len(chosen) < size:
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
@@ -110,26 +132,92 @@ def write_head(
     _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
 
 
-def load_head(folder: Path, model_config: Mapping[str, Any]) -> tuple[Eagle3Head, HeadShape]:
-    """Read a head that `write_head` wrote for a policy, its whole vocabulary, in float32.
+def fresh_head(
+    model_config: Mapping[str, Any], seed: int, draft_vocabulary: int | None = None,
+    layers: Sequence[int] | None = None, place: str = "model",
+) -> TrainableHead:  # fmt: skip
+    """A head of random weights for a policy; no other random numbers change.
+
+    Args:
+        draft_vocabulary: how many tokens it drafts, to be chosen by the caller; None: all.
+        layers: whose states it reads, ascending; vLLM's default unless given.
 
     Raises:
-        ConfigError: as `read_head`.
+        ConfigError: sizes or layers that a head cannot have.
     """
-    shape = read_head(folder).shape
-    head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
-    head.load_state_dict(load_file(folder / _WEIGHTS))
-    return head, shape
+    count = model_config.get("num_hidden_layers", 0)
+    chosen = default_layers(count) if layers is None else tuple(layers)
+    if layers is not None and list(chosen) != sorted(set(chosen) & set(range(count))):
+        raise ConfigError(f"{place}: layers", list(chosen), f"must ascend within 0..{count - 1}")
+    shape = shape_for(model_config, chosen, draft_vocabulary, place)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return TrainableHead(Eagle3Head(shape), shape, None, None)
+
+
+def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head") -> TrainableHead:
+    """Read a head for a policy, in float32; embeddings of its own stay out, as in training.
+
+    Args:
+        folder: a head written here, or another that `read_head` reads.
+        field: what errors call the setting that names the folder.
+
+    Raises:
+        ConfigError: as `read_head` and `check_belongs`, or it computes what cannot be trained here.
+    """
+    found = read_head(folder, field)
+    check_belongs(found, model_config, field)
+    place = f"{field}: {folder}"
+    layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])
+    shape = replace(found.shape, target_layers=tuple(layers))
+    _check_computed(shape, read_json(folder / CONFIG, field, str(folder)), model_config, place)
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= {vllm_name(name): tensor for name, tensor in load_file(file).items()}
+    output, d2t = weights.pop("lm_head.weight", None), weights.pop("d2t", None)
+    vocabulary = None
+    if d2t is not None and shape.draft_vocabulary < shape.vocabulary:
+        vocabulary = d2t.long() + torch.arange(len(d2t))
+        ends = int(vocabulary[0]), int(vocabulary[-1])
+        if ends[0] < 0 or ends[1] >= shape.vocabulary or (vocabulary.diff() <= 0).any():
+            raise ConfigError(f"{place}: d2t", ends, "must name tokens of the policy, ascending")
+    head = Eagle3Head(shape)
+    known = head.state_dict().keys()
+    if others := weights.keys() - known - {"t2d", "embed_tokens.weight"}:
+        raise ConfigError(f"{place}: weights", sorted(others), "cannot be trained here")
+    head.load_state_dict({name: weights[name] for name in known})
+    return TrainableHead(head, shape, vocabulary, None if output is None else output.float())
+
+
+def _check_computed(
+    shape: HeadShape, config: Mapping[str, Any], model_config: Mapping[str, Any], place: str
+) -> None:
+    """Refuse what `Eagle3Head` does not compute, and states that transformers does not give."""
+    parts = (config.get("transformer_layer_config"), config, config.get("eagle_config"))
+    said = {key: value for part in parts for key, value in (part or {}).items()}
+    for key, computed in _COMPUTED.items():
+        if (value := said.get(key)) not in (None, computed):
+            raise ConfigError(f"{place}: {key}", value, f"must be {computed} to be trained here")
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = said.get(key) or {}
+        if rope.get("rope_type", rope.get("type", "default")) != "default":
+            raise ConfigError(f"{place}: {key}", rope, "must be the default to be trained here")
+    if "sliding_attention" in (said.get("layer_types") or ()):
+        raise ConfigError(f"{place}: layer_types", said["layer_types"], "must be full_attention")
+    if shape.hidden_size != shape.aux_hidden_size:
+        allowed = f"must be {shape.aux_hidden_size}, the policy's, to be trained here"
+        raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
+    # transformers normalises the state after the last layer, vLLM does not.
+    if max(shape.target_layers) >= model_config["num_hidden_layers"]:
+        allowed = "must lie before the policy's last to be trained here"
+        raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)
 
 
 def write_fresh_head(
     folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> None:
     """Write a head of random weights, always the same, to begin a training with."""
-    shape = shape_for(model_config, default_layers(model_config["num_hidden_layers"]), None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        head = Eagle3Head(shape, rope_theta(model_config), model_config.get("rms_norm_eps", 1e-6))
+    head, shape, _, _ = fresh_head(model_config, seed=0)
     nothing = torch.zeros(shape.vocabulary, 0)
     learner = Learner(head, Policy(None, nothing, nothing), draft_tokens)
     config = speculators_config(shape, model_config, model, draft_tokens)

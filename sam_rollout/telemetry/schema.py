@@ -230,7 +230,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Time that the head's training took, what it keeps of the policy's passes included."),
     ("head_training/share", "1", STEP, "time_s / timing_s/step."),
     ("head_training/buffer_bytes", "bytes", STEP, "Memory of the kept responses, per process."),
-    ("head_training/paused", "1", STEP, "1 while nothing is learned, since acceptance did not rise."),
+    ("head_training/paused", "1", STEP, "1 while nothing is learned: acceptance did not rise."),
     ("head_training/failures", "1", STEP, "The training failed, and is over for this run."),
     ("gate/failures", "failures", SUM,
      "Gate errors survived by closing the gate, or by leaving its counters out."),

@@ -55,7 +55,7 @@ def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting,
     drafts = counters["num_drafts"].value
     accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
     policy = Policy.load(MODEL, torch.device("cpu"))
-    head, shape = load_head(HEAD, policy.model.config.to_dict())
+    head, shape, *_ = load_head(HEAD, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
         for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))

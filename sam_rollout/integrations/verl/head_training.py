@@ -26,7 +26,6 @@ from verl.single_controller.base.decorator import (
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_rollout.heads.checkpoint import default_layers
 from sam_rollout.heads.hidden_states import STORED, Policy
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
@@ -55,18 +54,20 @@ class HeadTraining:
         self._model_config = self._engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path)
         with torch.random.fork_rng(devices=[]):  # the policy's training draws from it
-            head, shape = load_head(path, self._model_config)
-        learner = Learner(head.to(get_device_id()), self._policy(), self._source.max_tokens)
-        self._shape = shape
+            head, self._shape, vocabulary, output = load_head(path, self._model_config)
+        learner = Learner(
+            head.to(get_device_id()), self._policy(), self._source.max_tokens, vocabulary, output
+        )
         group = torch.distributed.group.WORLD
         peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
         knows_nothing = json.loads((path / "training.json").read_text()).get("updates") == 0
         self.online = OnlineHead(learner, settings, peers, trained=not knows_nothing)
-        layers = shape.target_layers or default_layers(self._model_config["num_hidden_layers"])
         windows = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
         rng = random.Random(peers.rank)
         most = max(1, round(windows))
-        self._capture = StateCapture(self._engine, layers, settings.window, most, rng)
+        self._capture = StateCapture(
+            self._engine, self._shape.target_layers, settings.window, most, rng
+        )
         self._passes = 0
 
     def reading(self, responses: int) -> Any:

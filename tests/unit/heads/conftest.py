@@ -10,9 +10,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sam_rollout.bench.traces import Trace
-from sam_rollout.heads.checkpoint import default_layers, shape_for
 from sam_rollout.heads.hidden_states import Policy
-from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.heads.writing import fresh_head
 
 VOCABULARY = 48
 
@@ -59,8 +58,6 @@ def traces(policy):
 @pytest.fixture
 def make_head(model_config):
     def make(draft_vocabulary=None, seed=0):
-        torch.manual_seed(seed)
-        layers = default_layers(model_config["num_hidden_layers"])
-        return Eagle3Head(shape_for(model_config, layers, draft_vocabulary), 10000.0, 1e-6)
+        return fresh_head(model_config, seed, draft_vocabulary).head
 
     return make
