@@ -26,6 +26,7 @@ from verl.single_controller.base.decorator import (
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from sam_rollout.heads.checkpoint import TRAINING
 from sam_rollout.heads.hidden_states import STORED, Policy
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
@@ -60,7 +61,8 @@ class HeadTraining:
         )
         group = torch.distributed.group.WORLD
         peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
-        knows_nothing = json.loads((path / "training.json").read_text()).get("updates") == 0
+        record = path / TRAINING  # others' heads have none
+        knows_nothing = record.exists() and json.loads(record.read_text()).get("updates") == 0
         self.online = OnlineHead(learner, settings, peers, trained=not knows_nothing)
         windows = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
         rng = random.Random(peers.rank)

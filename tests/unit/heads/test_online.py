@@ -1,0 +1,200 @@
+"""A head learns beside its policy's training: within its time, never at the training's cost."""
+
+import copy
+import logging
+import random
+
+import pytest
+import torch
+
+from sam_rollout.heads.checkpoint import default_layers
+from sam_rollout.heads.hidden_states import Sample
+from sam_rollout.heads.online import OnlineHead, Patience, SampleBuffer
+from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.training import Learner
+from sam_rollout.sources.model import HeadTrainingConfig
+from sam_rollout.telemetry.schema import metric_name
+from tests.processes import in_processes
+
+SETTINGS = HeadTrainingConfig(
+    enabled=True, budget=1.0, buffer_tokens=600, window=24, batch=4, lr=0.02, patience=0
+)
+AMPLE_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def samples(policy, traces):
+    return policy.read(traces, default_layers(6), max_tokens=24)
+
+
+@pytest.fixture
+def online(policy, make_head):
+    def make(**arguments):
+        learner = Learner(make_head(), policy, 2)
+        return OnlineHead(learner, arguments.pop("settings", SETTINGS), **arguments)
+
+    return make
+
+
+def weights(head):
+    return torch.cat([p.detach().flatten() for p in head.learner.head.parameters()])
+
+
+def test_the_newest_windows_are_kept():
+    def sample(value, length=10):
+        states = torch.full((length, 6), float(value), dtype=torch.bfloat16)
+        return Sample(torch.zeros(length, dtype=torch.int64), states, states[:, :2], 3)
+
+    buffer = SampleBuffer(35)
+    buffer.add([sample(0), sample(1)])
+    assert len(buffer.take_fresh()) == 2
+    buffer.add([sample(2), sample(3)])
+    assert [float(s.states[0, 0]) for s in buffer.samples] == [1, 2, 3]
+    assert [float(s.states[0, 0]) for s in buffer.fresh] == [2, 3]
+    assert buffer.nbytes == 3 * 10 * (8 + 12 + 4)
+
+
+def test_it_pauses_where_acceptance_does_not_rise_and_goes_on_where_it_falls():
+    patience = Patience(3)
+    paused = []
+    for length in [1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]:
+        patience.look(length)
+        paused.append(patience.paused)
+    assert not any(paused[:6]) and paused[-1]
+    again = Patience(3)
+    again.load_state_dict(patience.state_dict())
+    assert again.paused
+    for _ in range(3):
+        again.look(1.7)
+    assert not again.paused
+    for _ in range(50):
+        patience.look(2.0)
+    assert patience.paused
+    forever = Patience(0)
+    for _ in range(50):
+        forever.look(2.0)
+    assert not forever.paused
+
+
+def test_it_learns_from_what_comes(online, policy, samples):
+    head = online()
+    lengths = []
+    for start in range(0, 24, 6):
+        head.buffer.add(samples[start : start + 6])
+        found = head.learn(policy, AMPLE_S)
+        lengths.append(found["length"])
+        for name in found:
+            metric_name("train", f"head_training/{name}")
+        assert found["updates"] > 0 and found["failures"] == found["paused"] == 0
+        assert 0 < found["buffer_bytes"] == head.buffer.nbytes
+    # The first head does not learn.
+    assert found["first_length"] < found["length"] and lengths[-1] > lengths[0]
+
+
+def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy, samples):
+    head = online()
+    head.buffer.add(samples[:6])
+    first = head.learn(policy, AMPLE_S)
+    assert first["length"] == first["first_length"]
+    again = head.learn(policy, 0.0)
+    assert "length" not in again  # nothing new
+
+
+def test_the_time_it_may_take_is_kept(online, policy, samples):
+    head = online()
+    head.buffer.add(samples)
+    granted = spent = 0.0
+    updates = []
+    for _ in range(30):
+        found = head.learn(policy, 0.01)
+        granted, spent = granted + 0.01, spent + found["time_s"]
+        updates.append(found["updates"])
+    assert sum(updates) > 0
+    assert 0 in updates  # an update takes longer than one step's share
+    assert spent < granted + 0.15  # of the last update, and of what is drafted over at first
+    assert head.learn(policy, 0.0)["updates"] == 0
+
+
+def test_no_other_random_numbers_change(online, policy, samples):
+    head = online()
+    states = torch.get_rng_state(), random.getstate()
+    before = copy.deepcopy(policy.model.state_dict())
+    head.buffer.add(samples)
+    assert head.learn(policy, AMPLE_S)["updates"] > 0
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert all(torch.equal(before[n], t) for n, t in policy.model.state_dict().items())
+
+
+def no_number(learner):
+    def loss(_samples):
+        return sum(p.sum() for p in learner.head.parameters()) * float("nan")
+
+    return loss
+
+
+def no_memory(_learner):
+    def loss(_samples):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return loss
+
+
+@pytest.mark.parametrize("breaking", [no_number, no_memory])
+def test_a_failure_ends_the_training_and_leaves_the_last_head(
+    online, policy, samples, breaking, monkeypatch, caplog
+):
+    head = online()
+    head.buffer.add(samples[:12])
+    head.learn(policy, AMPLE_S)
+    good = weights(head)
+    monkeypatch.setattr(head.learner, "loss", breaking(head.learner))
+    head.buffer.add(samples[12:])
+    with caplog.at_level(logging.WARNING):
+        assert head.learn(policy, AMPLE_S)["failures"] == 1
+    assert head.failed and torch.equal(weights(head), good)
+    assert len(caplog.records) == 1 and "the rollout goes on" in caplog.text
+    found = head.learn(policy, AMPLE_S)
+    assert found["failures"] == found["buffer_bytes"] == 0 and "updates" not in found
+
+
+def test_it_goes_on_where_it_was_saved(online, policy, samples, make_head):
+    head = online()
+    head.buffer.add(samples)
+    head.learn(policy, AMPLE_S)
+    again = online()
+    again.load_state_dict(copy.deepcopy(head.state_dict()))
+    assert torch.equal(weights(head), weights(again)) and again.updates == head.updates > 0
+    for one in (head, again):
+        one._rng = random.Random(3)
+        one.buffer.add(samples)
+        one._optimizer.learn(lambda one=one: one._loss(samples), 1.0)
+    assert torch.equal(weights(head), weights(again))
+
+
+def _learn_together(rank, policy, head, samples, fails):
+    peers = Peers(torch.distributed.group.WORLD)
+    if rank:  # others may have begun elsewhere: the first one's weights hold
+        torch.nn.init.zeros_(head.fc.weight)
+    online = OnlineHead(Learner(head, policy, 2), SETTINGS, peers)
+    online.buffer.add(samples[rank::2])
+    if fails and rank:
+        online.learner.loss = no_memory(online.learner)
+    found = online.learn(policy, 0.3)
+    return weights(online), found, online.failed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_processes_keep_one_head_and_fail_together(policy, make_head, samples, fails):
+    first, second = in_processes(_learn_together, 2, policy, make_head(), samples, fails)
+    assert torch.equal(first[0], second[0])
+    assert first[2] == second[2] == fails
+    assert first[1]["failures"] == second[1]["failures"] == fails
+    if not fails:
+        assert first[1]["updates"] == second[1]["updates"] > 0
+        assert first[1]["length"] == second[1]["length"]
+
+
+def test_a_process_without_texts_holds_nobody_up(policy, make_head, samples):
+    first, second = in_processes(_learn_together, 2, policy, make_head(), samples[:1], False)
+    assert first[1]["updates"] == second[1]["updates"] == 0
+    assert first[1]["length"] == second[1]["length"]
