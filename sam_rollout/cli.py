@@ -479,6 +479,14 @@ def head_train(
     draft_vocab: Annotated[
         int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Begin with this head, not with random weights."),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Layers whose states the head reads: 2,16,29. vLLM's default if absent."),
+    ] = None,
     learning_rate: Annotated[
         float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
     ] = 0.02,
@@ -494,6 +502,10 @@ def head_train(
 
     if not (texts := [*(run or []), *(traces or [])]):
         raise typer.BadParameter("texts of the policy: --run or --traces")
+    try:
+        chosen = None if layers is None else tuple(map(int, layers.split(",")))
+    except ValueError:
+        raise typer.BadParameter(layers or "", param_hint="--layers") from None
     from sam_rollout.heads.front import HeadRequest, train_head
     from sam_rollout.heads.training import TrainingSettings
 
@@ -503,7 +515,9 @@ def head_train(
         settings = TrainingSettings(
             steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
         )
-        request = HeadRequest(model, texts, output, settings, draft_vocab, max_tokens, picture)
+        request = HeadRequest(
+            model, texts, output, settings, draft_vocab, start, chosen, max_tokens, picture
+        )
         train_head(request, _console())
 
 

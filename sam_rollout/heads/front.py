@@ -22,7 +22,13 @@ from sam_rollout.heads.checkpoint import (
 )
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.training import Learner, TrainingSettings, train
-from sam_rollout.heads.writing import fresh_head, speculators_config, write_head
+from sam_rollout.heads.writing import (
+    TrainableHead,
+    fresh_head,
+    load_head,
+    speculators_config,
+    write_head,
+)
 from sam_rollout.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +49,9 @@ class HeadRequest:
         texts: run folders with recorded traces, or files of traces.
         draft_vocabulary: the head drafts this many tokens, those most frequent in the responses;
             None: all.
+        start: a head to begin with, which decides its layers and vocabulary itself; None: random
+            weights.
+        layers: whose states the head reads; None: vLLM's default.
         max_tokens: of a text; what follows is not read.
     """
 
@@ -51,6 +60,8 @@ class HeadRequest:
     output: Path
     settings: TrainingSettings
     draft_vocabulary: int | None = None
+    start: Path | None = None
+    layers: tuple[int, ...] | None = None
     max_tokens: int = 2048
     picture: Path | None = None
 
@@ -64,9 +75,7 @@ def train_head(request: HeadRequest, console: Console) -> Head:
     """
     settings = request.settings
     model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
-    head, shape, vocabulary, output = fresh_head(
-        model_config, settings.seed, request.draft_vocabulary, place=f"--model {request.model}"
-    )
+    head, shape, vocabulary, output = _begin(request, model_config)
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     policy = Policy.load(request.model, device)
@@ -99,6 +108,18 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         soft_wrap=True,
     )
     return written
+
+
+def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
+    if request.start is None:
+        return fresh_head(
+            model_config, request.settings.seed, request.draft_vocabulary, request.layers,
+            place=f"--model {request.model}",
+        )  # fmt: skip
+    if request.layers is not None or request.draft_vocabulary is not None:
+        allowed = "decides its layers and vocabulary itself: leave --layers and --draft-vocab out"
+        raise ConfigError("--start", str(request.start), allowed)
+    return load_head(request.start, model_config, "--start")
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:

@@ -14,6 +14,7 @@ from sam_rollout.heads.acceptance import acceptance, tokens_per_step
 from sam_rollout.heads.checkpoint import default_layers
 from sam_rollout.heads.front import frequent_tokens, split
 from sam_rollout.heads.training import Learner, TrainingSettings, train
+from sam_rollout.heads.writing import load_head
 from sam_rollout.settings import ConfigError
 
 SETTINGS = TrainingSettings(updates=40, batch=4, window=16, warmup=2)
@@ -123,10 +124,14 @@ def run(*arguments):
     return CliRunner().invoke(app, ["head", "train", *map(str, arguments)])
 
 
-def test_the_command_trains_and_writes_a_head(model_folder, traces, tmp_path):
+@pytest.fixture
+def texts(tmp_path, traces):
     lines = [{"prompt": t.prompt.tolist(), "response": t.response.tolist()} for t in traces]
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / "texts.jsonl"
+
+
+def test_the_command_trains_and_writes_a_head(model_folder, texts, tmp_path):
     output, picture = tmp_path / "head", tmp_path / "head.png"
     result = run(
         "--model", model_folder, "--traces", texts, "--output", output, "--updates", 12,
@@ -141,9 +146,29 @@ def test_the_command_trains_and_writes_a_head(model_folder, traces, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_training_begins_with_another_head(model_folder, model_config, texts, tmp_path):
+    common = ["--model", model_folder, "--traces", texts, "--steps", 2, "--window", 16]
+    first, second = tmp_path / "first", tmp_path / "second"
+    result = run(*common, "--output", first, "--updates", 30, "--layers", "1,4")
+    assert result.exit_code == 0, result.output
+    result = run(*common, "--output", second, "--updates", 1, "--start", first)
+    assert result.exit_code == 0, result.output
+    heads = [load_head(folder, model_config) for folder in (first, second)]
+    assert heads[1].shape == heads[0].shape and heads[0].shape.target_layers == (1, 4)
+    losses = [json.loads((f / "training.json").read_text())["loss"] for f in (first, second)]
+    assert losses[1][0] < 0.9 * losses[0][0]
+    refused = run(*common, "--output", second, "--start", first, "--layers", "1,4")
+    assert refused.exit_code == 2 and "decides its layers" in refused.output
+    config = model_config | {"vocab_size": 50}
+    (first / "training.json").write_text(json.dumps({"base_model": config}))
+    refused = run(*common, "--output", second, "--start", first)
+    assert refused.exit_code == 2 and "made for a model with vocab_size = 50" in refused.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--model", "nowhere", "--traces", "x.jsonl", "--layers", "2,b"], "2,b"),
         (["--model", "nowhere", "--traces", "x.jsonl"], "No such file"),
         (["--model", "nowhere"], "texts of the policy: --run or --traces"),
     ],
