@@ -495,6 +495,9 @@ def head_train(
     max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
     seed: Annotated[int, typer.Option(help="Of initial weights and batches.")] = 0,
     picture: PictureOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a training that was cut off.")
+    ] = False,
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
     from sam_rollout.bench.traces import TraceError
@@ -516,7 +519,7 @@ def head_train(
             steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
         )
         request = HeadRequest(
-            model, texts, output, settings, draft_vocab, start, chosen, max_tokens, picture
+            model, texts, output, settings, draft_vocab, start, chosen, max_tokens, picture, resume
         )
         train_head(request, _console())
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from sam_rollout.heads.writing import (
     TrainableHead,
     fresh_head,
     load_head,
+    replaced,
     speculators_config,
     write_head,
 )
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 HELD_OUT = 0.05  # share of the prompts
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # during training, evenly spread
+STATE = "training_state.pt"  # in the head's folder until the training is done
 LOGGED = 100  # losses kept in training.json: means over as many parts of the training
 
 
@@ -53,6 +56,7 @@ class HeadRequest:
             weights.
         layers: whose states the head reads; None: vLLM's default.
         max_tokens: of a text; what follows is not read.
+        resume: go on with a training into `output` that was cut off.
     """
 
     model: str
@@ -64,6 +68,7 @@ class HeadRequest:
     layers: tuple[int, ...] | None = None
     max_tokens: int = 2048
     picture: Path | None = None
+    resume: bool = False
 
 
 def train_head(request: HeadRequest, console: Console) -> Head:
@@ -73,7 +78,10 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         ConfigError: the model or a number cannot be used.
         TraceError, OSError: texts that cannot be read.
     """
-    settings = request.settings
+    settings, kept = request.settings, request.output / STATE
+    if kept.exists() != request.resume:
+        found = "no training" if request.resume else "a training (go on with --resume)"
+        raise ConfigError("--output", str(request.output), f"holds {found} that was cut off")
     model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
     head, shape, vocabulary, output = _begin(request, model_config)
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
@@ -86,7 +94,15 @@ def train_head(request: HeadRequest, console: Console) -> Head:
     if vocabulary is None:
         vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
     learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
-    history = _train(learner, samples, tests, settings)
+    about = _about(request, samples)
+    state = torch.load(kept, map_location="cpu") if request.resume else None
+    _check_same(about, state["about"] if state else about)
+
+    def keep(content: dict[str, Any]) -> None:
+        request.output.mkdir(parents=True, exist_ok=True)
+        replaced(kept, functools.partial(torch.save, {"about": about, **content}))
+
+    history = _train(learner, samples, tests, settings, keep, state)
     found = history["held_out"][-1]
     config = speculators_config(shape, model_config, request.model, settings.steps)
     record = {
@@ -95,6 +111,7 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         **history,
     }
     write_head(request.output, learner, config, model_config, record)
+    kept.unlink()
     if request.picture is not None:
         from sam_rollout.heads.picture import plot_training
 
@@ -120,6 +137,22 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
         allowed = "decides its layers and vocabulary itself: leave --layers and --draft-vocab out"
         raise ConfigError("--start", str(request.start), allowed)
     return load_head(request.start, model_config, "--start")
+
+
+def _about(request: HeadRequest, samples: Sequence[Sample]) -> dict[str, Any]:
+    """What has to be the same for a training to go on, plain values only."""
+    asked = dataclasses.asdict(request)
+    settings = asked.pop("settings")
+    for key in ("output", "picture", "resume"):
+        del asked[key]
+    tokens = sum(len(sample.tokens) for sample in samples)
+    return {**{key: repr(value) for key, value in asked.items()}, **settings, "tokens": tokens}
+
+
+def _check_same(about: dict[str, Any], before: dict[str, Any]) -> None:
+    for key, value in about.items():
+        if before[key] != value:
+            raise ConfigError(f"--resume: {key}", value, f"was {before[key]} before")
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
@@ -158,24 +191,30 @@ def _read(
 
 
 def _train(
-    learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample], settings: TrainingSettings
-) -> dict[str, Any]:
-    """Train with a bar; losses and held-out figures over the share of the training done."""
-    losses: list[list[float]] = [[] for _ in range(LOGGED)]
-    tested: list[dict[str, Any]] = []
-    updates = 0
+    learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
+    settings: TrainingSettings, keep: Callable[[dict[str, Any]], None],
+    state: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with a bar; losses and held-out figures over the share of the training done.
+
+    Args:
+        keep: is given what `state` takes to go on.
+    """
+    losses: list[list[float]] = state["losses"] if state else [[] for _ in range(LOGGED)]
+    tested: list[dict[str, Any]] = state["tested"] if state else []
     with tqdm(total=1.0, desc="training", bar_format="{l_bar}{bar}| {elapsed}{postfix}") as bar:
-        for now in train(learner, samples, settings):
-            updates = now.updates
+        for now in train(learner, samples, settings, state=state):
             losses[min(LOGGED - 1, int(now.share * LOGGED))].append(now.loss)
             if now.share >= (len(tested) + 1) / EVALUATIONS or now.share >= 1:
                 found = acceptance(learner, tests)
-                tested.append({"updates": updates, "share": now.share, **_figures(found)})
+                at = {"updates": now.updates, "share": now.share}
+                tested.append({**at, **_figures(found)})
+                keep({**now.state(), "losses": losses, "tested": tested})
             length = f"{tested[-1]['length']:.2f}" if tested else "-"
             bar.set_postfix_str(f"loss {now.loss:.3f}, acceptance length {length}")
             bar.update(min(1.0, now.share) - bar.n)
     return {
-        "updates": updates,
+        "updates": tested[-1]["updates"],
         "loss": [sum(part) / len(part) for part in losses if part],
         "held_out": tested,
     }

@@ -6,7 +6,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,19 +123,22 @@ class Learner:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands; `share` of it is done."""
+    """Where training stands; `share` of it is done. `state()` is what training can go on from."""
 
     updates: int
     share: float
     loss: float
+    state: Callable[[], dict[str, Any]]
 
 
 def train(
-    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
-) -> Iterator[Progress]:
+    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE,
+    state: Mapping[str, Any] | None = None,
+) -> Iterator[Progress]:  # fmt: skip
     """Train the learner's head in place; yields after every update.
 
-    With a number of updates and without minutes the result follows from the seed.
+    With a number of updates and without minutes the result follows from the seed, also where a
+    training goes on from the `state` of another.
 
     Raises:
         ConfigError: the loss is no longer a finite number.
@@ -144,9 +147,23 @@ def train(
     head = learner.head.train()
     optimizer = HeadOptimizer(head, settings.learning_rate, peers)
     start, update, share = time.monotonic(), 0, 0.0
-    while share < 1:
+
+    def draw() -> list[Sample]:
         chosen = rng.choices(samples, k=settings.batch)
-        windows = [sample.part(rng, settings.window) for sample in chosen]
+        return [sample.part(rng, settings.window) for sample in chosen]
+
+    def now() -> dict[str, Any]:
+        states = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
+        return {**states, "updates": update, "share": share, "elapsed_s": time.monotonic() - start}
+
+    if state is not None:
+        head.load_state_dict(state["head"])
+        optimizer.load_state_dict(state["optimizer"])
+        update, share, start = state["updates"], state["share"], start - state["elapsed_s"]
+        for _ in range(update):  # the same windows follow
+            draw()
+    while share < 1:
+        windows = draw()
         cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
         factor = cosine * min(1, (update + 1) / settings.warmup)
         try:
@@ -156,7 +173,7 @@ def train(
             raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
         update += 1
         share = _share(settings, update, time.monotonic() - start)
-        yield Progress(update, share, loss)
+        yield Progress(update, share, loss, now)
     head.eval()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,7 +127,7 @@ def write_head(
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(kept, folder / _WEIGHTS, metadata={"format": "pt"})
+    replaced(folder / _WEIGHTS, lambda path: save_file(kept, path, metadata={"format": "pt"}))
     _write(folder / CONFIG, config)
     _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
 
@@ -225,4 +225,12 @@ def write_fresh_head(
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    replaced(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def replaced(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name, then rename it: what is there is whole at any time."""
+    temporary = path.with_name(f".{path.name}.new")
+    write(temporary)
+    temporary.replace(path)

@@ -165,6 +165,36 @@ def test_training_begins_with_another_head(model_folder, model_config, texts, tm
     assert refused.exit_code == 2 and "made for a model with vocab_size = 50" in refused.output
 
 
+def test_a_training_that_was_cut_off_goes_on(model_folder, texts, tmp_path, monkeypatch):
+    common = ["--model", model_folder, "--traces", texts, "--steps", 2, "--window", 16]
+    common += ["--updates", 20]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(*common, "--output", whole).exit_code == 0
+    looked = []
+
+    def cut_off(learner, samples):
+        looked.append(samples)
+        if len(looked) == 5:
+            raise KeyboardInterrupt
+        return acceptance(learner, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sam_rollout.heads.front.acceptance", cut_off)
+        assert run(*common, "--output", parts).exit_code != 0
+    assert [file.name for file in parts.iterdir()] == ["training_state.pt"]
+    refused = run(*common, "--output", parts)
+    assert refused.exit_code == 2 and "go on with --resume" in refused.output
+    refused = run(*common, "--output", parts, "--resume", "--batch", 9)
+    assert refused.exit_code == 2 and "--resume: batch = 9: was 8 before" in refused.output
+    result = run(*common, "--output", parts, "--resume")
+    assert result.exit_code == 0, result.output
+    for name in ("model.safetensors", "config.json", "training.json"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    assert sorted(file.name for file in parts.iterdir()) == sorted(f.name for f in whole.iterdir())
+    refused = run(*common, "--output", parts, "--resume")
+    assert refused.exit_code == 2 and "holds no training that was cut off" in refused.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
