@@ -1,0 +1,68 @@
+"""Functions run in several processes of one torch.distributed group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import distributed
+
+LIMIT_S = 120
+
+
+def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
+    """Call `function(rank, *arguments)` in so many processes; their results, by rank.
+
+    Tensors in results become arrays. A process that does not answer within LIMIT_S is ended,
+    and the test with it.
+    """
+    context = multiprocessing.get_context("spawn")
+    with TemporaryDirectory() as folder:
+        results = context.Queue()
+        processes = [
+            context.Process(
+                target=_run, args=(function, rank, count, folder, results, arguments), daemon=True
+            )
+            for rank in range(count)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            found = dict(results.get(timeout=LIMIT_S) for _ in processes)
+            for process in processes:
+                process.join(LIMIT_S)
+        except queue.Empty:
+            raise AssertionError(f"a process did not answer within {LIMIT_S} s") from None
+        finally:
+            for process in processes:
+                process.kill()
+    return [found[rank] for rank in range(count)]
+
+
+def _run(
+    function: Callable[..., Any], rank: int, count: int, folder: str, results: Any, arguments: Any
+) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(Path(folder) / "store"), count)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    try:
+        # By value: memory shared with a process that has ended is gone.
+        found = function(rank, *arguments)
+        results.put((rank, _plain(found)))
+        results.close()
+        results.join_thread()
+    finally:
+        distributed.destroy_process_group()
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, torch.Tensor):
+        return found.detach().numpy()
+    if isinstance(found, tuple | list):
+        return type(found)(map(_plain, found))
+    return found
