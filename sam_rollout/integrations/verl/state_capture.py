@@ -128,7 +128,6 @@ class StateCapture:
                 parts = [x[0, begin + start : begin + start + length] for x in outputs]
             states, last = torch.cat(parts[:-1], -1), parts[-1]
             tokens = ids.values()[begin + start : begin + start + length]
-            # With only a prompt before it, a window has nothing to say of its first response token.
             self.taken.append(
                 Sample(
                     tokens.cpu(), states.to("cpu", STORED), last.to("cpu", STORED),

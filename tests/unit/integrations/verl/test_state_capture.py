@@ -1,0 +1,160 @@
+"""Windows of responses are taken out of verl's passes with the states their policy computed."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from sam_rollout.integrations.verl.state_capture import StateCapture
+
+HIDDEN, LAYERS = 4, 5
+
+
+class Layer(nn.Module):
+    """Adds one; answers in a tuple, as decoder layers of some releases do."""
+
+    def __init__(self, in_tuple):
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    def forward(self, x):
+        return (x + 1,) if self.in_tuple else x + 1
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(100, HIDDEN)
+        self.embed_tokens.weight.data = torch.arange(100.0)[:, None].expand(100, HIDDEN).clone()
+        self.layers = nn.ModuleList(Layer(bool(i % 2)) for i in range(LAYERS))
+        self.norm = Layer(False)
+
+    def forward(self, ids):
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+            x = x[0] if isinstance(x, tuple) else x
+        return self.norm(x)
+
+
+class Engine:
+    """What of verl's FSDP engine is used, with responses packed into a row, or padded."""
+
+    def __init__(self, packed):
+        self.module = SimpleNamespace(base_model=Policy())
+        self.use_ulysses_sp = False
+        self.packed = packed
+
+    def forward_step(self, micro_batch, scale):
+        ids = micro_batch["input_ids"]
+        if self.packed:
+            rows = torch.cat([ids.values(), torch.zeros(3, dtype=torch.int64)])[None]
+        else:
+            rows = torch.nested.to_padded_tensor(ids, 0)
+        return self.module.base_model(rows).sum() * scale
+
+
+def micro_batch(*texts):
+    """Of (prompt length, token ids)."""
+    whole, responses = [torch.tensor(t) for _, t in texts], [torch.tensor(t[p:]) for p, t in texts]
+    as_nested = lambda parts: torch.nested.nested_tensor(parts, layout=torch.jagged)  # noqa: E731
+    return {"input_ids": as_nested(whole), "responses": as_nested(responses)}
+
+
+TEXTS = [(2, list(range(10, 22))), (5, list(range(40, 48))), (3, list(range(60, 90)))]
+
+
+def capture(packed=True, window=8, windows=9, layers=(0, 2, 3)):
+    engine = Engine(packed)
+    return engine, StateCapture(engine, layers, window, windows, random.Random(0))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_states_are_those_of_the_texts_tokens(packed, together):
+    engine, found = capture(packed)
+    with found.running(len(TEXTS)):
+        for start in range(0, len(TEXTS), together):
+            engine.forward_step(micro_batch(*TEXTS[start : start + together]), scale=1)
+    assert len(found.taken) == 3
+    for sample, (prompt, text) in zip(found.taken, TEXTS, strict=True):
+        start = text.index(sample.tokens[0].item())
+        assert sample.tokens.tolist() == text[start : start + 8]
+        assert sample.prompt == max(0, prompt - start)
+        assert len(sample.tokens) > sample.prompt + 2  # something to learn from
+        ids = sample.tokens.float()
+        for number, layer in enumerate((0, 2, 3)):
+            part = sample.states[:, number * HIDDEN : (number + 1) * HIDDEN].float()
+            assert (part == (ids + layer)[:, None]).all()
+        assert (sample.last.float() == (ids + LAYERS + 1)[:, None]).all()
+        assert sample.states.dtype == torch.bfloat16 and not sample.last.requires_grad
+
+
+def test_the_pass_is_as_it_would_be_and_nothing_stays_behind():
+    engine, found = capture()
+    expected = engine.forward_step(micro_batch(*TEXTS), scale=2)
+    with found.running(3):
+        assert torch.equal(engine.forward_step(micro_batch(*TEXTS), scale=2), expected)
+    assert "forward_step" not in vars(engine)
+    assert not any(module._forward_hooks for module in engine.module.base_model.modules())
+    taken = found.taken
+    engine.forward_step(micro_batch(*TEXTS), scale=2)
+    assert found.taken is taken and len(taken) == 3 and found.spent_s > 0
+
+
+def test_a_pass_that_fails_leaves_nothing_behind():
+    engine, found = capture()
+    with pytest.raises(TypeError), found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), wrong=2)
+    assert "forward_step" not in vars(engine)
+    assert not any(module._forward_hooks for module in engine.module.base_model.modules())
+
+
+def test_windows_are_spread_evenly_over_the_pass():
+    engine, found = capture(windows=4)
+    texts = [(1, [10 + i] * 9) for i in range(12)]
+    with found.running(len(texts)):
+        for start in range(0, 12, 3):
+            engine.forward_step(micro_batch(*texts[start : start + 3]), scale=1)
+    assert [int(s.tokens[0]) - 10 for s in found.taken] == [2, 5, 8, 11]
+
+
+def test_short_responses_have_nothing_to_learn_from():
+    engine, found = capture()
+    with found.running(2):
+        engine.forward_step(micro_batch((4, [1, 2, 3, 4, 5, 6]), (1, [7] * 9)), scale=1)
+    assert [int(s.tokens[0]) for s in found.taken] == [7]
+
+
+def test_processes_that_share_texts_take_turns(monkeypatch):
+    engine = Engine(packed=True)
+    engine.use_ulysses_sp = True
+    engine.ulysses_device_mesh = {"sp": SimpleNamespace(get_group=object)}
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    plain = engine.module.base_model.forward
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda group, rank=rank: rank)
+        halves = []
+
+        def half(ids, rank=rank, halves=halves):
+            ids = torch.nn.functional.pad(ids, (0, ids.shape[1] % 2))
+            halves[:] = ids.chunk(2, 1)
+            return plain(halves[rank])
+
+        def gather(parts, own, group, halves=halves):
+            step = int((own - halves[rank][..., None])[0, 0, 0])  # how many layers were run
+            for part, ids in zip(parts, halves, strict=True):
+                part.copy_((ids + step)[..., None].expand_as(part))
+
+        monkeypatch.setattr(engine.module.base_model, "forward", half)
+        monkeypatch.setattr(torch.distributed, "all_gather", gather)
+        found = StateCapture(engine, (0, 2), 8, 2, random.Random(0))
+        with found.running(3):
+            engine.forward_step(micro_batch(*TEXTS), scale=1)
+        first = [int(sample.tokens[0]) for sample in found.taken]
+        texts = [next(i for i, (_, text) in enumerate(TEXTS) if t in text) for t in first]
+        assert texts == [[0, 2], [1]][rank]
+        for sample in found.taken:
+            assert (sample.last.float()[:, 0] == sample.tokens + LAYERS + 1).all()
