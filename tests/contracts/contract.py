@@ -851,6 +851,63 @@ VERL_TRAINER: Table = {
     },
 }
 
+# A draft head that is trained along.
+VERL_HEAD_TRAINING: Table = {
+    "trainer.ppo.v1.trainer_base": {
+        "PPOTrainer._init_resource_pool_mgr()": (
+            "overridden: our worker takes the place of verl's",
+            "self.role_worker_mapping[role] = ray.remote(ActorRolloutRefWorker)"),
+        "PPOTrainer.on_step_begin()": "overridden: the step's time so far",
+        "PPOTrainer._compute_old_log_prob(batch, metrics)": (
+            "overridden: afterwards the head learns; the policy's weights are still those",
+            "self.actor_rollout_wg.compute_log_prob(batch)"),
+        "PPOTrainer._save_checkpoint()": (
+            "the head is saved below the policy's folder",
+            "self.actor_rollout_wg.save_checkpoint("),
+    },
+    "workers.engine_workers": {
+        "ActorRolloutRefWorker(Worker, DistProfilerExtension)": "subclassed",
+        "ActorRolloutRefWorker.init_model()": (
+            "overridden: the head is loaded beside the policy",
+            "self.rollout = rollout_cls(",
+            "self.actor = self.actor_worker_cls("),
+        "ActorRolloutRefWorker.compute_log_prob(data)": (
+            "overridden: hidden states are kept",
+            "self.actor.infer_batch(data)"),
+        "ActorRolloutRefWorker.save_checkpoint(local_path, hdfs_path, global_step, "
+        "max_ckpt_to_keep)": "overridden",
+        "ActorRolloutRefWorker.load_checkpoint(local_path, hdfs_path, del_local_after_load)":
+            "overridden",
+        "ActorRolloutRefWorker.update_weights": (
+            "the policy's weights, and the head's behind them, go through our adapter",
+            "await self.rollout.update_weights(per_tensor_param"),
+    },
+    "workers.engine.fsdp.transformer_impl": {
+        "FSDPEngine.forward_backward_batch": (
+            "calls forward_step, which is wrapped, for every micro-batch",
+            "self.forward_step(micro_batch, loss_function=loss_function, "
+            "forward_only=forward_only)"),
+        "FSDPEngineWithLMHead.forward_step(micro_batch, loss_function, forward_only)": (
+            "wrapped: within it, hooks on the policy's layers see the whole micro-batch",
+            "raw_output = self.module("),
+        "FSDPEngineWithLMHead.prepare_model_inputs": (
+            "texts are packed into one row, or padded on the right",
+            "input_ids = torch.nested.to_padded_tensor("),
+    },
+    "workers.rollout.vllm_rollout.vllm_rollout": {
+        "ServerAdapter.update_weights(weights)": (
+            "overridden: more tensors are sent behind the policy's",
+            "await sender.async_send_weights(weights)"),
+    },
+    "workers.rollout.vllm_rollout.utils": {
+        "vLLMColocateWorkerExtension.update_weights_from_ipc": (
+            "overridden: what is received goes through _update_weights",
+            "self._update_weights("),
+        "vLLMColocateWorkerExtension._update_weights(weights, peft_config, base_sync_done)":
+            "overridden: the head's tensors are taken out of a bucket",
+    },
+}
+
 VERL_REPLAY_BUFFER: Table = {
     "trainer.ppo.v1.replay_buffer": {
         "ReplayBuffer.__init__(trainer_mode, trainer_config, max_off_policy_threshold, "
@@ -1111,6 +1168,7 @@ CONTRACT = [
     *rows("vllm_ascend", VLLM_ASCEND_CHANGED, PROBED_ASCEND),
     *rows("verl", VERL_ROLLOUT),
     *rows("verl", VERL_TRAINER),
+    *rows("verl", VERL_HEAD_TRAINING),
     *rows("verl", VERL_REPLAY_BUFFER),
     *rows("verl", VERL_AGENT_LOOP),
     *rows("verl", VERL_ROUTER),

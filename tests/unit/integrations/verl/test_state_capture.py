@@ -143,7 +143,7 @@ def test_processes_that_share_texts_take_turns(monkeypatch):
             halves[:] = ids.chunk(2, 1)
             return plain(halves[rank])
 
-        def gather(parts, own, group, halves=halves):
+        def gather(parts, own, group, rank=rank, halves=halves):
             step = int((own - halves[rank][..., None])[0, 0, 0])  # how many layers were run
             for part, ids in zip(parts, halves, strict=True):
                 part.copy_((ids + step)[..., None].expand_as(part))
