@@ -498,6 +498,9 @@ def head_train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a training that was cut off.")
     ] = False,
+    split_model: Annotated[
+        bool, typer.Option("--split-model", help="Under torchrun: a part of the policy each.")
+    ] = False,
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
     from sam_rollout.bench.traces import TraceError
@@ -519,7 +522,17 @@ def head_train(
             steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
         )
         request = HeadRequest(
-            model, texts, output, settings, draft_vocab, start, chosen, max_tokens, picture, resume
+            model,
+            texts,
+            output,
+            settings,
+            draft_vocab,
+            start,
+            chosen,
+            max_tokens,
+            picture,
+            resume,
+            split_model,
         )
         train_head(request, _console())
 

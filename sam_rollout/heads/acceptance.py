@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sam_rollout.heads.hidden_states import Sample
-from sam_rollout.heads.training import Learner
+from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.training import ALONE, Learner
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def acceptance(learner: Learner, samples: Sequence[Sample]) -> Acceptance:
-    """Draft at every position of every text and compare."""
+def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE) -> Acceptance:
+    """Draft at every position of every text, those of all processes, and compare."""
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
     tokens = verify_steps = 0
@@ -59,8 +60,11 @@ def acceptance(learner: Learner, samples: Sequence[Sample]) -> Acceptance:
             matches.append((drafts == step.tokens).long())
         found = tokens_per_step(_accepted(matches).tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]
-    per_position = tuple((probability / np.maximum(counted, 1)).tolist())
-    return Acceptance(per_position, tokens / max(1, verify_steps), int(counted[0]))
+    mine = [*probability, *counted, tokens, verify_steps]
+    sums = peers.sum(learner.output.new_tensor(mine)).tolist()
+    total, counts = sums[: learner.steps], sums[learner.steps : -2]
+    per_position = tuple(p / max(1, count) for p, count in zip(total, counts, strict=True))
+    return Acceptance(per_position, sums[-2] / max(1, sums[-1]), int(counts[0]))
 
 
 def _accepted(matches: Sequence[Tensor]) -> Tensor:

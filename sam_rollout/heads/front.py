@@ -17,11 +17,12 @@ from sam_rollout.bench.traces import Trace, groups_of, read_traces
 from sam_rollout.heads.acceptance import Acceptance, acceptance
 from sam_rollout.heads.checkpoint import (
     CONFIG,
-    Head,
     read_head,
     read_json,
 )
+from sam_rollout.heads.devices import joined, load_split
 from sam_rollout.heads.hidden_states import Policy, Sample
+from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import (
     TrainableHead,
@@ -40,6 +41,7 @@ HELD_OUT = 0.05  # share of the prompts
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # during training, evenly spread
 STATE = "training_state.pt"  # in the head's folder until the training is done
+READ_TOGETHER = 240  # texts that processes with parts of a policy read before they share them out
 LOGGED = 100  # losses kept in training.json: means over as many parts of the training
 
 
@@ -57,6 +59,7 @@ class HeadRequest:
         layers: whose states the head reads; None: vLLM's default.
         max_tokens: of a text; what follows is not read.
         resume: go on with a training into `output` that was cut off.
+        split_model: every process of torchrun holds a part of the policy, not all of it.
     """
 
     model: str
@@ -69,15 +72,23 @@ class HeadRequest:
     max_tokens: int = 2048
     picture: Path | None = None
     resume: bool = False
+    split_model: bool = False
 
 
-def train_head(request: HeadRequest, console: Console) -> Head:
+def train_head(request: HeadRequest, console: Console) -> None:
     """Train a head, say how it does on texts it was not trained on, and write it.
+
+    Processes started by torchrun train one head; the first of them speaks and writes.
 
     Raises:
         ConfigError: the model or a number cannot be used.
         TraceError, OSError: texts that cannot be read.
     """
+    with joined() as (device, peers):
+        _train_head(request, console, device, peers)
+
+
+def _train_head(request: HeadRequest, console: Console, device: torch.device, peers: Peers) -> None:
     settings, kept = request.settings, request.output / STATE
     if kept.exists() != request.resume:
         found = "no training" if request.resume else "a training (go on with --resume)"
@@ -85,16 +96,16 @@ def train_head(request: HeadRequest, console: Console) -> Head:
     model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
     head, shape, vocabulary, output = _begin(request, model_config)
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    policy = Policy.load(request.model, device)
+    together = request.split_model and peers.size > 1
+    policy = (load_split if together else Policy.load)(request.model, device)
     samples, tests = (
-        _read(policy, part, shape.target_layers, request.max_tokens, title)
+        _read(policy, part, shape.target_layers, request.max_tokens, title, peers, together)
         for part, title in ((learning, "reading texts"), (held_out, "reading held-out texts"))
     )
     if vocabulary is None:
         vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
     learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
-    about = _about(request, samples)
+    about = _about(request, learning) | {"processes": peers.size}
     state = torch.load(kept, map_location="cpu") if request.resume else None
     _check_same(about, state["about"] if state else about)
 
@@ -102,11 +113,13 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         request.output.mkdir(parents=True, exist_ok=True)
         replaced(kept, functools.partial(torch.save, {"about": about, **content}))
 
-    history = _train(learner, samples, tests, settings, keep, state)
+    history = _train(learner, samples, tests, settings, keep, state, peers)
+    if peers.rank != 0:
+        return
     found = history["held_out"][-1]
     config = speculators_config(shape, model_config, request.model, settings.steps)
     record = {
-        "texts": {"learning": len(samples), "held_out": len(tests)},
+        "texts": {"learning": len(learning), "held_out": len(held_out)},
         "settings": dataclasses.asdict(settings),
         **history,
     }
@@ -124,7 +137,6 @@ def train_head(request: HeadRequest, console: Console) -> Head:
         f"{found['length']:.2f} tokens per verify step.",
         soft_wrap=True,
     )
-    return written
 
 
 def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
@@ -139,13 +151,13 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
     return load_head(request.start, model_config, "--start")
 
 
-def _about(request: HeadRequest, samples: Sequence[Sample]) -> dict[str, Any]:
+def _about(request: HeadRequest, traces: Sequence[Trace]) -> dict[str, Any]:
     """What has to be the same for a training to go on, plain values only."""
     asked = dataclasses.asdict(request)
     settings = asked.pop("settings")
     for key in ("output", "picture", "resume"):
         del asked[key]
-    tokens = sum(len(sample.tokens) for sample in samples)
+    tokens = sum(len(trace.tokens) for trace in traces)
     return {**{key: repr(value) for key, value in asked.items()}, **settings, "tokens": tokens}
 
 
@@ -182,18 +194,28 @@ def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> tor
 
 
 def _read(
-    policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, title: str
-) -> list[Sample]:
+    policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, title: str,
+    peers: Peers, together: bool,
+) -> list[Sample]:  # fmt: skip
+    """This process's share of the texts; processes that read together read all of them."""
+    if not together:
+        traces = traces[peers.rank :: peers.size]
+    at_once = READ_TOGETHER if together else max(1, len(traces))
+    samples: list[Sample] = []
     total = sum(min(max_tokens, len(trace.tokens)) for trace in traces)
-    with tqdm(total=total, desc=title, unit="token", unit_scale=True) as bar:
-        samples = policy.read(traces, layers, max_tokens, bar.update)
+    silent = peers.rank != 0
+    with tqdm(total=total, desc=title, unit="token", unit_scale=True, disable=silent) as bar:
+        for start in range(0, len(traces), at_once):
+            part = traces[start : start + at_once]
+            found = policy.read(part, layers, max_tokens, bar.update)
+            samples += found[peers.rank :: peers.size] if together else found
     return [sample for sample in samples if len(sample.tokens) > sample.prompt + 1]
 
 
 def _train(
     learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
     settings: TrainingSettings, keep: Callable[[dict[str, Any]], None],
-    state: dict[str, Any] | None,
+    state: dict[str, Any] | None, peers: Peers,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with a bar; losses and held-out figures over the share of the training done.
 
@@ -202,14 +224,16 @@ def _train(
     """
     losses: list[list[float]] = state["losses"] if state else [[] for _ in range(LOGGED)]
     tested: list[dict[str, Any]] = state["tested"] if state else []
-    with tqdm(total=1.0, desc="training", bar_format="{l_bar}{bar}| {elapsed}{postfix}") as bar:
-        for now in train(learner, samples, settings, state=state):
+    style = "{l_bar}{bar}| {elapsed}{postfix}"
+    with tqdm(total=1.0, desc="training", bar_format=style, disable=peers.rank != 0) as bar:
+        for now in train(learner, samples, settings, peers, state):
             losses[min(LOGGED - 1, int(now.share * LOGGED))].append(now.loss)
             if now.share >= (len(tested) + 1) / EVALUATIONS or now.share >= 1:
-                found = acceptance(learner, tests)
+                found = acceptance(learner, tests, peers)
                 at = {"updates": now.updates, "share": now.share}
                 tested.append({**at, **_figures(found)})
-                keep({**now.state(), "losses": losses, "tested": tested})
+                if peers.rank == 0:
+                    keep({**now.state(), "losses": losses, "tested": tested})
             length = f"{tested[-1]['length']:.2f}" if tested else "-"
             bar.set_postfix_str(f"loss {now.loss:.3f}, acceptance length {length}")
             bar.update(min(1.0, now.share) - bar.n)

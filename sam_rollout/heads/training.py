@@ -143,7 +143,7 @@ def train(
     Raises:
         ConfigError: the loss is no longer a finite number.
     """
-    rng = random.Random(settings.seed)
+    rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
     optimizer = HeadOptimizer(head, settings.learning_rate, peers)
     start, update, share = time.monotonic(), 0, 0.0
@@ -172,7 +172,8 @@ def train(
             allowed = f"{error} after {update} updates: choose a smaller one"
             raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
         update += 1
-        share = _share(settings, update, time.monotonic() - start)
+        elapsed = learner.output.new_tensor([time.monotonic() - start])
+        share = _share(settings, update, float(peers.average(elapsed, 1.0)))  # all end together
         yield Progress(update, share, loss, now)
     head.eval()
 

@@ -61,3 +61,10 @@ def make_head(model_config):
         return fresh_head(model_config, seed, draft_vocabulary).head
 
     return make
+
+
+@pytest.fixture
+def texts(tmp_path, traces):
+    lines = [{"prompt": t.prompt.tolist(), "response": t.response.tolist()} for t in traces]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / "texts.jsonl"

@@ -124,13 +124,6 @@ def run(*arguments):
     return CliRunner().invoke(app, ["head", "train", *map(str, arguments)])
 
 
-@pytest.fixture
-def texts(tmp_path, traces):
-    lines = [{"prompt": t.prompt.tolist(), "response": t.response.tolist()} for t in traces]
-    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return tmp_path / "texts.jsonl"
-
-
 def test_the_command_trains_and_writes_a_head(model_folder, texts, tmp_path):
     output, picture = tmp_path / "head", tmp_path / "head.png"
     result = run(
@@ -172,7 +165,7 @@ def test_a_training_that_was_cut_off_goes_on(model_folder, texts, tmp_path, monk
     assert run(*common, "--output", whole).exit_code == 0
     looked = []
 
-    def cut_off(learner, samples):
+    def cut_off(learner, samples, peers):
         looked.append(samples)
         if len(looked) == 5:
             raise KeyboardInterrupt
