@@ -145,6 +145,9 @@ def reference_rows(section: type[Section]) -> list[str]:
     rows = []
     for field in dataclasses.fields(section):
         kind, limits = section._kinds()[field.name], field.metadata
+        if issubclass(kind, Section):
+            rows += reference_rows(kind)
+            continue
         default = getattr(section(), field.name)
         default = str(default).lower() if kind is bool else default
         rows.append(

@@ -146,6 +146,12 @@ SECTIONS = (
                 "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
                 "tokens", zero_based=True,
             ),
+            Panel(
+                "Draft head that the run trains",
+                ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
+                reading="Per verify step, over responses it has not learned from; below it the "
+                "head that the run began with, over the same.",
+            ),
         ),
     ),
     Section(

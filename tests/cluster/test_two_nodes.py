@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
@@ -43,6 +44,8 @@ GROUPED = (
     "sam.sources.siblings.routing=grouped",
     "sam.sources.siblings.max_siblings_per_replica=2",
 )
+# Both training processes train one head, and send it to both replicas.
+HEAD = ("sam=trained", "sam.sources.model.train.budget=0.3")
 
 
 def processes(machine) -> list[str]:
@@ -72,11 +75,14 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     assert metrics["sam/draft/history_heard"] > 0
     assert metrics["sam/draft/history_unheard"] == 0
     assert metrics["sam/routing/imbalance"] < 1.5
+    assert metrics["sam/draft/accepted_model"] > 0
+    assert metrics["sam/head_training/length"] > 2
+    assert metrics["sam/head_training/failures"] == 0
 
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*small_run(folder), *SHORT, "sam=on", *GROUPED, HISTORY]
+    overrides = [*small_run(folder), *SHORT, *HEAD, *GROUPED, HISTORY]
     overrides.append(f"run_dir={run_dir}")
 
     endless = [*overrides, "trainer.total_training_steps=99"]
@@ -106,6 +112,11 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         # Not one step more than what was missing.
         assert trained_steps(run_dir)[len(before) :] == [saved + 1]
         assert_both_replicas_worked(RunFolder(run_dir), saved + 1)
+        # The head went on from the checkpoint's, and is there at the end.
+        record = json.loads((run_dir / "draft_head" / "training.json").read_text())
+        steps = RunFolder(run_dir).read_train_steps()
+        learned = [steps[n]["sam/head_training/updates"] for n in range(1, saved + 2)]
+        assert record["updates"] == sum(learned) > learned[-1]
         for machine in lan.machines.values():
             assert processes(machine) == []
 

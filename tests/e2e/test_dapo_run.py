@@ -94,7 +94,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     # What the dashboard shows was logged, but for other runs' parts; sums over steps need a second
     # one for their intervals, and gains in time whole replicas as control.
     absent = {name for name in layout.names() if name not in steps[1]}
-    later = re.compile(r"compare/|sam/draft/accepted_|sam/control/\w+_so_far")
+    later = re.compile(r"compare/|sam/draft/accepted_|sam/control/\w+_so_far|sam/head_training/")
     assert all(map(later.match, absent))
     assert "sam/tail/time_s" in (run.folder.path / "metrics.jsonl").read_text()
 

@@ -70,3 +70,70 @@ def test_greedy_texts_are_those_without_drafts(sample, drafting):
     texts, counters = sample(0.0, **drafting)
     assert texts == sample(0.0)[0]
     assert counters["num_accepted_tokens"].value > counters["num_drafts"].value
+
+
+def _send(worker, weights):
+    """What `SamColocateWorkerExtension` does with a sync that brings these tensors."""
+    from sam_rollout.integrations.vllm.head_update import HeadUpdates
+
+    policys = []
+
+    class Transfer:
+        def update_weights_from_ipc(self):
+            # In two buckets, the first of which holds tensors of both.
+            for part in (weights[:5], weights[5:]):
+                self._update_weights(iter(part))
+
+        def _update_weights(self, weights):
+            policys.extend(name for name, _ in weights)
+
+    class Extension(HeadUpdates, Transfer):
+        model_runner, vllm_config, device = (
+            worker.model_runner, worker.vllm_config, worker.model_runner.device
+        )  # fmt: skip
+
+    Extension().update_weights_from_ipc()
+    return policys
+
+
+def test_weights_that_come_with_a_sync_draft_from_then_on(prompts, tmp_path):
+    import json
+
+    from vllm import SamplingParams, TokensPrompt
+
+    from sam_rollout.heads.writing import write_fresh_head
+    from sam_rollout.integrations.vllm.head_update import PREFIX
+    from sam_rollout.integrations.vllm.offline import offline_engine
+
+    config = json.loads(Path(MODEL, "config.json").read_text())
+    write_fresh_head(tmp_path, config, str(MODEL), STEPS)
+    head, *_ = load_head(HEAD, config)
+    weights = [(PREFIX + name, tensor) for name, tensor in head.state_dict().items()]
+    weights.insert(2, ("model.norm.weight", torch.ones(1)))
+    drafter = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": STEPS}
+    lengths, texts = [], []
+    with offline_engine(
+        MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
+        num_gpu_blocks_override=330, disable_log_stats=False, speculative_config=drafter,
+    ) as engine:  # fmt: skip
+        for policys in ([], ["model.norm.weight"]):
+            if policys:
+                (found,) = engine.collective_rpc(_send, args=(weights,))
+                assert found == policys
+            before = {m.name: m for m in engine.get_metrics()}
+            outputs = engine.generate(
+                [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
+                SamplingParams(temperature=0.0, max_tokens=128), use_tqdm=False,
+            )  # fmt: skip
+            texts.append([output.outputs[0].token_ids for output in outputs])
+            drafts, accepted = (
+                next(
+                    m.value - (before[m.name].value if m.name in before else 0)
+                    for m in engine.get_metrics()
+                    if m.name == f"vllm:spec_decode_num_{name}"
+                )
+                for name in ("drafts", "accepted_tokens")
+            )
+            lengths.append(1 + accepted / drafts)
+    assert texts[0] == texts[1]
+    assert lengths[0] < 1.2 and lengths[1] > 3

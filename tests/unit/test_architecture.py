@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
-    "heads": {"bench", "dashboard", "settings"},
+    "heads": {"bench", "dashboard", "settings", "sources"},
     "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
         "config", "gating", "hardware", "heads", "identity", "routing", "session", "sizing",

@@ -1,5 +1,6 @@
 """A head learns beside its policy's training: within its time, never at the training's cost."""
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from sam_rollout.heads.checkpoint import default_layers
-from sam_rollout.heads.hidden_states import Sample
+from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.online import OnlineHead, Patience, SampleBuffer
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.training import Learner
+from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.schema import metric_name
 from tests.processes import in_processes
@@ -219,3 +221,54 @@ def test_processes_keep_one_head_and_fail_together(matrices, make_head, samples)
     assert broken[2] and others[1][2] and broken[1]["failures"] == others[1][1]["failures"] == 1
     # Who has nothing to learn from holds nobody up; all learn, or none.
     assert lonely[1]["updates"] == others[2][1]["updates"] == 0 and not lonely[2]
+
+
+class Engine:
+    """What `StateCapture` takes of verl's engine: texts are padded, and read by a real model."""
+
+    use_ulysses_sp = False
+
+    def __init__(self, module):
+        self.module = module
+
+    def forward_step(self, micro_batch):
+        ids = torch.nested.to_padded_tensor(micro_batch["input_ids"], 0)
+        return self.module(input_ids=ids, use_cache=False).logits
+
+
+def _train_policy(policy, traces, head):
+    """Three updates of a policy, beside a head if there is one: gradients, weights, random state."""
+    torch.manual_seed(5)
+    model = copy.deepcopy(policy.model)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    engine = Engine(model)
+    online = head and OnlineHead(Learner(head, Policy.of(model), 2), SETTINGS)
+    noted, learned = [], []
+    for step in range(3):
+        batch = traces[8 * step : 8 * step + 8]
+        parts = [
+            [torch.tensor(getattr(t, n)).long() for t in batch] for n in ("tokens", "response")
+        ]
+        ids, responses = (torch.nested.nested_tensor(p, layout=torch.jagged) for p in parts)
+        micro_batch = {"input_ids": ids, "responses": responses}
+        capture = StateCapture(engine, default_layers(6), 24, 8, random.Random(step))
+        with capture.running(8) if head else contextlib.nullcontext(), torch.no_grad():
+            old = engine.forward_step(micro_batch)
+        if online:
+            online.buffer.add(capture.taken)
+            learned.append(online.learn(Policy.of(model), AMPLE_S))
+        logits = torch.nn.functional.dropout(engine.forward_step(micro_batch), 0.1)
+        ((logits - old).pow(2).mean() + logits.logsumexp(-1).mean()).backward()
+        noted += [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(found["updates"] > 0 for found in learned)
+    return [*noted, *model.parameters(), torch.get_rng_state()]
+
+
+def test_the_policys_training_is_bit_for_bit_the_same(policy, traces, make_head):
+    head = make_head()
+    plain = _train_policy(policy, traces, None)
+    beside = _train_policy(policy, traces, head)
+    assert len(plain) == len(beside) > 100
+    assert all(torch.equal(one, other) for one, other in zip(plain, beside, strict=True))
