@@ -237,7 +237,7 @@ class Engine:
 
 
 def _train_policy(policy, traces, head):
-    """Three updates of a policy, beside a head if there is one: gradients, weights, random state."""
+    """Three updates of a policy, beside a head or without: gradients, weights, random state."""
     torch.manual_seed(5)
     model = copy.deepcopy(policy.model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -249,7 +249,7 @@ def _train_policy(policy, traces, head):
         parts = [
             [torch.tensor(getattr(t, n)).long() for t in batch] for n in ("tokens", "response")
         ]
-        ids, responses = (torch.nested.nested_tensor(p, layout=torch.jagged) for p in parts)
+        ids, responses = (torch.nested.nested_tensor(p, layout=torch.jagged).long() for p in parts)
         micro_batch = {"input_ids": ids, "responses": responses}
         capture = StateCapture(engine, default_layers(6), 24, 8, random.Random(step))
         with capture.running(8) if head else contextlib.nullcontext(), torch.no_grad():
