@@ -1,0 +1,178 @@
+"""Whole DAPO runs beside which a draft head is trained, and what it accepts step by step.
+
+    python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
+
+One run of each side, in turn: without drafts, texts alone (`sam=on`), with the shipped head frozen
+(`sam=joined`), with that head trained along (`sam=trained`), and with one that began with random
+weights. All of them sample and learn the same: token ids of every response, rewards and norms of
+gradients are compared with those of the run without drafts. Finished runs stay in the work folder.
+
+The heads alone are tested on new responses, before they learn from these; the frozen one on the same
+responses, inside the run that trains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from benchmarks.measuring import RESULTS, write_record
+from benchmarks.training_run import train
+from sam_rollout.bench.machine import machine
+from sam_rollout.dashboard.charts import COLOURS, STYLE
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
+
+TRAINING = "sam.sources.model.train"
+SIDES = {
+    "off": ("sam=off",),
+    "on": ("sam=on",),
+    "frozen": ("sam=joined",),
+    "trained": ("sam=trained", f"{TRAINING}.budget=0.1"),
+    "from nothing": (
+        "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget=0.3", f"{TRAINING}.lr=0.02",
+    ),
+}  # fmt: skip
+# Smaller than tiny_cpu, so that twenty steps take minutes.
+SMALL = (
+    "data.max_response_length=256", "data.train_batch_size=4", "dynamic_sampling.gen_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "reward.reward_kwargs.overlong_buffer_cfg.len=64",
+    "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
+)  # fmt: skip
+LIMIT_S = 1800
+LEARNED = ("actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean")
+SHOWN = {
+    "acceptance_length": "sam/draft/acceptance_length",
+    "rollout_s": "sam/engine/rollout_s",
+    "engine_steps": "sam/engine/steps",
+    "step_s": "timing_s/step",
+    **{
+        name: f"sam/head_training/{name}"
+        for name in ("length", "first_length", "share", "time_s", "updates", "buffer_bytes",
+                     "paused", "failures")
+    },
+}  # fmt: skip
+
+
+def run(side: str, steps: int, folder: Path) -> None:
+    """Train, unless the folder holds that run."""
+    try:
+        if max(RunFolder(folder).read_train_steps(), default=0) == steps:
+            return
+    except RunFolderError:
+        pass
+    print(f"==> {side}", flush=True)
+    train(folder, *SIDES[side], *SMALL, f"trainer.total_training_steps={steps}", timeout_s=LIMIT_S)
+
+
+def texts(folder: Path) -> dict[tuple, list[int]]:
+    """Token ids of every response of a run."""
+    table = RunFolder(folder).read("traces").to_pylist()
+    return {(row["step"], row["group"], row["sibling"]): row["response_ids"] for row in table}
+
+
+def compared(folder: Path, base: Path) -> dict[str, Any]:
+    """Whether a run sampled and learned what the base did."""
+    mine, theirs = texts(folder), texts(base)
+    steps, others = (RunFolder(path).read_train_steps() for path in (folder, base))
+    return {
+        "responses": len(mine),
+        "identical": sum(mine[key] == theirs.get(key) for key in mine),
+        "same_updates": sum(
+            all(steps[n][name] == others[n][name] for name in LEARNED) for n in steps
+        ),
+    }
+
+
+def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
+    """What is asked of the runs, in figures; steps are counted from 1."""
+    trained, nothing, on = series["trained"], series["from nothing"], series["on"]
+    late = slice(4, None)  # from step 5 on
+    tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
+    against = [a / b for a, b in zip(trained["length"], trained["first_length"], strict=True)]
+    ahead = [
+        a > b for a, b in zip(nothing["acceptance_length"], on["acceptance_length"], strict=True)
+    ]
+    first = next((n for n in range(len(ahead)) if all(ahead[n:])), len(ahead))
+    rows = [
+        {
+            "row": "trained",
+            "least_against_frozen": min(against[late]),
+            "mean_against_frozen": sum(against[late]) / len(against[late]),
+            "joined_against_texts": tokens["trained"] / tokens["on"],
+            "joined_against_frozen": tokens["trained"] / tokens["frozen"],
+        },
+        {
+            "row": "from nothing",
+            "ahead_of_texts_from_step": first + 1,
+            "seconds_of_training_till_then": sum(nothing["time_s"][:first]),
+            "joined_against_texts": tokens["from nothing"] / tokens["on"],
+        },
+    ]
+    for row in rows:
+        own = series[row["row"]]
+        row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
+        row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
+        row["updates"] = sum(own["updates"])
+    return rows
+
+
+def draw(series: dict[str, dict[str, list]], path: Path) -> None:
+    """Acceptance of the heads alone, and of whole runs, over the training steps."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 3.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        left.set_title("The head alone, on texts it has not seen")
+        curves = {
+            "trained": series["trained"]["length"],
+            "frozen": series["trained"]["first_length"],
+            "from nothing": series["from nothing"]["length"],
+        }
+        names = [name for name in series if name != "off"]
+        for name, curve in curves.items():
+            left.plot(range(1, len(curve) + 1), curve, color=COLOURS[names.index(name)], label=name)
+        right.set_title("Drafts of texts and head together")
+        for number, name in enumerate(names):
+            curve = series[name]["acceptance_length"]
+            label = "texts alone" if name == "on" else name
+            right.plot(range(1, len(curve) + 1), curve, color=COLOURS[number], label=label)
+        for axis in (left, right):
+            axis.set_xlabel("training step")
+            axis.set_ylabel("tokens per verify step")
+            axis.legend()
+        figure.savefig(path, dpi=120, format="png")
+
+
+def main() -> None:
+    """Run what is missing, compare, draw, write."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--work-dir", type=Path, default=Path("outputs/head_online"))
+    options.add_argument("--output", type=Path, default=RESULTS / "head_online_tiny_cpu.json")
+    arguments = options.parse_args()
+    folders = {side: arguments.work_dir / side.replace(" ", "_") for side in SIDES}
+    for side, folder in folders.items():
+        run(side, arguments.steps, folder)
+    series = {}
+    for side, folder in folders.items():
+        steps = RunFolder(folder).read_train_steps()
+        series[side] = {
+            short: [steps[n][name] for n in sorted(steps)]
+            for short, name in SHOWN.items()
+            if name in steps[min(steps)]
+        }
+    rows = summary(series)
+    same = {side: compared(folders[side], folders["off"]) for side in SIDES if side != "off"}
+    setting = {"steps": arguments.steps, "overrides": SMALL, "sides": SIDES}
+    about = machine("torch", "vllm", "verl", "ray")
+    record = {"machine": about, "setting": setting, "rows": rows, "same": same, "series": series}
+    write_record(record, arguments.output)
+    draw(series, arguments.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
