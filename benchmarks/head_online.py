@@ -7,8 +7,8 @@ One run of each side, in turn: without drafts, texts alone (`sam=on`), with the 
 weights. All of them sample and learn the same: token ids of every response, rewards and norms of
 gradients are compared with those of the run without drafts. Finished runs stay in the work folder.
 
-The heads alone are tested on new responses, before they learn from these; the frozen one on the same
-responses, inside the run that trains it.
+The heads alone are tested on new responses, before they learn from these; the frozen one on the
+same responses, inside the run that trains it.
 """
 
 from __future__ import annotations

@@ -130,6 +130,9 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:
+        if model.trains and not model.path:
+            first = shape_for(_sizes_of(layout.shape), (), None)
+            return _head_size(first, 0, tensor), "memory of the head that the run begins with"
         if model.method == "eagle3" and model.folder is None:
             return _head_size(_usual_head(layout.shape), 0, tensor), (
                 f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"
@@ -158,10 +161,14 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _usual_head(policy: ModelShape) -> HeadShape:
+    return shape_for(_sizes_of(policy), (), min(USUAL_VOCABULARY, policy.vocab))
+
+
+def _sizes_of(policy: ModelShape) -> dict[str, int]:
+    """Of a head as wide as the policy."""
     # Qwen3's with experts have none; their config.json names three times the hidden size.
     intermediate = policy.intermediate or 3 * policy.hidden
-    sizes = {**_config_of(policy), "intermediate_size": intermediate}
-    return shape_for(sizes, (), min(USUAL_VOCABULARY, policy.vocab))
+    return {**_config_of(policy), "intermediate_size": intermediate}
 
 
 def _shape_of(config: Mapping[str, Any]) -> ModelShape | None:

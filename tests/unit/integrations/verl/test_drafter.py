@@ -7,11 +7,12 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
-from sam_rollout.heads.checkpoint import read_head
+from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.integrations.verl.checks import check
-from sam_rollout.integrations.verl.drafter import drafter_size
+from sam_rollout.integrations.verl.drafter import drafter_size, first_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
+from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import changed
 
@@ -20,6 +21,7 @@ POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
 TINY = ("experiment=tiny_cpu", "sam=joined")
 GPUS = ("experiment=qwen3_32b_cuda", "sam=joined")
 MODEL = "sam.sources.model"
+TRAIN = f"{MODEL}.train.enabled"
 
 
 def size(*overrides: str, alone: bool = False):
@@ -52,6 +54,47 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
     with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
         check(changed(*TINY, override))
     check(changed("experiment=tiny_cpu", "sam=off", override))
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "reason"),
+    [
+        ("actor_rollout_ref.actor.strategy=fsdp", TRAIN, "strategy = fsdp2, not fsdp"),
+        ("algorithm.rollout_correction.bypass_mode=true", TRAIN, "bypass_mode = false"),
+        ("actor_rollout_ref.model.lora_rank=8", TRAIN, "a policy without LoRA"),
+        (f"{MODEL}.method=mtp", TRAIN, "method = 'eagle3', not 'mtp'"),
+        ("draft_model_path=owner/head", f"{MODEL}.path", "must be a folder here to be trained"),
+        (f"{MODEL}.train.budget=2", f"{MODEL}.train.budget", "must be 0..1"),
+    ],
+)
+def test_a_head_that_cannot_be_trained_ends_the_run_before_it_begins(override, field, reason):
+    with pytest.raises(ConfigError, match=rf"^{field} = .*{reason}"):
+        check(changed("experiment=tiny_cpu", "sam=trained", override))
+
+
+def test_a_run_on_megatron_is_told_that_it_cannot_train_its_head():
+    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs .* fsdp2, not megatron"):
+        check(changed("experiment=qwen3_235b_910c", "sam=trained"))
+
+
+@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c"])
+def test_presets_train_a_head_of_their_own(preset):
+    config = changed(f"experiment={preset}", "sam=trained", f"{MODEL}.path=''")
+    run = check(config)
+    sizes, how = drafter_size(run.sam, check_layout(config))
+    assert "the head that the run begins with" in how and sizes.weights > 2e8
+
+
+def test_a_run_without_a_head_begins_with_one_that_knows_nothing(tmp_path):
+    config = changed("experiment=tiny_cpu", "sam=trained", f"{MODEL}.path=''")
+    config.run_dir = str(tmp_path)
+    sam = first_head(config, read_run_config(config).sam)
+    folder = tmp_path / FIRST_HEAD_FOLDER
+    assert sam.sources.model.path == str(folder)
+    check_belongs(read_head(folder), json.loads((POLICY / "config.json").read_text()))
+    assert json.loads((folder / "training.json").read_text())["updates"] == 0
+    named = read_run_config(changed(*TINY)).sam
+    assert first_head(config, named) is named
 
 
 def test_the_policys_own_files_are_asked_too(tmp_path):
