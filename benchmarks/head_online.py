@@ -20,7 +20,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmarks.measuring import RESULTS, write_record
+from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.dashboard.charts import COLOURS, STYLE
@@ -121,6 +121,20 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     return rows
 
 
+def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]:
+    """Off / side, training step by training step but for the first; medians with intervals."""
+    return {
+        side: {
+            name: median_interval(
+                [a / b for a, b in zip(series["off"][name][1:], own[name][1:], strict=True)]
+            )
+            for name in ("rollout_s", "engine_steps", "step_s")
+        }
+        for side, own in series.items()
+        if side != "off"
+    }
+
+
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
     """Acceptance of the heads alone, and of whole runs, over the training steps."""
     with matplotlib.rc_context(STYLE):
@@ -169,7 +183,10 @@ def main() -> None:
     same = {side: compared(folders[side], folders["off"]) for side in SIDES if side != "off"}
     setting = {"steps": arguments.steps, "overrides": SMALL, "sides": SIDES}
     about = machine("torch", "vllm", "verl", "ray")
-    record = {"machine": about, "setting": setting, "rows": rows, "same": same, "series": series}
+    record = {
+        "machine": about, "setting": setting, "rows": rows, "same": same,
+        "against_off": against_off(series), "series": series,
+    }  # fmt: skip
     write_record(record, arguments.output)
     draw(series, arguments.output.with_suffix(".png"))
 
