@@ -56,7 +56,8 @@ RECORDS = (
     "cluster_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "operators_tiny_cpu", "sampler", "drafter",
     "vote_rules", "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate",
-    "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "simulate_validation",
+    "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "head_training_tiny_cpu",
+    "simulate_validation",
 )  # fmt: skip
 
 
