@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
 from sam_rollout.heads.acceptance import acceptance
+from sam_rollout.heads.checkpoint import QWEN3
 from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import load_head
+from sam_rollout.heads.writing import load_head, speculators_config, write_head
 from tests.integration.conftest import MODEL
 
 HEAD = Path(f"{MODEL}_eagle3")
@@ -43,31 +46,59 @@ def sample(prompts):
     return run
 
 
+def drafting(head):
+    """Engine arguments of a head."""
+    return {
+        "speculative_config": {
+            "method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS,
+        }
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def drafting():
-    """Engine arguments of the head."""
-    head = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": STEPS}
-    return {"speculative_config": head}
+def policy():
+    return Policy.load(MODEL, torch.device("cpu"))
 
 
-def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting, prompts):
-    texts, counters = sample(1.0, **drafting)
+def write_other_kind(folder, policy):
+    """The shipped head's matrices in another kind of head, with 400 output rows of its own."""
+    config = policy.model.config.to_dict()
+    shipped, shape, *_ = load_head(HEAD, config)
+    shape = replace(
+        shape, architecture=QWEN3, norm_before_residual=True, rope_theta=5000.0,
+        draft_vocabulary=400,
+    )  # fmt: skip
+    head = Eagle3Head(shape)
+    head.load_state_dict(shipped.state_dict(), strict=False)
+    torch.nn.init.constant_(head.layers[0].self_attn.q_norm.weight, 2.0)
+    chosen = torch.arange(50, 450)
+    learner = Learner(head, policy, STEPS, chosen, 1.5 * policy.output[chosen])
+    write_head(folder, learner, speculators_config(shape, config, MODEL, STEPS), config, {})
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["shipped", "other"])
+def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(
+    sample, prompts, policy, kind, tmp_path
+):
+    folder = HEAD if kind == "shipped" else write_other_kind(tmp_path / "head", policy)
+    texts, counters = sample(1.0, **drafting(folder))
     drafts = counters["num_drafts"].value
     accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
-    policy = Policy.load(MODEL, torch.device("cpu"))
-    head, shape, *_ = load_head(HEAD, policy.model.config.to_dict())
+    head, shape, vocabulary, output = load_head(folder, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
         for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
-    found = acceptance(Learner(head, policy, STEPS), samples)
-    assert accepted[0] > 0.8 and 1 + accepted.sum() > 3
+    found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
+    first, length = (0.8, 3) if kind == "shipped" else (0.1, 1.1)
+    assert accepted[0] > first and 1 + accepted.sum() > length
     assert drafts == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
 
 
-def test_greedy_texts_are_those_without_drafts(sample, drafting):
-    texts, counters = sample(0.0, **drafting)
+def test_greedy_texts_are_those_without_drafts(sample):
+    texts, counters = sample(0.0, **drafting(HEAD))
     assert texts == sample(0.0)[0]
     assert counters["num_accepted_tokens"].value > counters["num_drafts"].value
 
