@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ async def _run(model: str) -> dict[str, Any]:
         worker_extension_cls=EXTENSION,
         **engine_arguments(dataclasses.replace(ARTICLE, max_draft_tokens=K)),
     )
-    engine = AsyncLLM.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    # vLLM's platform for CPUs has just said "spawn"; forked engines do not import everything anew.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    engine = AsyncLLM.from_vllm_config(config)
     try:
         bound = await ask_engines(engine, "sam_bind")
         recorders = EngineRecorders(len(bound))

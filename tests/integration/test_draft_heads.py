@@ -16,44 +16,58 @@ from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import load_head
 from tests.integration.conftest import MODEL
 
+pytestmark = pytest.mark.usefixtures("few_collections")
+
 HEAD = Path(f"{MODEL}_eagle3")
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def sample(prompts):
-    """`sample(temperature, **engine arguments)`: token ids of responses, and vLLM's counters."""
-    from vllm import SamplingParams, TokensPrompt
-
+def engine(**arguments):
     from sam_rollout.integrations.vllm.offline import offline_engine
 
-    def run(temperature, **arguments):
-        with offline_engine(
-            MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
-            num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
-        ) as engine:  # fmt: skip
-            outputs = engine.generate(
-                [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
-                SamplingParams(temperature=temperature, max_tokens=256),
-                use_tqdm=False,
-            )
-            counters = {m.name.removeprefix("vllm:spec_decode_"): m for m in engine.get_metrics()}
-        return [list(output.outputs[0].token_ids) for output in outputs], counters
+    return offline_engine(
+        MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
+        num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
+    )  # fmt: skip
 
-    return run
+
+def generate(engine, prompts, temperature):
+    """Token ids of responses."""
+    from vllm import SamplingParams, TokensPrompt
+
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
+        SamplingParams(temperature=temperature, max_tokens=256),
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def counted(engine):
+    """vLLM's counters since the engine's start: drafts, then accepted tokens by place."""
+    found = {
+        metric.name.removeprefix("vllm:spec_decode_"): metric for metric in engine.get_metrics()
+    }
+    accepted = found["num_accepted_tokens_per_pos"].values
+    return np.array([found["num_drafts"].value, *accepted])
 
 
 @pytest.fixture(scope="module")
-def drafting():
-    """Engine arguments of the head."""
+def drafted(prompts):
+    """By temperature, from one engine that drafts with the head: texts and what vLLM counted."""
     head = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": STEPS}
-    return {"speculative_config": head}
+    found, before = {}, np.zeros(1 + STEPS)
+    with engine(speculative_config=head) as drafting:
+        for temperature in (1.0, 0.0):
+            texts = generate(drafting, prompts, temperature)
+            found[temperature] = texts, counted(drafting) - before
+            before = counted(drafting)
+    return found
 
 
-def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting, prompts):
-    texts, counters = sample(1.0, **drafting)
-    drafts = counters["num_drafts"].value
-    accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
+def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(drafted, prompts):
+    texts, (drafts, *accepted) = drafted[1.0]
+    accepted = np.array(accepted) / drafts
     policy = Policy.load(MODEL, torch.device("cpu"))
     head, shape = load_head(HEAD, policy.model.config.to_dict())
     traces = [
@@ -66,7 +80,8 @@ def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(sample, drafting,
     assert drafts == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
 
 
-def test_greedy_texts_are_those_without_drafts(sample, drafting):
-    texts, counters = sample(0.0, **drafting)
-    assert texts == sample(0.0)[0]
-    assert counters["num_accepted_tokens"].value > counters["num_drafts"].value
+def test_greedy_texts_are_those_without_drafts(drafted, prompts):
+    texts, (drafts, *accepted) = drafted[0.0]
+    with engine() as plain:
+        assert texts == generate(plain, prompts, 0.0)
+    assert sum(accepted) > drafts
