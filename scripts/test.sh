@@ -17,7 +17,7 @@ ALL_PARTS="lint unit contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
 # other. Runs on Ray need both cores and many processes: each has the machine for itself.
-GROUPS_OF_LANES=("lint" "integration contracts|unit ascend" "e2e" "cluster")
+GROUPS_OF_LANES=("integration contracts|lint unit ascend" "e2e" "cluster")
 RESULTS="$ROOT/.test-results"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
