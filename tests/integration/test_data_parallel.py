@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -124,9 +123,10 @@ async def _run(model: str) -> dict[str, Any]:
         **engine_arguments(dataclasses.replace(ARTICLE, max_draft_tokens=K)),
     )
     config = arguments.create_engine_config()
-    # vLLM's platform for CPUs has just said "spawn"; forked engines do not import everything anew.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    engine = AsyncLLM.from_vllm_config(config)
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM's platform for CPUs has just said "spawn"; forked engines import nothing anew.
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        engine = AsyncLLM.from_vllm_config(config)
     try:
         bound = await ask_engines(engine, "sam_bind")
         recorders = EngineRecorders(len(bound))
