@@ -91,7 +91,7 @@ def compared(folder: Path, base: Path) -> dict[str, Any]:
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     """What is asked of the runs, in figures; steps are counted from 1."""
     trained, nothing, on = series["trained"], series["from nothing"], series["on"]
-    late = slice(4, None)  # from step 5 on
+    late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
     against = [a / b for a, b in zip(trained["length"], trained["first_length"], strict=True)]
     ahead = [

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests:
 #   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
-#   scripts/test.sh fast [pytest options]  what to run after every change: lint, and of unit and
-#                                          contracts what is not marked slow
-#   scripts/test.sh PART [pytest options]  lint, unit, contracts, integration, ascend, e2e or
-#                                          cluster
+#   scripts/test.sh fast [pytest options]  what to run after every change: lint, and of unit,
+#                                          recipes and contracts what is not marked slow
+#   scripts/test.sh PART [pytest options]  lint, unit, recipes, contracts, integration, ascend, e2e
+#                                          or cluster
 # Parts that leave a core idle run side by side, their output comes when they are done, and lies
 # below .test-results. The comparison page is tried in a Chromium where there is one (apt-get install
 # chromium, or a path in CHROMIUM); otherwise that test is shown as skipped. Exits with 0 only if every
@@ -13,11 +13,11 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
-ALL_PARTS="lint unit contracts integration ascend e2e cluster"
+ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
 # other. Runs on Ray need both cores and many processes: each has the machine for itself.
-GROUPS_OF_LANES=("lint" "integration contracts|unit ascend" "e2e" "cluster")
+GROUPS_OF_LANES=("lint integration contracts recipes|unit ascend" "e2e" "cluster")
 RESULTS="$ROOT/.test-results"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
@@ -32,7 +32,7 @@ unset PYTHONDONTWRITEBYTECODE
 limit_s() {
     case "$1" in
         lint) echo 240 ;;
-        fast | unit | contracts) echo 900 ;;
+        fast | unit | recipes | contracts) echo 900 ;;
         integration | ascend) echo 1800 ;;
         e2e | cluster) echo 3600 ;;
     esac
@@ -40,7 +40,6 @@ limit_s() {
 
 folders() {
     case "$1" in
-        unit) echo "tests/unit tests/recipes" ;;
         fast) echo "tests/unit tests/recipes tests/contracts" ;;
         *) echo "tests/$1" ;;
     esac

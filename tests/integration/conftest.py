@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,23 @@ os.environ.update(
 )
 
 
+@pytest.fixture(scope="session")
+def few_collections() -> Iterator[None]:
+    """Keeps vLLM from collecting garbage three times in the life of an engine in this process, half
+    a second each among all modules. Who ends engines here does it, once."""
+    from vllm.distributed import parallel_state
+    from vllm.utils import gc_utils
+    from vllm.v1.worker import gpu_model_runner
+
+    idle = SimpleNamespace(**vars(gc) | {"collect": lambda *_: 0})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (parallel_state, gc_utils, gpu_model_runner):
+            patch.setattr(module, "gc", idle)
+        yield
+
+
 @pytest.fixture(scope="module")
-def make_engine(pytestconfig: pytest.Config) -> Iterator[Callable[..., Any]]:
+def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[Callable[..., Any]]:
     """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``.
 
     With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
@@ -78,12 +94,11 @@ def make_engine(pytestconfig: pytest.Config) -> Iterator[Callable[..., Any]]:
         return engine
 
     yield make
-    # Each engine would collect garbage twice when it ends, half a second each among all modules.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "collect", lambda *_: 0)
-        for engine in engines:
-            engine.llm_engine.engine_core.shutdown()
-            unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
+    # The last one first: forked ranks hold a copy of what tells the ranks of engines before them to
+    # end, and those would be waited for in vain.
+    for engine in reversed(engines):
+        engine.llm_engine.engine_core.shutdown()
+        unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
     engines.clear()
     envs.disable_envs_cache()
     gc.collect()

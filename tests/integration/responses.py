@@ -9,8 +9,7 @@ from sam_rollout.identity import identify
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
 
 
-def generate(
-    engine: Any,
+def requests(
     prompts: Sequence[list[int]],
     siblings: int = 1,
     *,
@@ -18,11 +17,10 @@ def generate(
     step: int = 0,
     control: Container[int] = (),
     **sampling: Any,
-) -> list[Any]:
-    """Responses of ``siblings`` siblings of every prompt, prompt by prompt.
+) -> tuple[list[Any], list[Any]]:
+    """What to ask a ``vllm.LLM`` for, and how to sample: ``siblings`` of every prompt.
 
     Args:
-        engine: A ``vllm.LLM``.
         prompts: Token ids.
         siblings: Of each prompt.
         max_tokens: Of all responses, or of each.
@@ -39,8 +37,12 @@ def generate(
         who = identify(prompts[number], seed=1, step=step, sibling=sibling, split="train")
         extra_args = who.to_extra_args() | {EXTRA_ARGS_KEY: number in control}
         parameters.append(SamplingParams(**sampling, max_tokens=limit, extra_args=extra_args))
-    requests = [TokensPrompt(prompt_token_ids=prompts[number]) for number, _ in asked]
-    outputs = engine.generate(requests, parameters, use_tqdm=False)
+    return [TokensPrompt(prompt_token_ids=prompts[number]) for number, _ in asked], parameters
+
+
+def generate(engine: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """Responses of a ``vllm.LLM`` to ``requests(*args, **kwargs)``, prompt by prompt."""
+    outputs = engine.generate(*requests(*args, **kwargs), use_tqdm=False)
     return [output.outputs[0] for output in outputs]
 
 

@@ -122,7 +122,11 @@ async def _run(model: str) -> dict[str, Any]:
         worker_extension_cls=EXTENSION,
         **engine_arguments(dataclasses.replace(ARTICLE, max_draft_tokens=K)),
     )
-    engine = AsyncLLM.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM's platform for CPUs has just said "spawn"; forked engines import nothing anew.
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        engine = AsyncLLM.from_vllm_config(config)
     try:
         bound = await ask_engines(engine, "sam_bind")
         recorders = EngineRecorders(len(bound))

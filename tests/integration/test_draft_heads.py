@@ -16,34 +16,49 @@ from sam_rollout.heads.checkpoint import QWEN3
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import load_head, speculators_config, write_head
+from sam_rollout.heads.writing import (
+    load_head,
+    speculators_config,
+    write_fresh_head,
+    write_head,
+)
+from sam_rollout.integrations.vllm.head_update import PREFIX
 from tests.integration.conftest import MODEL
+
+pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def sample(prompts):
-    """`sample(temperature, **engine arguments)`: token ids of responses, and vLLM's counters."""
-    from vllm import SamplingParams, TokensPrompt
-
+def engine(**arguments):
     from sam_rollout.integrations.vllm.offline import offline_engine
 
-    def run(temperature, **arguments):
-        with offline_engine(
-            MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
-            num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
-        ) as engine:  # fmt: skip
-            outputs = engine.generate(
-                [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
-                SamplingParams(temperature=temperature, max_tokens=256),
-                use_tqdm=False,
-            )
-            counters = {m.name.removeprefix("vllm:spec_decode_"): m for m in engine.get_metrics()}
-        return [list(output.outputs[0].token_ids) for output in outputs], counters
+    return offline_engine(
+        MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
+        num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
+    )  # fmt: skip
 
-    return run
+
+def generate(engine, prompts, temperature):
+    """Token ids of responses."""
+    from vllm import SamplingParams, TokensPrompt
+
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
+        SamplingParams(temperature=temperature, max_tokens=256),
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def counted(engine):
+    """vLLM's counters since the engine's start: drafts, then accepted tokens by place."""
+    found = {
+        metric.name.removeprefix("vllm:spec_decode_"): metric for metric in engine.get_metrics()
+    }
+    accepted = found["num_accepted_tokens_per_pos"].values
+    return np.array([found["num_drafts"].value, *accepted])
 
 
 def drafting(head):
@@ -53,6 +68,18 @@ def drafting(head):
             "method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS,
         }
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drafted(prompts):
+    """By temperature, from one engine that drafts with the head: texts and what vLLM counted."""
+    found, before = {}, np.zeros(1 + STEPS)
+    with engine(**drafting(HEAD)) as drafter:
+        for temperature in (1.0, 0.0):
+            texts = generate(drafter, prompts, temperature)
+            found[temperature] = texts, counted(drafter) - before
+            before = counted(drafter)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +101,10 @@ def write_other_kind(folder, policy):
     chosen = torch.arange(50, 450)
     learner = Learner(head, policy, STEPS, chosen, 1.5 * policy.output[chosen])
     write_head(folder, learner, speculators_config(shape, config, MODEL, STEPS), config, {})
-    return folder
 
 
-@pytest.mark.parametrize("kind", ["shipped", "other"])
-def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(
-    sample, prompts, policy, kind, tmp_path
-):
-    folder = HEAD if kind == "shipped" else write_other_kind(tmp_path / "head", policy)
-    texts, counters = sample(1.0, **drafting(folder))
-    drafts = counters["num_drafts"].value
-    accepted = np.array(counters["num_accepted_tokens_per_pos"].values) / drafts
+def assert_replayed(folder, policy, prompts, texts, counts):
+    """A replay of the texts takes as many steps; returns what was accepted by place."""
     head, shape, vocabulary, output = load_head(folder, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
@@ -92,15 +112,29 @@ def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    first, length = (0.8, 3) if kind == "shipped" else (0.1, 1.1)
-    assert accepted[0] > first and 1 + accepted.sum() > length
-    assert drafts == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+    return counts[1:] / counts[0]
 
 
-def test_greedy_texts_are_those_without_drafts(sample):
-    texts, counters = sample(0.0, **drafting(HEAD))
-    assert texts == sample(0.0)[0]
-    assert counters["num_accepted_tokens"].value > counters["num_drafts"].value
+def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(drafted, policy, prompts):
+    accepted = assert_replayed(HEAD, policy, prompts, *drafted[1.0])
+    assert accepted[0] > 0.8 and 1 + accepted.sum() > 3
+
+
+def test_it_does_so_with_a_head_of_another_kind(policy, prompts, tmp_path):
+    write_other_kind(tmp_path, policy)
+    with engine(**drafting(tmp_path)) as drafter:
+        texts = generate(drafter, prompts, 1.0)
+        counts = counted(drafter)
+    accepted = assert_replayed(tmp_path, policy, prompts, texts, counts)
+    assert accepted[0] > 0.1 and 1 + accepted.sum() > 1.1
+
+
+def test_greedy_texts_are_those_without_drafts(drafted, prompts):
+    texts, (drafts, *accepted) = drafted[0.0]
+    with engine() as plain:
+        assert texts == generate(plain, prompts, 0.0)
+    assert sum(accepted) > drafts
 
 
 def _send(worker, weights):
@@ -127,44 +161,17 @@ def _send(worker, weights):
     return policys
 
 
-def test_weights_that_come_with_a_sync_draft_from_then_on(prompts, tmp_path):
-    import json
-
-    from vllm import SamplingParams, TokensPrompt
-
-    from sam_rollout.heads.writing import write_fresh_head
-    from sam_rollout.integrations.vllm.head_update import PREFIX
-    from sam_rollout.integrations.vllm.offline import offline_engine
-
-    config = json.loads(Path(MODEL, "config.json").read_text())
+def test_weights_that_come_with_a_sync_draft_from_then_on(drafted, policy, prompts, tmp_path):
+    config = policy.model.config.to_dict()
     write_fresh_head(tmp_path, config, str(MODEL), STEPS)
-    head, *_ = load_head(HEAD, config)
-    weights = [(PREFIX + name, tensor) for name, tensor in head.state_dict().items()]
-    weights.insert(2, ("model.norm.weight", torch.ones(1)))
-    drafter = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": STEPS}
-    lengths, texts = [], []
-    with offline_engine(
-        MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
-        num_gpu_blocks_override=330, disable_log_stats=False, speculative_config=drafter,
-    ) as engine:  # fmt: skip
-        for policys in ([], ["model.norm.weight"]):
-            if policys:
-                (found,) = engine.collective_rpc(_send, args=(weights,))
-                assert found == policys
-            before = {m.name: m for m in engine.get_metrics()}
-            outputs = engine.generate(
-                [TokensPrompt(prompt_token_ids=ids) for ids in prompts],
-                SamplingParams(temperature=0.0, max_tokens=128), use_tqdm=False,
-            )  # fmt: skip
-            texts.append([output.outputs[0].token_ids for output in outputs])
-            drafts, accepted = (
-                next(
-                    m.value - (before[m.name].value if m.name in before else 0)
-                    for m in engine.get_metrics()
-                    if m.name == f"vllm:spec_decode_num_{name}"
-                )
-                for name in ("drafts", "accepted_tokens")
-            )
-            lengths.append(1 + accepted / drafts)
-    assert texts[0] == texts[1]
-    assert lengths[0] < 1.2 and lengths[1] > 3
+    weights = load_head(HEAD, config).head.state_dict()
+    sent = [(PREFIX + name, tensor) for name, tensor in weights.items()]
+    sent.insert(2, ("model.norm.weight", torch.ones(1)))
+    with engine(**drafting(tmp_path)) as drafter:
+        assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
+        before = counted(drafter)
+        assert drafter.collective_rpc(_send, args=(sent,)) == [["model.norm.weight"]]
+        assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
+        after = counted(drafter) - before
+    assert before[1:].sum() < 0.2 * before[0]
+    assert after == pytest.approx(drafted[0.0][1])

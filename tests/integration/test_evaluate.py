@@ -9,6 +9,8 @@ import pytest
 from recipes.dapo_qwen3 import evaluate
 from recipes.dapo_qwen3.evaluate import Divergence
 
+pytestmark = pytest.mark.usefixtures("few_collections")
+
 
 def test_coupled_sides_give_the_same_responses(tmp_path):
     responses, output = tmp_path / "responses.jsonl", tmp_path / "record.json"

@@ -9,17 +9,26 @@ import pytest
 
 from benchmarks import fuzz_scheduling, results_page
 
+pytestmark = pytest.mark.usefixtures("few_collections")
+
+
+@pytest.fixture(scope="module")
+def known():
+    """What the program asks an engine for at its start, which takes longer than its second."""
+    return fuzz_scheduling.known_responses()
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """``run(seed)``: the program for one engine; returns the file that it may have written."""
+    """``run(seed, known)``: the program for one engine; the file that it may have written."""
 
-    def run(seed):
+    def run(seed, known):
         path = tmp_path / "fuzz_scheduling.json"
         arguments = ["--seconds", "1", "--seed", str(seed), "--output", str(path)]
         monkeypatch.setattr(sys, "argv", ["fuzz_scheduling", *arguments])
         # What hangs here meets pytest's own limit, which shows where; this one would end pytest.
         monkeypatch.setattr(fuzz_scheduling, "HANGS_S", 3600)
+        monkeypatch.setattr(fuzz_scheduling, "known_responses", lambda: known)
         fuzz_scheduling.main()
         return path
 
@@ -27,9 +36,9 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("seed", "with_head"), [(3, False), (24, True)])
-def test_random_events_lose_and_double_no_token(run, seed, with_head):
+def test_random_events_lose_and_double_no_token(run, known, seed, with_head):
     """With these seeds the gate opens and closes by chance, and requests are preempted."""
-    record = json.loads(run(seed).read_text())
+    record = json.loads(run(seed, known).read_text())
     totals = record["totals"]
     assert totals["engines"] == 1 and totals["responses"] >= 30
     assert totals["with_head"] == with_head
@@ -39,15 +48,13 @@ def test_random_events_lose_and_double_no_token(run, seed, with_head):
 
 
 def test_a_doubled_token_ends_the_run_with_its_seed_and_no_record(
-    run, monkeypatch, tmp_path, capfd
+    run, known, monkeypatch, tmp_path, capfd
 ):
-    known = fuzz_scheduling.known_responses()
     doubled = [(prompt, sampling, text[:1] + text) for prompt, sampling, text in known]
-    monkeypatch.setattr(fuzz_scheduling, "known_responses", lambda: doubled)
     watch = mock.Mock(wraps=faulthandler)
     monkeypatch.setattr(fuzz_scheduling, "faulthandler", watch)
     with pytest.raises(SystemExit) as end:
-        run(seed=1)
+        run(1, doubled)
     assert end.value.code == 1 and list(tmp_path.iterdir()) == []
     assert "seed 1: AssertionError: request" in capfd.readouterr().err
     assert watch.method_calls[-1] == mock.call.cancel_dump_traceback_later()

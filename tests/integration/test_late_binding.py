@@ -58,10 +58,15 @@ def asynchronous(make_engine) -> Any:
 
 
 @pytest.fixture(scope="module")
-def reference(make_engine, prompts) -> list[Any]:
-    """Every response without drafts, scheduled synchronously, at T = 1."""
-    engine = make_engine(OFF, **engine_arguments(OFF, COUPLED))
-    return generate(engine, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
+def plain(make_engine) -> Any:
+    """Without drafts, scheduled synchronously."""
+    return make_engine(OFF, **engine_arguments(OFF, COUPLED))
+
+
+@pytest.fixture(scope="module")
+def reference(plain, prompts) -> list[Any]:
+    """Every response of the plain engine, at T = 1."""
+    return generate(plain, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
 
 
 @pytest.mark.parametrize("name", SIDES)
@@ -158,11 +163,14 @@ def _rollout(engine: Any, prompts: list[list[int]], seed: int, aborts: bool) -> 
     return found
 
 
+@pytest.fixture(scope="module")
+def one_by_one(plain, prompts) -> dict[str, Any]:
+    return _rollout(plain, prompts, seed=3, aborts=False)
+
+
 @pytest.mark.parametrize("name", ["opens and closes", "k = 8", "auto"])
-def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, make_engine, prompts):
-    plain = make_engine(OFF, **engine_arguments(OFF, COUPLED))
-    engine = asynchronous(SIDES[name], enable_prefix_caching=True)
-    expected = _rollout(plain, prompts, seed=3, aborts=False)
+def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, one_by_one, prompts):
+    engine, expected = asynchronous(SIDES[name], enable_prefix_caching=True), one_by_one
     found = _rollout(engine, prompts, seed=3, aborts=True)
     assert len(expected) == len(prompts) * SIBLINGS
     assert len(found) >= 0.8 * len(expected)
@@ -171,7 +179,7 @@ def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, make_
     assert counters["draft/failures"] == counters["gate/failures"] == 0
 
 
-def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, make_engine, prompts):
+def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, plain, prompts):
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -189,7 +197,6 @@ def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, make_
         outputs = engine.generate(asked, parameters, use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
-    plain = make_engine(OFF, **engine_arguments(OFF, COUPLED))
     engine = asynchronous(SIDES["k = 8"])
     assert responses(engine) == responses(plain)
     books = engine.collective_rpc("sam_drain")[0]["requests"]

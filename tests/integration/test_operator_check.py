@@ -8,6 +8,8 @@ from sam_rollout.integrations.vllm import operator_check
 from sam_rollout.integrations.vllm.operator_check import OperatorCheck, run
 from tests.integration.conftest import MODEL
 
+pytestmark = pytest.mark.usefixtures("few_collections")
+
 K = 3
 TOKENS = 40
 # Natural logarithm; float32 rounding through twelve layers stays far below, a wrong mask far above.

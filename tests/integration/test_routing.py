@@ -34,8 +34,10 @@ class Server:
         await asyncio.sleep(2.0)
         return SimpleNamespace(token_ids=[1], extra_fields={})
 
-    def prompts(self) -> list[int]:
-        return self._prompts
+    def take_prompts(self) -> list[int]:
+        """Since the last call."""
+        taken, self._prompts = self._prompts, []
+        return taken
 
 
 async def ask(clients: list[IdentityClient]) -> None:
@@ -58,7 +60,13 @@ def cluster():
     ray.shutdown()
 
 
-def placed(tmp_path, *, grouped: bool) -> list[Counter]:
+@pytest.fixture(scope="module")
+def servers(cluster):
+    """Two servers; such a process takes seconds to import what verl does."""
+    return {f"{number}:80": Server.remote() for number in range(2)}
+
+
+def placed(servers, tmp_path, *, grouped: bool) -> list[Counter]:
     """Requests by prompt on each of two servers, asked for by two clients."""
     rollout = {"name": "sam_vllm", "n": SIBLINGS, "val_kwargs": {"n": 1}}
     rollout["router_config_path"] = None
@@ -71,22 +79,21 @@ def placed(tmp_path, *, grouped: bool) -> list[Counter]:
     if grouped:
         config.actor_rollout_ref.rollout.router_config_path = str(tmp_path / ROUTER_SETTINGS)
     write_settings(config, SiblingsSourceConfig())
-    servers = {f"{number}:80": Server.remote() for number in range(2)}
     balancer = get_router_handle(servers, config.actor_rollout_ref.rollout.router_config_path)
     ray.get([actor.__ray_ready__.remote() for actor in (balancer, *servers.values())])
     clients = [IdentityClient(LLMServerClient(config, balancer), seed=1) for _ in range(2)]
     asyncio.run(ask(clients))
     assert ray.get(balancer.get_total_inflight.remote()) == 0  # after all releases: in order
-    return [Counter(ray.get(server.prompts.remote())) for server in servers.values()]
+    return [Counter(ray.get(server.take_prompts.remote())) for server in servers.values()]
 
 
-def test_siblings_meet_on_one_server_whichever_client_asks(cluster, tmp_path):
-    counts = placed(tmp_path, grouped=True)
+def test_siblings_meet_on_one_server_whichever_client_asks(servers, tmp_path):
+    counts = placed(servers, tmp_path, grouped=True)
     assert [sorted(count.values()) for count in counts] == [[SIBLINGS] * (PROMPTS // 2)] * 2
 
 
-def test_verls_own_router_spreads_them(cluster, tmp_path):
+def test_verls_own_router_spreads_them(servers, tmp_path):
     """What `routing: spread` leaves as it is, and why there is a rule of ours."""
-    counts = placed(tmp_path, grouped=False)
+    counts = placed(servers, tmp_path, grouped=False)
     assert [count.total() for count in counts] == [PROMPTS * SIBLINGS // 2] * 2
     assert all(len(count) > PROMPTS // 2 for count in counts)
