@@ -7,6 +7,11 @@ A vote weighs as much as votes of its class proved right: with a share p of them
 tokens add up, as if their votes failed independently (a noisy or), and the token with the largest
 sum is drafted. So sources need no order of precedence, and a source is as good as it proves to be.
 
+Texts fail together: they copy the same places. Among themselves that changes little, but their sum
+would outvote a model's draft that is right more often. So beside one they have a single vote, for
+the token with their largest sum, of a class by that sum and by whether the model agrees; and the
+class of the model's vote tells whether texts name its token, too, and as theirs.
+
 Length: a draft goes on while its next token's chance to be accepted is at least what the gate asks
 for (`auto` knows what a token costs) and, with policy `confidence`, `sam.min_confidence`; rows
 without such a token get no draft. One token more is drawn and held back: what the model samples in
@@ -52,6 +57,7 @@ from sam_rollout.automaton.interface import (
     PLACE_LENGTH,
     PLACE_STATE,
     PLACE_TEXT,
+    READY,
     Int32Array,
     Int64Array,
 )
@@ -76,6 +82,8 @@ _CHANCE_CLASSES = _SUMS * _POSITIONS * _BEFORE
 _BORROWED = 8.0
 _ASSUMED = 4.0
 _CHANCE_MEMORY = 1 << 14
+# Classes, behind those of the sources, of the vote that texts have together.
+_TOGETHER = 2 * _SUMS
 _ROWS_AT_ONCE = 32  # that wait for memory together, see `vote_lanes`
 
 
@@ -94,11 +102,11 @@ class DraftPolicy:
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.
-        first = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
-        self._shares = np.zeros((2, sources * CLASSES))
-        self._shares[0] = _FIRST_WEIGHT
-        self._shares[1] = np.tile(first, sources) * _FIRST_WEIGHT
-        self._weights = -np.log1p(-np.tile(first, sources))
+        each = np.tile(np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES), sources)
+        sums = _SUM_WIDTH * (np.arange(_TOGETHER) // 2 + 0.5)
+        first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
+        self._shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
+        self._weights = -np.log1p(-first)
         # The same of drafted tokens, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
         # Of the drafts in flight: votes and the class of every token; chances of being accepted.
@@ -208,6 +216,36 @@ def _count(table, number, is_right, memory):
 
 
 @njit(nogil=True)
+def _heaviest(tokens, of_class, weights, first, stop):
+    """The first vote for the token with the largest sum, and the sum."""
+    best, most = first, -1.0
+    for n in range(first, stop):
+        weight = 0.0
+        for m in range(first, stop):
+            if tokens[m] == tokens[n]:
+                weight += weights[of_class[m]]
+        if weight > most:
+            best, most = n, weight
+    return best, most
+
+
+@njit(nogil=True)
+def _unite(tokens, of_class, origin, weights, texts, count):
+    """Append the one vote of all texts, whose own come first; return the number of votes now."""
+    best, most = _heaviest(tokens, of_class, weights, 0, texts)
+    for n in range(texts, count):
+        is_named = False
+        for m in range(texts):
+            is_named |= tokens[m] == tokens[n]
+        # Where classes of texts have the writer: no text names the token, some do, it is theirs.
+        of_class[n] += int(is_named) + int(tokens[n] == tokens[best])
+    number = weights.size - _TOGETHER + 2 * np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
+    tokens[count], origin[count] = tokens[best], NO_SOURCE
+    of_class[count] = number + int(tokens[texts] == tokens[best])
+    return count + 1
+
+
+@njit(nogil=True)
 def _draft(
     places, budget, least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
     classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found, reached,
@@ -275,25 +313,31 @@ def _draft_some(
                 before = count
                 if kind == LIVE:
                     count = take_votes(lanes_at, tasks_at, slot, tokens, of_class, count)
-                elif kind != NOWHERE:
+                elif kind != NOWHERE and kind != READY:
                     count = vote(
                         kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
                         lane[LANE_FIRST], tokens, of_class, count,
                     )  # fmt: skip
                 for n in range(before, count):
                     origin[n] = s
+            texts = count
+            for s in range(sources):
+                lane = lanes[(i - first) * sources + s]
+                if places[s, i, PLACE_KIND] == READY:
+                    origin[count] = s
+                    count = vote(
+                        READY, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
+                        lane[LANE_FIRST], tokens, of_class, count,
+                    )  # fmt: skip
             if count == 0:
                 if j == 0:
                     accepted[i] = 0
                 continue
-            best, most = 0, -1.0
-            for n in range(count):
-                weight = 0.0
-                for m in range(count):
-                    if tokens[m] == tokens[n]:
-                        weight += weights[of_class[m]]
-                if weight > most:
-                    best, most = n, weight
+            counted = 0
+            if 0 < texts < count:
+                counted = texts
+                count = _unite(tokens, of_class, origin, weights, texts, count)
+            best, most = _heaviest(tokens, of_class, weights, counted, count)
             token = tokens[best]
             votes[i, j, 0] = count
             for n in range(count):

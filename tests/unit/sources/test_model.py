@@ -75,6 +75,18 @@ def test_whoever_was_right_decides(right, token):
     assert set(chosen[-10:]) == {token}
 
 
+def test_texts_that_fail_together_do_not_outvote_a_model_that_is_right_more_often():
+    drafter, text, chosen = Drafter("own"), [1, 2, 3] * 4, []
+    for turn in range(100):
+        drafter.say([[40]], [[0.6]])
+        (draft,) = drafter.drafts(text, name=f"request {turn}")
+        chosen.append(draft[0])
+        # Votes of two suffixes, right twice in five times each.
+        drafter.drafts([*text, 1 if turn % 5 < 2 else 40], name=f"request {turn}")
+        drafter.finish([f"request {turn} of row 0"])
+    assert set(chosen[-50:]) == {40}
+
+
 def test_how_certain_the_model_was_counts():
     """Of its tokens those that it was sure of prove right, the others wrong."""
     drafter, text = Drafter(), [1]
