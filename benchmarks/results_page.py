@@ -59,7 +59,6 @@ RECORDS = (
     "vote_rules", "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate",
     "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "emulated_heads",
     "head_training_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
-    "simulate_validation",
 )  # fmt: skip
 
 
