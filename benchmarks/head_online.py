@@ -38,7 +38,8 @@ SIDES = {
 }  # fmt: skip
 # Smaller than tiny_cpu, so that twenty steps take minutes.
 SMALL = (
-    "data.max_response_length=256", "data.train_batch_size=4", "dynamic_sampling.gen_batch_size=4",
+    "data.max_response_length=384", "data.train_batch_size=4", "dynamic_sampling.gen_batch_size=6",
+    "dynamic_sampling.max_rounds=0",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
     "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
