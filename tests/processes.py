@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-LIMIT_S = 120
+LIMIT_S = 50  # below that of a test
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
@@ -34,13 +35,13 @@ def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> l
             process.start()
         try:
             found = dict(results.get(timeout=LIMIT_S) for _ in processes)
-            for process in processes:
-                process.join(LIMIT_S)
         except queue.Empty:
             raise AssertionError(f"a process did not answer within {LIMIT_S} s") from None
         finally:
             for process in processes:
                 process.kill()
+    for rank, result in found.items():
+        assert not isinstance(result, str), f"process {rank}: {result}"
     return [found[rank] for rank in range(count)]
 
 
@@ -52,12 +53,11 @@ def _run(
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     try:
         # By value: memory shared with a process that has ended is gone.
-        found = function(rank, *arguments)
-        results.put((rank, _plain(found)))
-        results.close()
-        results.join_thread()
-    finally:
-        distributed.destroy_process_group()
+        results.put((rank, _plain(function(rank, *arguments))))
+    except Exception:
+        results.put((rank, traceback.format_exc()))
+    results.close()
+    results.join_thread()
 
 
 def _plain(found: Any) -> Any:

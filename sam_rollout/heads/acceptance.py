@@ -30,6 +30,14 @@ class Acceptance:
     length: float
     positions: int
 
+    @classmethod
+    def of(cls, counts: Tensor) -> Acceptance:
+        """From what `count_accepted` returned."""
+        *both, tokens, verify_steps = counts.tolist()
+        total, positions = both[: len(both) // 2], both[len(both) // 2 :]
+        per_position = tuple(p / max(1, n) for p, n in zip(total, positions, strict=True))
+        return cls(per_position, tokens / max(1, verify_steps), int(positions[0]))
+
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
     """Tokens and verify steps of one response.
@@ -44,27 +52,33 @@ def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
     return min(place, len(accepted)), steps
 
 
-@torch.no_grad()
 def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE) -> Acceptance:
     """Draft at every position of every text, those of all processes, and compare."""
+    return Acceptance.of(peers.sum(count_accepted(learner, samples)))
+
+
+@torch.no_grad()
+def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
+    """What `Acceptance.of` takes, and may be summed up before.
+
+    Returns:
+        [2 * steps + 2]: per draft the sum of its probabilities, per draft its positions, then
+        tokens and verify steps of the replay.
+    """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
     tokens = verify_steps = 0
     for sample in samples:
         matches = []
         for step in learner.unrolled([sample]):
-            drafts = learner.vocabulary[step.logits.argmax(-1)]  # [positions]
+            drafts = learner.likeliest(step.logits)
             right = step.target.gather(-1, drafts[:, None])
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
         found = tokens_per_step(_accepted(matches).tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]
-    mine = [*probability, *counted, tokens, verify_steps]
-    sums = peers.sum(learner.output.new_tensor(mine)).tolist()
-    total, counts = sums[: learner.steps], sums[learner.steps : -2]
-    per_position = tuple(p / max(1, count) for p, count in zip(total, counts, strict=True))
-    return Acceptance(per_position, sums[-2] / max(1, sums[-1]), int(counts[0]))
+    return learner.output.new_tensor([*probability, *counted, tokens, verify_steps])
 
 
 def _accepted(matches: Sequence[Tensor]) -> Tensor:

@@ -102,7 +102,7 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
         _read(policy, part, shape.target_layers, request.max_tokens, title, peers, together)
         for part, title in ((learning, "reading texts"), (held_out, "reading held-out texts"))
     )
-    if vocabulary is None:
+    if vocabulary is None and shape.draft_vocabulary < shape.vocabulary:
         vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
     learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
     about = _about(request, learning) | {"processes": peers.size}
@@ -123,7 +123,9 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
         "settings": dataclasses.asdict(settings),
         **history,
     }
-    write_head(request.output, learner, config, model_config, record)
+    rows = learner.output if vocabulary is not None else output
+    trained = TrainableHead(learner.head, shape, vocabulary, rows)
+    write_head(request.output, trained, config, model_config, record)
     kept.unlink()
     if request.picture is not None:
         from sam_rollout.heads.picture import plot_training

@@ -1,4 +1,4 @@
-"""A head that learns while its policy is trained, within a share of the time, and never instead.
+"""A head that learns while its policy is trained, within a share of the time, at nobody's cost.
 
 What it learns from are windows of the policy's newest responses, with the hidden states that the
 policy's training computes anyway. Before it learns from them it drafts over them, so that its
@@ -9,20 +9,22 @@ a random generator that others draw from.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
-import math
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from sam_rollout.heads.acceptance import acceptance
+from sam_rollout.heads.acceptance import Acceptance, count_accepted
 from sam_rollout.heads.hidden_states import Policy, Sample
+from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.peers import Peers
-from sam_rollout.heads.training import ALONE, HeadOptimizer, Learner
+from sam_rollout.heads.training import ALONE, HeadOptimizer, Learner, NoNumberError
+from sam_rollout.heads.writing import TrainableHead
 from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
@@ -35,30 +37,25 @@ _RISE, _FALL = 1.002, 0.98  # what counts as better than the best; as worse than
 
 
 class SampleBuffer:
-    """The newest windows of responses, up to a number of tokens, on the host.
-
-    Attributes:
-        fresh: those that came since `take_fresh`.
-    """
+    """The newest windows of responses, up to a number of tokens, on the host."""
 
     def __init__(self, tokens: int) -> None:
-        self._most, self._tokens = tokens, 0
+        self._most, self._tokens, self._fresh = tokens, 0, 0
         self.samples: deque[Sample] = deque()
-        self.fresh: list[Sample] = []
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take in windows; the oldest make room."""
         for sample in samples:
             self.samples.append(sample)
-            self.fresh.append(sample)
+            self._fresh += 1
             self._tokens += len(sample.tokens)
         while self._tokens > self._most:
             self._tokens -= len(self.samples.popleft().tokens)
 
     def take_fresh(self) -> list[Sample]:
-        """The windows that came since the last call."""
-        fresh, self.fresh = self.fresh, []
-        return fresh
+        """The windows that came since the last call and are still there."""
+        fresh, self._fresh = min(self._fresh, len(self.samples)), 0
+        return list(self.samples)[len(self.samples) - fresh :]
 
     @property
     def nbytes(self) -> int:
@@ -106,71 +103,88 @@ class Patience:
 class OnlineHead:
     """One process's part in training a head.
 
+    Between two calls of `learn` all that is kept lies in the host's memory: the device is others'.
+
     Args:
-        learner: the head, with the policy's weights of now.
+        trainable: the head to begin with; the first process's is everybody's.
+        steps: drafts in a row that are trained, the engine's `num_speculative_tokens`.
         settings: of `sam.sources.model.train`.
         peers: the processes that train it together.
-        trained: whether the head is one that was trained before: its acceptance is then told beside
-            that of the head it becomes.
+        known: whether the head was trained before: its acceptance is then told beside that of the
+            head it becomes.
 
     Attributes:
         failed: the training failed and is over; the head is the last good one.
         updates: of the weights, those before a resume included.
+        problem: met by this process outside of `learn`, which then fails in all processes.
     """
 
     def __init__(
-        self, learner: Learner, settings: HeadTrainingConfig, peers: Peers = ALONE,
-        trained: bool = True, seed: int = 0,
+        self, trainable: TrainableHead, steps: int, settings: HeadTrainingConfig,
+        peers: Peers = ALONE, known: bool = True,
     ) -> None:  # fmt: skip
-        self.learner, self.settings, self.failed, self.updates = learner, settings, False, 0
+        self.trainable, self.settings, self.failed, self.updates = trainable, settings, False, 0
         self.buffer = SampleBuffer(max(settings.window, settings.buffer_tokens // peers.size))
-        self._peers, self._optimizer = peers, HeadOptimizer(learner.head, settings.lr, peers)
+        self._steps, self._peers = steps, peers
+        self._optimizer = HeadOptimizer(trainable.head, settings.lr, peers)
         self._patience = Patience(settings.patience)
-        self._rng = random.Random(f"{seed} {peers.rank}")
-        self._first = copy.deepcopy(learner.head).eval() if trained else None
+        self._rng = random.Random(peers.rank)
+        self._first = copy.deepcopy(trainable.head) if known else None
+        self._begun = False
         self._credit_s = self._spent_s = self._update_s = 0.0
+        self._least_s = 0.0  # that looking at new windows and one update take
         self._failures = 0
-        peers.take_over(learner.head.state_dict().values())
+        self.problem: Exception | None = None
 
     def charge(self, seconds: float) -> None:
         """Count time that was spent on the training elsewhere."""
         self._spent_s += seconds
 
-    def learn(self, policy: Policy, seconds: float) -> dict[str, float]:
+    def learn(
+        self, find_policy: Callable[[], Policy], device: torch.device, seconds: float
+    ) -> dict[str, float]:
         """Look at the new windows, and learn for a while.
 
         Args:
-            policy: its matrices of now, the same in all processes.
+            find_policy: gives the policy's matrices of now, on the device, the same in all
+                processes; it is asked only where there is time.
             seconds: this step's share of time. What a step leaves or overdraws is the next one's.
 
         Returns:
-            Metrics by their names without `sam/head_training/`; of new texts only where some came.
+            Metrics by their names without `sam/head_training/`; of new texts only where some came
+            and were looked at.
         """
         if self.failed:
-            return self._costs({})
+            return self.costs({})
         started_s = time.perf_counter()
-        self._credit_s = min(self._credit_s, seconds) + seconds
-        good = {name: value.clone() for name, value in self.learner.head.state_dict().items()}
-        found: dict[str, float] = {}
+        self._credit_s = min(self._credit_s, max(seconds, self._least_s)) + seconds
+        good, found = None, {"updates": 0.0}
         try:
-            self.learner.follow(policy)
-            found = self._test(self.buffer.take_fresh())
-            if not self._patience.paused:
-                found |= self._update(started_s)
+            if self._agree(self._credit_s - self._spent_s >= self._least_s, device):
+                learner = self._begin(find_policy, device)
+                head = learner.head.state_dict()
+                good = {name: value.to("cpu", copy=True) for name, value in head.items()}
+                found |= self._test(learner)
+                self._least_s = time.perf_counter() - started_s + self._update_s
+                if not self._patience.paused:
+                    found |= self._update(learner, started_s)
         except Exception:
             self.failed, self._failures = True, 1
-            self.learner.head.load_state_dict(good)
+            if good is not None:
+                self.trainable.head.load_state_dict(good)
             self.buffer = SampleBuffer(0)
             logger.warning(
                 "The draft head's training failed and is over; the rollout goes on with the head "
                 "of the step before.",
                 exc_info=True,
             )
+        self._move(torch.device("cpu"))
         self.charge(time.perf_counter() - started_s)
         self._credit_s -= self._spent_s
-        return self._costs(found)
+        return self.costs(found)
 
-    def _costs(self, found: Mapping[str, float]) -> dict[str, float]:
+    def costs(self, found: Mapping[str, float]) -> dict[str, float]:
+        """What was found, with what was spent since the last call."""
         spent, self._spent_s = self._spent_s, 0.0
         failures, self._failures = self._failures, 0
         return {
@@ -181,46 +195,94 @@ class OnlineHead:
             "failures": float(failures),
         }
 
-    def _test(self, fresh: Sequence[Sample]) -> dict[str, float]:
-        """What the policy accepts of drafts over windows that the head has not seen."""
-        tested = [s for s in fresh if len(s.tokens) > s.prompt + 1]
-        tested = tested[: _TESTED * self.settings.batch]
-        found = self._accepted(self.learner, tested)
-        if not found:
-            return {}
-        self._patience.look(found["length"])
+    def _agree(self, there_is_time: bool, device: torch.device) -> bool:
+        """Whether the first process has time; raises in all where one could not keep windows."""
+        problem, self.problem = self.problem, None
+        self._peers.check(problem, device)
+        late = self._peers.rank == 0 and not there_is_time
+        return not self._peers.sum(torch.tensor([float(late)], device=device)).item()
+
+    def _begin(self, find_policy: Callable[[], Policy], device: torch.device) -> Learner:
+        """Bring everything to the device; in all processes, or in none."""
+        problem = learner = None
+        try:
+            self._move(device)
+            learner = self._learner(self.trainable.head, find_policy())
+        except Exception as error:
+            problem = error
+        self._peers.check(problem, device)
+        if not self._begun:
+            self._peers.take_over(self.trainable.head.state_dict().values())
+            self._begun = True
+        assert learner is not None
+        return learner
+
+    def _learner(self, head: Eagle3Head, policy: Policy) -> Learner:
+        trainable = self.trainable
+        return Learner(head, policy, self._steps, trainable.vocabulary, trainable.output)
+
+    def _move(self, device: torch.device) -> None:
+        self.trainable.head.to(device)
+        self._optimizer.to(device)
         if self._first is not None:
-            learner = copy.copy(self.learner)
-            learner.head = self._first
-            found["first_length"] = self._accepted(learner, tested)["length"]
+            self._first.to(device)
+
+    def _test(self, learner: Learner) -> dict[str, float]:
+        """What the policy accepts of drafts over windows that the head has not seen."""
+        fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
+        most = _TESTED * self.settings.batch
+        tested = fresh[:: max(1, len(fresh) // most)][:most]  # evenly: they come by length
+        own = self._accepted(learner, tested)
+        if not own.positions:
+            return {}
+        self._patience.look(own.length)
+        found = {"length": own.length}
+        for number, chance in enumerate(own.per_position, start=1):
+            found[f"accepted_position_{number}"] = chance
+        if self._first is not None:
+            first = self._learner(self._first, learner.policy)
+            found["first_length"] = self._accepted(first, tested).length
         return found
 
-    def _accepted(self, learner: Learner, samples: Sequence[Sample]) -> dict[str, float]:
-        device = learner.output.device
-        names = ("length", *(f"accepted_position_{j + 1}" for j in range(learner.steps)))
-        values, weight = torch.zeros(len(names), device=device), 0.0
+    def _accepted(self, learner: Learner, samples: Sequence[Sample]) -> Acceptance:
+        """Of the texts of all processes."""
+        problem, counts = None, torch.zeros(2 * self._steps + 2, device=learner.output.device)
         try:
-            if samples:
-                own = acceptance(learner, samples)
-                weight = float(own.positions)
-                values = torch.tensor([own.length, *own.per_position], device=device)
-        except Exception:
-            if self._peers.size == 1:
-                raise
-            weight = math.nan  # the others wait for an answer
-        values = self._peers.average(values, weight)
-        if not values.isfinite().all():
-            raise ArithmeticError("acceptance could not be worked out in one of the processes")
-        return dict(zip(names, values.tolist(), strict=True)) if values[0] else {}
+            counts = count_accepted(learner, samples)
+        except Exception as error:
+            problem = error
+        self._peers.check(problem, counts.device)
+        return Acceptance.of(self._peers.sum(counts))
 
-    def _update(self, started_s: float) -> dict[str, float]:
-        """Learn as long as there is time left for one more update."""
+    def _update(self, learner: Learner, started_s: float) -> dict[str, float]:
+        """Make an update, and more as long as there is time left for one."""
         losses: list[float] = []
-        head, samples = self.learner.head.train(), list(self.buffer.samples)
-        while self._go_on(started_s, bool(samples)):
+        head, samples, device = (
+            learner.head.train(),
+            list(self.buffer.samples),
+            learner.output.device,
+        )
+        problem: Exception | None = None
+        while True:
+            spent_s = self._spent_s + time.perf_counter() - started_s
+            more = not losses or spent_s + self._update_s <= self._credit_s
+            late = self._peers.rank == 0 and not more
+            # All go on, or none: not where one has nothing to learn from, or has failed.
+            self._peers.check(problem, device)
+            stop = torch.tensor([float(late or not samples)], device=device)
+            if self._peers.sum(stop).item():
+                break
             began_s = time.perf_counter()
             factor = min(1.0, (self.updates + 1) / _WARM_UP)
-            losses.append(self._optimizer.learn(lambda: self._loss(samples), factor))
+            chosen = self._rng.choices(samples, k=self.settings.batch)
+            try:
+                losses.append(
+                    self._optimizer.learn(functools.partial(learner.loss, chosen), factor)
+                )
+            except NoNumberError:
+                raise  # in all processes
+            except Exception as error:
+                problem = error
             self.updates += 1
             took_s = time.perf_counter() - began_s
             self._update_s = took_s if not self._update_s else (self._update_s + took_s) / 2
@@ -230,21 +292,13 @@ class OnlineHead:
         found = {"updates": float(len(losses))}
         return found | {"loss": sum(losses) / len(losses)} if losses else found
 
-    def _loss(self, samples: Sequence[Sample]) -> torch.Tensor:
-        chosen = self._rng.choices(samples, k=self.settings.batch)
-        return self.learner.loss(chosen)
-
-    def _go_on(self, started_s: float, can: bool) -> bool:
-        """Whether all have something to learn from, and the first process has time."""
-        spent_s = self._spent_s + time.perf_counter() - started_s
-        late = self._peers.rank == 0 and spent_s + self._update_s > self._credit_s
-        votes = torch.tensor([float(late or not can)], device=self.learner.output.device)
-        return not self._peers.sum(votes).item()
-
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores: all but the windows, which the next step brings."""
+        """What `load_state_dict` restores.
+
+        Windows, time left over and a failure are not in it: a resumed training begins anew there.
+        """
         return {
-            "head": self.learner.head.state_dict(),
+            "head": self.trainable.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.updates,
             "patience": self._patience.state_dict(),
@@ -252,7 +306,7 @@ class OnlineHead:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.learner.head.load_state_dict(state["head"])
+        self.trainable.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         self._patience.load_state_dict(state["patience"])

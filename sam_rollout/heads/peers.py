@@ -9,6 +9,10 @@ import torch
 from torch import Tensor, distributed
 
 
+class PeerError(RuntimeError):
+    """Another process failed."""
+
+
 class Peers:
     """This process alone, or all of a group of torch.distributed.
 
@@ -36,7 +40,15 @@ class Peers:
             for tensor in tensors:
                 distributed.broadcast(tensor, group=self._group, group_src=0)
 
-    def average(self, values: Tensor, weight: float) -> Tensor:
-        """The mean of values [n], each process's with its weight; zeros where nobody has any."""
-        total = self.sum(torch.cat([values * weight, values.new_tensor([weight])]))
-        return total[:-1] / total[-1].clamp(min=torch.finfo(total.dtype).tiny)
+    def check(self, problem: Exception | None, device: torch.device) -> None:
+        """Raise in all processes where one has met a problem, so that none waits for it.
+
+        Raises:
+            PeerError: it was another's.
+        """
+        if self._group is not None:
+            met = self.sum(torch.tensor([float(problem is not None)], device=device)).item()
+            if met and problem is None:
+                raise PeerError("another process of the training failed; see its log")
+        if problem is not None:
+            raise problem

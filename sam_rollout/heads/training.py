@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head, shifted
@@ -21,6 +22,7 @@ from sam_rollout.heads.peers import Peers
 from sam_rollout.settings import ConfigError
 
 ALONE = Peers()
+_LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
 
 
 @dataclass(frozen=True)
@@ -59,33 +61,64 @@ class Learner:
     """A head together with what it needs of its policy.
 
     Args:
-        vocabulary: the tokens it can draft, ascending; all by default.
-        output: the head's own rows of an output matrix, one per token of `vocabulary`; by default
-            the policy's.
+        vocabulary: the tokens it can draft, ascending, [draft vocabulary]; all by default.
+        output: the head's own rows of an output matrix, [draft vocabulary, hidden]; by default the
+            policy's.
     """
 
     def __init__(
         self, head: Eagle3Head, policy: Policy, steps: int, vocabulary: Tensor | None = None,
         output: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.head, self.steps = head, steps
-        self.own_output, self._chosen = output, vocabulary
-        self.follow(policy)
-
-    def follow(self, policy: Policy) -> None:
-        """Go on with the policy's present weights."""
-        self.policy = policy
+        self.head, self.policy, self.steps = head, policy, steps
         device = policy.output.device
-        everything = torch.arange(len(policy.output))
-        self.vocabulary = (everything if self._chosen is None else self._chosen).to(device)
-        own = self.own_output
-        self.output = policy.output[self.vocabulary] if own is None else own.to(device)
+        self._chosen = None if vocabulary is None else vocabulary.to(device)
+        self.own_output = None if output is None else output.to(device)
+        rows = policy.output if self._chosen is None else policy.output[self._chosen]
+        self.output = rows if self.own_output is None else self.own_output
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Drafts of the head at every position of responses where an engine would draft.
 
         That is after the response's first token: drafts come when a token was sampled.
         """
+        for number, hidden, last, tokens in self._hidden(samples):
+            logits = functional.linear(hidden, self.output)
+            target = functional.linear(last, self.policy.output).softmax(-1)
+            yield Step(number, logits, target, tokens)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The tokens that the head drafts, [positions], by its logits."""
+        drafts = logits.argmax(-1)
+        return drafts if self._chosen is None else self._chosen[drafts]
+
+    def loss(self, samples: Sequence[Sample]) -> Tensor:
+        """Cross entropy in nats per draft token, mean over positions and steps.
+
+        Probability that the policy gives to tokens outside a reduced vocabulary teaches nothing.
+        """
+        losses = []
+        # Distributions over a large vocabulary are made anew for the gradient, a part at a time.
+        part = max(1, _LARGEST // len(self.policy.output))
+        for _, hidden, last, _ in self._hidden(samples):
+            if len(hidden) <= part:
+                total = self._entropy(hidden, last)
+            else:
+                pairs = zip(hidden.split(part), last.split(part), strict=True)
+                again = functools.partial(checkpoint, self._entropy, use_reentrant=False)
+                total = torch.stack([again(*pair) for pair in pairs]).sum()
+            losses.append(total / max(1, len(hidden)))
+        return torch.stack(losses).mean()
+
+    def _entropy(self, hidden: Tensor, last: Tensor) -> Tensor:
+        """The sum of cross entropies; states of head and policy, [positions, hidden] each."""
+        target = functional.linear(last, self.policy.output).softmax(-1)
+        if self._chosen is not None:
+            target = target[:, self._chosen]
+        return -(target * functional.linear(hidden, self.output).log_softmax(-1)).sum()
+
+    def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Of each draft: its number, states of head and policy, and the text's tokens there."""
         device = self.output.device
         ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
         states, last = (
@@ -100,25 +133,10 @@ class Learner:
             # Row t drafts token t + 2 + number; the policy's answer is what it says at the token
             # before.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
-            logits = functional.linear(shifted(last, number + 1)[drafts], self.policy.output)
-            yield Step(
-                number,
-                functional.linear(hidden[drafts], self.output),
-                logits.softmax(-1),
+            yield (
+                number, hidden[drafts], shifted(last, number + 1)[drafts],
                 shifted(ids, number + 2)[drafts],
-            )
-
-    def loss(self, samples: Sequence[Sample]) -> Tensor:
-        """Cross entropy in nats per draft token, mean over positions and steps.
-
-        Probability that the policy gives to tokens outside a reduced vocabulary teaches nothing.
-        """
-        losses = []
-        for step in self.unrolled(samples):
-            target = step.target[:, self.vocabulary]
-            entropies = -(target * step.logits.log_softmax(-1)).sum(-1)
-            losses.append(entropies.sum() / max(1, len(entropies)))
-        return torch.stack(losses).mean()
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -169,17 +187,20 @@ def train(
         try:
             loss = optimizer.learn(functools.partial(learner.loss, windows), factor)
         except NoNumberError as error:
+            if error.__cause__ is not None:
+                raise error.__cause__ from None
             allowed = f"{error} after {update} updates: choose a smaller one"
             raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
         update += 1
         elapsed = learner.output.new_tensor([time.monotonic() - start])
-        share = _share(settings, update, float(peers.average(elapsed, 1.0)))  # all end together
+        mean_s = peers.sum(elapsed).item() / peers.size
+        share = _share(settings, update, mean_s)  # all end together
         yield Progress(update, share, loss, now)
     head.eval()
 
 
 class NoNumberError(ArithmeticError):
-    """A loss that is infinite or no number; weights are as before."""
+    """A loss or gradient that is infinite or no number; weights are as before."""
 
 
 class HeadOptimizer:
@@ -221,9 +242,10 @@ class HeadOptimizer:
             mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
         mean = self._peers.sum(mine) / self._peers.size
         found = float(mean[-1])
-        if not math.isfinite(found):
+        if not mean.isfinite().all():
             self._forget()
-            raise NoNumberError(f"the loss was {found}") from cause
+            what = "a gradient was no finite number" if math.isfinite(found) else f"it was {found}"
+            raise NoNumberError(f"the loss: {what},") from cause
         pieces = mean[:-1].split([p.numel() for p in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
@@ -238,6 +260,14 @@ class HeadOptimizer:
     def _forget(self) -> None:
         for optimizer, _ in self._parts:
             optimizer.zero_grad()
+
+    def to(self, device: torch.device) -> None:
+        """Move the moments to the device that the head was moved to."""
+        for optimizer, _ in self._parts:
+            for moments in optimizer.state.values():
+                for name, value in moments.items():
+                    if isinstance(value, Tensor) and name != "step":  # that stays with the host
+                        moments[name] = value.to(device)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """What `load_state_dict` restores."""

@@ -25,9 +25,7 @@ from sam_rollout.heads.checkpoint import (
     shape_for,
     vllm_name,
 )
-from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
-from sam_rollout.heads.training import Learner
 from sam_rollout.settings import ConfigError
 
 _WEIGHTS = "model.safetensors"
@@ -107,8 +105,8 @@ def speculators_config(
 
 
 def write_head(
-    folder: Path, learner: Learner, config: Mapping[str, Any], model_config: Mapping[str, Any],
-    training: Mapping[str, Any],
+    folder: Path, trained: TrainableHead, config: Mapping[str, Any],
+    model_config: Mapping[str, Any], training: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write configuration, weights (bfloat16) and what is known of the training.
 
@@ -117,13 +115,12 @@ def write_head(
     the maps between both vocabularies.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        k: v.detach().to("cpu", torch.bfloat16) for k, v in learner.head.state_dict().items()
-    }
-    chosen, size = learner.vocabulary.cpu(), len(learner.policy.output)
-    if len(chosen) < size or learner.own_output is not None:
-        weights["lm_head.weight"] = learner.output.to("cpu", torch.bfloat16)
-    if len(chosen) < size:
+    state = trained.head.state_dict()
+    weights = {k: v.detach().to("cpu", torch.bfloat16) for k, v in state.items()}
+    if trained.output is not None:
+        weights["lm_head.weight"] = trained.output.to("cpu", torch.bfloat16)
+    if trained.vocabulary is not None:
+        chosen, size = trained.vocabulary.cpu(), trained.shape.vocabulary
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
@@ -165,12 +162,7 @@ def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head"
     Raises:
         ConfigError: as `read_head` and `check_belongs`, or it computes what cannot be trained here.
     """
-    found = read_head(folder, field)
-    check_belongs(found, model_config, field)
-    place = f"{field}: {folder}"
-    layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])
-    shape = replace(found.shape, target_layers=tuple(layers))
-    _check_computed(shape, read_json(folder / CONFIG, field, str(folder)), model_config, place)
+    shape, place = check_trainable(folder, model_config, field), f"{field}: {folder}"
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights |= {vllm_name(name): tensor for name, tensor in load_file(file).items()}
@@ -187,6 +179,23 @@ def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head"
         raise ConfigError(f"{place}: weights", sorted(others), "cannot be trained here")
     head.load_state_dict({name: weights[name] for name in known})
     return TrainableHead(head, shape, vocabulary, None if output is None else output.float())
+
+
+def check_trainable(
+    folder: Path, model_config: Mapping[str, Any], field: str = "head"
+) -> HeadShape:
+    """Refuse a head for a policy that `load_head` would refuse for its sizes and settings.
+
+    Raises:
+        ConfigError: as `load_head`, but for its weights.
+    """
+    found = read_head(folder, field)
+    check_belongs(found, model_config, field)
+    layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])
+    shape = replace(found.shape, target_layers=tuple(layers))
+    config = read_json(folder / CONFIG, field, str(folder))
+    _check_computed(shape, config, model_config, f"{field}: {folder}")
+    return shape
 
 
 def _check_computed(
@@ -217,11 +226,9 @@ def write_fresh_head(
     folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> None:
     """Write a head of random weights, always the same, to begin a training with."""
-    head, shape, _, _ = fresh_head(model_config, seed=0)
-    nothing = torch.zeros(shape.vocabulary, 0)
-    learner = Learner(head, Policy(None, nothing, nothing), draft_tokens)
-    config = speculators_config(shape, model_config, model, draft_tokens)
-    write_head(folder, learner, config, model_config, {"updates": 0})
+    head = fresh_head(model_config, seed=0)
+    config = speculators_config(head.shape, model_config, model, draft_tokens)
+    write_head(folder, head, config, model_config, {"updates": 0})
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -141,6 +141,9 @@ class ModelSourceConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.train.enabled and not self.enabled:
+            allowed = f"needs {self.PATH}.enabled = true"
+            raise ConfigError(f"{self.train.PATH}.enabled", True, allowed)
         if self.trains and self.method != "eagle3":
             allowed = f"needs method = 'eagle3', not {self.method!r}"
             raise ConfigError(f"{self.train.PATH}.enabled", True, allowed)

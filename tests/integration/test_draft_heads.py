@@ -17,6 +17,7 @@ from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import (
+    TrainableHead,
     load_head,
     speculators_config,
     write_fresh_head,
@@ -99,8 +100,8 @@ def write_other_kind(folder, policy):
     head.load_state_dict(shipped.state_dict(), strict=False)
     torch.nn.init.constant_(head.layers[0].self_attn.q_norm.weight, 2.0)
     chosen = torch.arange(50, 450)
-    learner = Learner(head, policy, STEPS, chosen, 1.5 * policy.output[chosen])
-    write_head(folder, learner, speculators_config(shape, config, MODEL, STEPS), config, {})
+    trained = TrainableHead(head, shape, chosen, 1.5 * policy.output[chosen])
+    write_head(folder, trained, speculators_config(shape, config, MODEL, STEPS), config, {})
 
 
 def assert_replayed(folder, policy, prompts, texts, counts):

@@ -42,9 +42,9 @@ def check(config: DictConfig) -> RunConfig:
     if run.sam.enabled:
         check_sources(run.sam.sources)
     _check_verl(config, run)
-    check_head_training(config, run.sam)
     layout = check_layout(config)
     check_drafter_belongs(config, run.sam, layout.shape)
+    check_head_training(config, run.sam, layout.shape)
     run = settle_sources(config, run)
     for note in _notes(config, run, layout.rollout.replicas):
         print(f"Note: {note}", flush=True)

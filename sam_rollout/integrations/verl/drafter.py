@@ -38,17 +38,20 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
             check_drafter(sam.sources.model, policy)
 
 
-def check_head_training(config: DictConfig, sam: SamConfig) -> None:
+def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
     """Refuse to train a head where its policy's hidden states are not to be had.
 
     Raises:
-        ConfigError: names `sam.sources.model.train.enabled`, or the path of a head on the hub.
+        ConfigError: names `sam.sources.model.train.enabled`, or the path of a head that is not
+            here or of a kind that cannot be trained.
     """
     model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
     if not (sam.enabled and model.trains):
         return
     correction = config.algorithm.get("rollout_correction") or {}
-    lora = config.actor_rollout_ref.model.get("lora_rank", 0)
+    policy = config.actor_rollout_ref.model
+    lora = policy.get("lora_rank") or policy.get("lora_adapter_path")
+    lora = lora or (policy.get("lora") or {}).get("rank")
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
     for reason, holds in (
         (f"actor_rollout_ref.actor.strategy = fsdp2, not {strategy}", strategy == "fsdp2"),
@@ -63,27 +66,42 @@ def check_head_training(config: DictConfig, sam: SamConfig) -> None:
     if model.path and model.folder is None:
         allowed = "must be a folder here to be trained: fetch it first"
         raise ConfigError(f"{model.PATH}.path", model.path, allowed)
+    if model.folder is not None:
+        from sam_rollout.heads.writing import check_trainable
+
+        check_trainable(model.folder, _config_of(shape), f"{model.PATH}.path")
 
 
-def first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Where nothing is said of a head that is trained: one of random weights, in the run folder.
+def begins_with_nothing(sam: SamConfig) -> bool:
+    """Whether the run trains a head that knows nothing yet."""
+    return sam.enabled and sam.sources.model.trains and not sam.sources.model.path
 
-    Returns:
-        The settings with its path, for engines and trainer; the folder is written here.
-    """
-    model = sam.sources.model
-    if not (sam.enabled and model.trains) or model.path:
+
+def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
+    """The settings for engines and trainer, where a head that knows nothing has a folder, too."""
+    if not begins_with_nothing(sam):
         return sam
+    settings = sam.to_mapping()
+    settings["sources"]["model"]["path"] = str(_first_head_folder(config))
+    return SamConfig.from_mapping(settings)
+
+
+def write_first_head(config: DictConfig, sam: SamConfig) -> None:
+    """Write that head, where the run begins with one."""
+    if not begins_with_nothing(sam):
+        return
     from transformers import AutoConfig
 
     from sam_rollout.heads.writing import write_fresh_head
 
     policy = config.actor_rollout_ref.model.path
-    folder = Path(config.run_dir).absolute() / FIRST_HEAD_FOLDER
-    write_fresh_head(folder, AutoConfig.from_pretrained(policy).to_dict(), policy, model.max_tokens)
-    settings = sam.to_mapping()
-    settings["sources"]["model"]["path"] = str(folder)
-    return SamConfig.from_mapping(settings)
+    sizes = AutoConfig.from_pretrained(policy).to_dict()
+    folder = _first_head_folder(config)
+    write_fresh_head(folder, sizes, policy, sam.sources.model.max_tokens)
+
+
+def _first_head_folder(config: DictConfig) -> Path:
+    return Path(config.trainer.default_local_dir).absolute() / FIRST_HEAD_FOLDER
 
 
 def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:

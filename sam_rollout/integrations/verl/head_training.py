@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from sam_rollout.heads.checkpoint import TRAINING
 from sam_rollout.heads.hidden_states import STORED, Policy
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
-from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import load_head, speculators_config, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
 from sam_rollout.integrations.verl.state_capture import StateCapture
@@ -53,24 +51,19 @@ class HeadTraining:
         self._engine = worker.actor.engine
         self._model_path = str(worker.config.model.path)
         self._model_config = self._engine.model_config.hf_config.to_dict()
-        settings, path = self._source.train, Path(self._source.path)
+        settings, path = self._source.train, Path(self._source.path).expanduser()
         with torch.random.fork_rng(devices=[]):  # the policy's training draws from it
-            head, self._shape, vocabulary, output = load_head(path, self._model_config)
-        learner = Learner(
-            head.to(get_device_id()), self._policy(), self._source.max_tokens, vocabulary, output
-        )
+            head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
-        peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
+        peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
         record = path / TRAINING  # others' heads have none
-        knows_nothing = record.exists() and json.loads(record.read_text()).get("updates") == 0
-        self.online = OnlineHead(learner, settings, peers, trained=not knows_nothing)
-        windows = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
-        rng = random.Random(peers.rank)
-        most = max(1, round(windows))
-        self._capture = StateCapture(
-            self._engine, self._shape.target_layers, settings.window, most, rng
-        )
-        self._passes = 0
+        known = not (record.exists() and json.loads(record.read_text()).get("updates") == 0)
+        self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
+        share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
+        rng, windows = random.Random(peers.rank), max(1, round(share))
+        layers = head.shape.target_layers
+        self._capture = StateCapture(self._engine, layers, settings.window, windows, rng)
+        self._passes, self._due = 0, False
 
     def reading(self, responses: int) -> Any:
         """A context for the pass over so many responses; what it brings is kept."""
@@ -79,16 +72,20 @@ class HeadTraining:
     def is_due(self) -> bool:
         """Whether this training step is one to learn in; asked once a step."""
         self._passes += 1
-        return not self.online.failed and self._passes % self._source.train.every_steps == 0
+        self._due = not self.online.failed and self._passes % self._source.train.every_steps == 0
+        return self._due
 
     def learn(self, seconds: float) -> dict[str, float]:
-        """As `OnlineHead.learn`, with what the last pass brought."""
-        began_s = time.perf_counter()
+        """As `OnlineHead.learn`, with what the last pass brought; nothing where none was due."""
+        if not self._due:
+            return self.online.costs({})
+        self._due = False
         taken, self._capture.taken = self._capture.taken, []
         self.online.buffer.add(taken)
-        policy = self._policy()
-        self.online.charge(self._capture.spent_s + time.perf_counter() - began_s)
-        return self.online.learn(policy, seconds)
+        self.online.charge(self._capture.spent_s)
+        self.online.problem = self._capture.problem
+        device = torch.empty(0).to(get_device_id()).device
+        return self.online.learn(self._policy, device, seconds * self._source.train.every_steps)
 
     def _policy(self) -> Policy:
         """The policy's two matrices, whole, on this process's device."""
@@ -101,25 +98,36 @@ class HeadTraining:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What a sync brings the engines."""
-        for name, tensor in self.online.learner.head.state_dict().items():
+        for name, tensor in self.online.trainable.head.state_dict().items():
+            sent = tensor.to(get_device_id())
             # A CPU's engine computes in float32, as the head is trained.
-            dtype = tensor.dtype if tensor.device.type == "cpu" else STORED
-            yield PREFIX + name, tensor.to(dtype)
+            yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
     def save(self, folder: Path) -> None:
         """Write the head as vLLM reads it, and beside it what a resumed training goes on from."""
-        online = self.online
+        online, head = self.online, self.online.trainable
         config = speculators_config(
-            self._shape, self._model_config, self._model_path, self._source.max_tokens
+            head.shape, self._model_config, self._model_path, self._source.max_tokens
         )
         record = {"updates": online.updates, "settings": self._source.train.to_mapping()}
-        write_head(folder, online.learner, config, self._model_config, record)
+        write_head(folder, head, config, self._model_config, record)
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote; from the run's first head where there is nothing."""
-        if (file := folder / STATE_FILE).exists():
-            self.online.load_state_dict(torch.load(file, map_location=get_device_id()))
+        """Go on from what `save` wrote; with the run's first head where nobody finds anything.
+
+        Raises:
+            FileNotFoundError: others find it.
+        """
+        file = folder / STATE_FILE
+        votes = torch.tensor([float(file.exists())]).to(get_device_id())
+        found = self._peers.sum(votes).item()
+        if found == self._peers.size:
+            self.online.load_state_dict(torch.load(file, map_location="cpu"))
+        elif found:
+            raise FileNotFoundError(f"{file}: {found:.0f} of {self._peers.size} processes have it")
+        elif self._peers.rank == 0:
+            print(f"No draft head in {folder}: it is trained from the run's first one.", flush=True)
 
 
 def _whole(weight: Tensor) -> Tensor:

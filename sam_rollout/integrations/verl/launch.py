@@ -7,6 +7,7 @@ import os
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl.drafter import write_first_head
 from sam_rollout.integrations.verl.source_choice import explain_sources
 from sam_rollout.integrations.verl.translation import translate
 
@@ -79,6 +80,8 @@ def launch(config: DictConfig, run: RunConfig) -> None:
     import verl.trainer.main_ppo as main_ppo
 
     from sam_rollout.integrations.verl.status_line import follow_rollouts
+
+    write_first_head(config, run.sam)
 
     class SamTaskRunner(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class):
         """verl's task runner with our trainer registered in its process."""

@@ -4,5 +4,6 @@ ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME = "sam_sync"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 ROUTER_SETTINGS = "sam/routing.yaml"  # in the run folder: written by the trainer, read by verl
-HEAD_FOLDER = "draft_head"  # in the run folder and in checkpoints: the head that the run trains
-FIRST_HEAD_FOLDER = "draft_head_first"  # in the run folder: what it begins with, without another
+# Beside the checkpoints, which all nodes see: a head that the run trained, and the one of random
+# weights that it began with; in a checkpoint: the head of that step.
+HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

@@ -32,6 +32,7 @@ class StateCapture:
     Attributes:
         taken: windows since `running` began.
         spent_s: time it took, as far as the host saw.
+        problem: why windows could not be kept; None if they were.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class StateCapture:
     ) -> None:
         self.taken: list[Sample] = []
         self.spent_s = 0.0
+        self.problem: Exception | None = None
         self._engine, self._window, self._rng = engine, window, rng
         base = engine.module.base_model
         self._modules = [base.layers[i - 1] if i else base.embed_tokens for i in layers]
@@ -59,7 +61,7 @@ class StateCapture:
         Args:
             responses: that these passes will read.
         """
-        self.taken, self.spent_s = [], 0.0
+        self.taken, self.spent_s, self.problem = [], 0.0, None
         self._seen, self._expected = 0, max(1, responses)
         hooks = [
             module.register_forward_hook(self._keeper(number))
@@ -89,9 +91,12 @@ class StateCapture:
             result = self._forward_step(micro_batch, *args, **kwargs)
         finally:
             self._open = False
-        if rows:
+        if rows and self.problem is None:
             started_s = time.perf_counter()
-            self._take(micro_batch, rows)
+            try:
+                self._take(micro_batch, rows)
+            except Exception as error:  # the pass itself is right
+                self.problem = error
             self._outputs.clear()
             self.spent_s += time.perf_counter() - started_s
         return result

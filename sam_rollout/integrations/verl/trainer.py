@@ -187,8 +187,17 @@ class SamTrainerSync(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        if self._trains_head and self.global_steps >= self.total_training_steps:
-            folder = Path(self.config.run_dir).absolute() / HEAD_FOLDER
+        if self.global_steps >= self.total_training_steps:  # verl leaves without `on_train_end`
+            self._save_head()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._save_head()
+
+    def _save_head(self) -> None:
+        """Write a head that was trained along beside the checkpoints, for the next run."""
+        if self._trains_head:
+            folder = Path(self.config.trainer.default_local_dir).absolute() / HEAD_FOLDER
             self.actor_rollout_wg.save_head(str(folder))
             print(f"The trained draft head: {folder}", flush=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sam_rollout.config import RunConfig, SamConfig
-from sam_rollout.integrations.verl.drafter import first_head
+from sam_rollout.integrations.verl.drafter import with_first_head
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.names import ROUTER_SETTINGS, SAMPLER_MODULE
@@ -42,7 +42,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     control = control_assignment(config, run)
     # Without drafts nothing else is read: every baseline is one engine, compiled once.
-    sam = first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
+    sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(
         sam, run.sampler, run.telemetry.record_traces, control if control.share else None
     )

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head, shape_for
-from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import speculators_config, write_head
+from sam_rollout.heads.writing import TrainableHead, speculators_config, write_head
 from sam_rollout.settings import ConfigError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "dapo_qwen3"
@@ -24,9 +23,10 @@ def written(tmp_path, policy, model_config, make_head):
     def write(draft_vocabulary=None):
         shape = shape_for(model_config, default_layers(6), draft_vocabulary)
         chosen = None if draft_vocabulary is None else torch.arange(0, 2 * draft_vocabulary, 2)
-        learner = Learner(make_head(draft_vocabulary), policy, 3, chosen)
+        rows = None if chosen is None else policy.output[chosen]
+        head = TrainableHead(make_head(draft_vocabulary), shape, chosen, rows)
         config = speculators_config(shape, model_config, "some/policy", 3)
-        write_head(tmp_path / "head", learner, config, model_config, {})
+        write_head(tmp_path / "head", head, config, model_config, {})
         return tmp_path / "head"
 
     return write

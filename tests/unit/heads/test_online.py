@@ -3,17 +3,20 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import random
 
 import pytest
 import torch
 
-from sam_rollout.heads.checkpoint import default_layers
+from sam_rollout.heads import online as module
+from sam_rollout.heads.checkpoint import default_layers, shape_for
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.online import OnlineHead, Patience, SampleBuffer
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.training import Learner
+from sam_rollout.heads.writing import TrainableHead
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.schema import metric_name
@@ -22,7 +25,27 @@ from tests.processes import in_processes
 SETTINGS = HeadTrainingConfig(
     enabled=True, budget=1.0, buffer_tokens=600, window=24, batch=4, lr=0.02, patience=0
 )
+TICK_S = 0.01  # that every look at the clock takes
 AMPLE_S = 0.5
+
+
+class Clock:
+    """Of the training: how much it does must not depend on how busy the machine is."""
+
+    now_s = 0.0
+
+    def perf_counter(self):
+        self.now_s += TICK_S
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(module, "time", Clock())
+
+
+def learn(head, policy, seconds=AMPLE_S):
+    return head.learn(lambda: policy, torch.device("cpu"), seconds)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +54,18 @@ def samples(policy, traces):
 
 
 @pytest.fixture
-def online(policy, make_head):
-    def make(**arguments):
-        learner = Learner(make_head(), policy, 2)
-        return OnlineHead(learner, arguments.pop("settings", SETTINGS), **arguments)
+def trainable(make_head, model_config):
+    shape = shape_for(model_config, default_layers(6), None)
+    return lambda: TrainableHead(make_head(), shape, None, None)
 
-    return make
+
+@pytest.fixture
+def online(trainable):
+    return lambda **arguments: OnlineHead(trainable(), 2, SETTINGS, **arguments)
 
 
 def weights(head):
-    return torch.cat([p.detach().flatten() for p in head.learner.head.parameters()])
+    return torch.cat([p.detach().flatten() for p in head.trainable.head.parameters()])
 
 
 def test_the_newest_windows_are_kept():
@@ -53,7 +78,9 @@ def test_the_newest_windows_are_kept():
     assert len(buffer.take_fresh()) == 2
     buffer.add([sample(2), sample(3)])
     assert [float(s.states[0, 0]) for s in buffer.samples] == [1, 2, 3]
-    assert [float(s.states[0, 0]) for s in buffer.fresh] == [2, 3]
+    assert [float(s.states[0, 0]) for s in buffer.take_fresh()] == [2, 3]
+    buffer.add(sample(n) for n in range(9))
+    assert len(buffer.take_fresh()) == 3  # no more than there are
     assert buffer.nbytes == 3 * 10 * (8 + 12 + 4)
 
 
@@ -84,7 +111,7 @@ def test_it_learns_from_what_comes(online, policy, samples):
     chances = []
     for _ in range(4):
         head.buffer.add(samples)
-        found = head.learn(policy, AMPLE_S)
+        found = learn(head, policy)
         chances.append(found["accepted_position_1"])
         for name in found:
             metric_name("train", f"head_training/{name}")
@@ -94,38 +121,56 @@ def test_it_learns_from_what_comes(online, policy, samples):
 
 
 def test_the_head_it_began_with_does_not_learn(online, policy, samples):
-    head, unknown = online(), online(trained=False)
+    head, unknown = online(), online(known=False)
     lengths = []
     for _ in range(3):
         head.buffer.add(samples)
-        lengths.append(head.learn(policy, AMPLE_S)["first_length"])
+        lengths.append(learn(head, policy)["first_length"])
     assert len(set(lengths)) == 1
     unknown.buffer.add(samples)
-    assert "first_length" not in unknown.learn(policy, 0.0)
+    assert "first_length" not in learn(unknown, policy)
 
 
 def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy, samples):
     head = online()
     head.buffer.add(samples[:6])
-    first = head.learn(policy, AMPLE_S)
+    first = learn(head, policy)
     assert first["length"] == first["first_length"]
-    again = head.learn(policy, 0.0)
-    assert "length" not in again  # nothing new
+    again = learn(head, policy)
+    assert again["updates"] > 0 and "length" not in again  # nothing new
 
 
 def test_the_time_it_may_take_is_kept(online, policy, samples):
     head = online()
-    head.buffer.add(samples)
-    granted = spent = 0.0
-    updates = []
-    for _ in range(30):
-        found = head.learn(policy, 0.01)
-        granted, spent = granted + 0.01, spent + found["time_s"]
+    share = 3 * TICK_S
+    updates, spent, tested = [], 0.0, 0
+    for step in range(1, 101):
+        head.buffer.add(samples[:2])
+        found = learn(head, policy, share)
+        spent += found["time_s"]
         updates.append(found["updates"])
-    assert sum(updates) > 0
-    assert 0 in updates  # an update takes longer than one step's share
-    assert spent < granted + 0.15  # of the last update, and of what is drafted over at first
-    assert head.learn(policy, 0.0)["updates"] == 0
+        tested += "length" in found
+        assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
+    assert sum(updates) > 10 and 0 in updates  # in most steps there is not time enough
+    assert 20 < tested < 80  # nor to look at new texts
+    assert spent > 80 * share
+
+
+def test_what_the_pass_took_is_taken_from_the_time(online, policy, samples):
+    idle, busy = online(), online()
+    for head in (idle, busy):
+        head.buffer.add(samples)
+    busy.charge(AMPLE_S / 2)
+    updates = [learn(head, policy)["updates"] for head in (idle, busy)]
+    assert 0 < updates[1] < 0.6 * updates[0]
+
+
+def test_a_problem_met_outside_ends_the_training(online, policy, samples, caplog):
+    head = online()
+    head.buffer.add(samples)
+    head.problem = MemoryError("no room for windows")
+    assert learn(head, policy)["failures"] == 1
+    assert head.failed and "no room for windows" in caplog.text
 
 
 def test_no_other_random_numbers_change(online, policy, samples):
@@ -133,54 +178,49 @@ def test_no_other_random_numbers_change(online, policy, samples):
     states = torch.get_rng_state(), random.getstate()
     before = copy.deepcopy(policy.model.state_dict())
     head.buffer.add(samples)
-    assert head.learn(policy, AMPLE_S)["updates"] > 0
+    assert learn(head, policy)["updates"] > 0
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert all(torch.equal(before[n], t) for n, t in policy.model.state_dict().items())
 
 
-def no_number(learner):
-    def loss(_samples):
-        return sum(p.sum() for p in learner.head.parameters()) * float("nan")
-
-    return loss
+def no_number(learner, _samples):
+    return sum(p.sum() for p in learner.head.parameters()) * float("nan")
 
 
-def no_memory(_learner):
-    def loss(_samples):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    return loss
+def no_memory(*_arguments):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("breaking", [no_number, no_memory])
+@pytest.mark.parametrize(
+    ("name", "breaking"), [("loss", no_number), ("loss", no_memory), ("unrolled", no_memory)]
+)
 def test_a_failure_ends_the_training_and_leaves_the_last_head(
-    online, policy, samples, breaking, monkeypatch, caplog
+    online, policy, samples, name, breaking, monkeypatch, caplog
 ):
     head = online()
     head.buffer.add(samples[:12])
-    head.learn(policy, AMPLE_S)
+    learn(head, policy)
     good = weights(head)
-    monkeypatch.setattr(head.learner, "loss", breaking(head.learner))
     head.buffer.add(samples[12:])
-    with caplog.at_level(logging.WARNING):
-        assert head.learn(policy, AMPLE_S)["failures"] == 1
+    with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
+        broken.setattr(Learner, name, breaking)
+        assert learn(head, policy)["failures"] == 1
     assert head.failed and torch.equal(weights(head), good)
     assert len(caplog.records) == 1 and "the rollout goes on" in caplog.text
-    found = head.learn(policy, AMPLE_S)
+    found = learn(head, policy)
     assert found["failures"] == found["buffer_bytes"] == 0 and "updates" not in found
 
 
-def test_it_goes_on_where_it_was_saved(online, policy, samples, make_head):
+def test_it_goes_on_where_it_was_saved(online, policy, samples):
     head = online()
     head.buffer.add(samples)
-    head.learn(policy, AMPLE_S)
+    learn(head, policy)
     again = online()
     again.load_state_dict(copy.deepcopy(head.state_dict()))
     assert torch.equal(weights(head), weights(again)) and again.updates == head.updates > 0
     for one in (head, again):
-        one._rng = random.Random(3)
-        one.buffer.add(samples)
-        one._optimizer.learn(lambda one=one: one._loss(samples), 1.0)
+        learner = Learner(one.trainable.head, policy, 2)
+        one._optimizer.learn(functools.partial(learner.loss, samples), 1.0)
     assert torch.equal(weights(head), weights(again))
 
 
@@ -193,34 +233,49 @@ def matrices(policy):
 def _learn_together(rank, policy, first_head, samples):
     peers = Peers(torch.distributed.group.WORLD)
 
-    def learn(mine, breaking=None):
-        head = copy.deepcopy(first_head)
+    module.time = Clock()
+
+    def attempt(mine, kind=None, broken="", breaking=None):
+        trainable = copy.deepcopy(first_head)
         if rank:  # others may have begun elsewhere: the first one's weights hold
-            torch.nn.init.zeros_(head.fc.weight)
-        online = OnlineHead(Learner(head, policy, 2), SETTINGS, peers)
+            torch.nn.init.zeros_(trainable.head.fc.weight)
+        online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
+        plain = getattr(kind, broken) if breaking else None
         if breaking:
-            online.learner.loss = breaking(online.learner)
-        found = online.learn(policy, 3.0)
+            setattr(kind, broken, breaking)
+        try:
+            found = learn(online, policy)
+        finally:
+            if breaking:
+                setattr(kind, broken, plain)
         return weights(online), found, online.failed
 
+    breaking = no_memory if rank else None
     return [
-        learn(samples[rank::2]),
-        learn(samples[rank::2], no_memory if rank else None),
-        learn([] if rank else samples),
+        attempt(samples[rank::2]),
+        attempt([] if rank else samples),
+        attempt(samples[rank::2], Learner, "loss", breaking),
+        attempt(samples[rank::2], Learner, "unrolled", breaking),
+        attempt(samples[rank::2], torch.optim.Muon, "step", breaking),
+        attempt(samples[rank::2], Learner, "__init__", breaking),
     ]
 
 
-def test_processes_keep_one_head_and_fail_together(matrices, make_head, samples):
-    results = in_processes(_learn_together, 2, matrices, make_head(), samples)
-    for first, second in zip(*results, strict=True):
-        assert (first[0] == second[0]).all()
-        assert first[1]["length"] == second[1]["length"]
-    (whole, broken, lonely), others = results
-    assert whole[1]["updates"] == others[0][1]["updates"] > 0 == whole[1]["failures"]
-    assert broken[2] and others[1][2] and broken[1]["failures"] == others[1][1]["failures"] == 1
+def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples):
+    results = in_processes(_learn_together, 2, matrices, trainable(), samples)
+    (whole, lonely, *broken), _ = results
+    for number, (first, second) in enumerate(zip(*results, strict=True)):
+        assert first[2] == second[2] == (number > 1)
+        assert first[1]["failures"] == second[1]["failures"] == (number > 1)
+        assert first[1].get("updates") == second[1].get("updates")
+        assert first[1].get("length") == second[1].get("length")
+        if number < 5:  # in the last, nothing was taken over yet
+            assert (first[0] == second[0]).all()
+    assert whole[1]["updates"] > 0
     # Who has nothing to learn from holds nobody up; all learn, or none.
-    assert lonely[1]["updates"] == others[2][1]["updates"] == 0 and not lonely[2]
+    assert lonely[1]["updates"] == 0 and lonely[1]["length"] > 0
+    assert len(broken) == 4
 
 
 class Engine:
@@ -242,7 +297,7 @@ def _train_policy(policy, traces, head):
     model = copy.deepcopy(policy.model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     engine = Engine(model)
-    online = head and OnlineHead(Learner(head, Policy.of(model), 2), SETTINGS)
+    online = head and OnlineHead(head, 2, SETTINGS)
     noted, learned = [], []
     for step in range(3):
         batch = traces[8 * step : 8 * step + 8]
@@ -256,7 +311,7 @@ def _train_policy(policy, traces, head):
             old = engine.forward_step(micro_batch)
         if online:
             online.buffer.add(capture.taken)
-            learned.append(online.learn(Policy.of(model), AMPLE_S))
+            learned.append(learn(online, Policy.of(model)))
         logits = torch.nn.functional.dropout(engine.forward_step(micro_batch), 0.1)
         ((logits - old).pow(2).mean() + logits.logsumexp(-1).mean()).backward()
         noted += [p.grad.clone() for p in model.parameters()]
@@ -266,9 +321,8 @@ def _train_policy(policy, traces, head):
     return [*noted, *model.parameters(), torch.get_rng_state()]
 
 
-def test_the_policys_training_is_bit_for_bit_the_same(policy, traces, make_head):
-    head = make_head()
+def test_the_policys_training_is_bit_for_bit_the_same(policy, traces, trainable):
     plain = _train_policy(policy, traces, None)
-    beside = _train_policy(policy, traces, head)
+    beside = _train_policy(policy, traces, trainable())
     assert len(plain) == len(beside) > 100
     assert all(torch.equal(one, other) for one, other in zip(plain, beside, strict=True))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sam_rollout.bench.traces import Trace
 from sam_rollout.cli import app
+from sam_rollout.heads import training
 from sam_rollout.heads.acceptance import acceptance, tokens_per_step
 from sam_rollout.heads.checkpoint import default_layers
 from sam_rollout.heads.front import frequent_tokens, split
@@ -76,6 +77,24 @@ def test_the_loss_falls_and_drafts_get_better(policy, traces, samples, make_head
     after = acceptance(learner, samples)
     assert after.length > before.length
     assert after.per_position[0] > before.per_position[0]
+
+
+@pytest.mark.parametrize("reduced", [None, 30])
+def test_a_large_vocabulary_is_gone_through_in_parts(
+    policy, traces, samples, make_head, reduced, monkeypatch
+):
+    learner = Learner(make_head(reduced), policy, 3, reduced and frequent_tokens(traces, 30, 48))
+
+    def gradients():
+        learner.head.zero_grad()
+        loss = learner.loss(samples[:5])
+        loss.backward()
+        return [loss, *(p.grad.clone() for p in learner.head.parameters())]
+
+    whole = gradients()
+    monkeypatch.setattr(training, "_LARGEST", 7 * 48)
+    for one, other in zip(whole, gradients(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
 def test_the_seed_decides(policy, samples, make_head):

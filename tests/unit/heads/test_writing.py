@@ -9,8 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from sam_rollout.heads.checkpoint import QWEN3, read_head
 from sam_rollout.heads.model import Eagle3Head
-from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import fresh_head, load_head, speculators_config, write_head
+from sam_rollout.heads.writing import (
+    TrainableHead,
+    fresh_head,
+    load_head,
+    speculators_config,
+    write_head,
+)
 from sam_rollout.settings import ConfigError
 
 KINDS = {
@@ -29,15 +34,14 @@ def write(tmp_path, policy, model_config):
         shape = replace(shape, **changes)
         chosen = torch.arange(3, 3 + rows) if rows else None
         own = torch.randn(rows, 32).bfloat16().float() if rows else None
-        learner = Learner(Eagle3Head(shape), policy, 3, chosen, own)
-        put(tmp_path / "head", learner, shape, model_config)
+        put(tmp_path / "head", TrainableHead(Eagle3Head(shape), shape, chosen, own), model_config)
         return tmp_path / "head"
 
     return write
 
 
-def put(folder, learner, shape, model_config):
-    write_head(folder, learner, speculators_config(shape, model_config, "x", 3), model_config, {})
+def put(folder, head, model_config):
+    write_head(folder, head, speculators_config(head.shape, model_config, "x", 3), model_config, {})
 
 
 def change(folder, **changes):
@@ -53,7 +57,7 @@ def test_a_head_is_written_back_as_it_was(write, tmp_path, policy, model_config,
     assert shape == read_head(folder).shape and shape.draft_vocabulary == (rows or 48)
     assert all(getattr(shape, key) == value for key, value in KINDS[kind].items())
     assert (vocabulary is None) == (output is None) == (rows is None)
-    put(tmp_path / "again", Learner(head, policy, 3, vocabulary, output), shape, model_config)
+    put(tmp_path / "again", TrainableHead(head, shape, vocabulary, output), model_config)
     assert (tmp_path / "again/config.json").read_text() == (folder / "config.json").read_text()
     before, after = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "again"))
     assert before.keys() == after.keys()

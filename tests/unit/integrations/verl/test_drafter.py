@@ -9,7 +9,7 @@ from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.integrations.verl.checks import check
-from sam_rollout.integrations.verl.drafter import drafter_size, first_head
+from sam_rollout.integrations.verl.drafter import drafter_size, with_first_head, write_first_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
@@ -62,6 +62,8 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
         ("actor_rollout_ref.actor.strategy=fsdp", TRAIN, "strategy = fsdp2, not fsdp"),
         ("algorithm.rollout_correction.bypass_mode=true", TRAIN, "bypass_mode = false"),
         ("actor_rollout_ref.model.lora_rank=8", TRAIN, "a policy without LoRA"),
+        (f"{MODEL}.enabled=false", TRAIN, f"needs {MODEL}.enabled = true"),
+        ("actor_rollout_ref.model.lora_adapter_path=/x", TRAIN, "a policy without LoRA"),
         (f"{MODEL}.method=mtp", TRAIN, "method = 'eagle3', not 'mtp'"),
         ("draft_model_path=owner/head", f"{MODEL}.path", "must be a folder here to be trained"),
         (f"{MODEL}.train.budget=2", f"{MODEL}.train.budget", "must be 0..1"),
@@ -87,14 +89,26 @@ def test_presets_train_a_head_of_their_own(preset):
 
 def test_a_run_without_a_head_begins_with_one_that_knows_nothing(tmp_path):
     config = changed("experiment=tiny_cpu", "sam=trained", f"{MODEL}.path=''")
-    config.run_dir = str(tmp_path)
-    sam = first_head(config, read_run_config(config).sam)
+    config.trainer.default_local_dir = str(tmp_path)
+    plain = read_run_config(config).sam
     folder = tmp_path / FIRST_HEAD_FOLDER
-    assert sam.sources.model.path == str(folder)
+    assert with_first_head(config, plain).sources.model.path == str(folder)
+    assert not folder.exists()  # a dry run writes nothing
+    write_first_head(config, plain)
     check_belongs(read_head(folder), json.loads((POLICY / "config.json").read_text()))
     assert json.loads((folder / "training.json").read_text())["updates"] == 0
     named = read_run_config(changed(*TINY)).sam
-    assert first_head(config, named) is named
+    assert with_first_head(config, named) is named
+
+
+def test_a_head_of_a_kind_that_cannot_be_trained_is_refused(tmp_path):
+    shutil.copytree(HEAD, tmp_path / "head")
+    path = tmp_path / "head" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"norm_before_fc": True}))
+    overrides = ("experiment=tiny_cpu", f"draft_model_path={tmp_path}/head")
+    with pytest.raises(ConfigError, match=rf"^{MODEL}\.path.*norm_before_fc.*to be trained"):
+        check(changed(*overrides, "sam=trained"))
+    check(changed(*overrides, "sam=joined"))
 
 
 def test_the_policys_own_files_are_asked_too(tmp_path):
