@@ -113,7 +113,7 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         assert trained_steps(run_dir)[len(before) :] == [saved + 1]
         assert_both_replicas_worked(RunFolder(run_dir), saved + 1)
         # The head went on from the checkpoint's, and is there at the end.
-        record = json.loads((run_dir / "draft_head" / "training.json").read_text())
+        record = json.loads((run_dir / "checkpoints" / "draft_head" / "training.json").read_text())
         steps = RunFolder(run_dir).read_train_steps()
         learned = [steps[n]["sam/head_training/updates"] for n in range(1, saved + 2)]
         assert record["updates"] == sum(learned) > learned[-1]

@@ -1,0 +1,160 @@
+"""The head's part in verl's training processes: when it learns, what travels, what is saved."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipes.dapo_qwen3.main import REPOSITORY
+from sam_rollout.config import SamConfig
+from sam_rollout.heads.checkpoint import read_head
+from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.writing import load_head
+from sam_rollout.integrations.verl import head_training
+from sam_rollout.integrations.verl.head_training import HeadTraining
+from sam_rollout.integrations.verl.server_adapter import SamServerAdapter
+from sam_rollout.integrations.vllm.head_update import PREFIX
+from sam_rollout.integrations.vllm.settings import EngineSettings
+
+POLICY = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+HEAD = Path(f"{POLICY}_eagle3")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return Policy.load(str(POLICY), torch.device("cpu"))
+
+
+class Engine:
+    """What of verl's engine is used."""
+
+    use_ulysses_sp = False
+
+    def __init__(self, module):
+        self.module, self.model_config = module, SimpleNamespace(hf_config=module.config)
+
+    def forward_step(self, micro_batch):
+        return self.module(torch.nested.to_padded_tensor(micro_batch["input_ids"], 0))
+
+
+@pytest.fixture
+def make(policy, monkeypatch):
+    """A head's training in a worker of one process; settings of `sam.sources.model.train`."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(head_training, "get_device_id", lambda: torch.device("cpu"))
+
+    def make(**train):
+        model = {"enabled": True, "path": str(HEAD), "train": {"enabled": True, **train}}
+        sam = SamConfig.from_mapping({"sources": {"model": model}})
+        engine = Engine(policy.model)
+        rollout = SimpleNamespace(
+            engine_kwargs=SimpleNamespace(
+                vllm=SimpleNamespace(
+                    additional_config=EngineSettings(sam).arguments()["additional_config"]
+                )
+            )
+        )
+        model = SimpleNamespace(path=POLICY)
+        config = SimpleNamespace(rollout=rollout, model=model)
+        worker = SimpleNamespace(config=config, actor=SimpleNamespace(engine=engine))
+        return HeadTraining(worker), engine
+
+    return make
+
+
+def read(head, engine):
+    """Two responses go through the pass."""
+    texts = [torch.randint(512, (n,), generator=torch.Generator().manual_seed(n)) for n in (40, 60)]
+    ids, responses = (
+        torch.nested.nested_tensor(part, layout=torch.jagged)
+        for part in (texts, [text[9:] for text in texts])
+    )
+    with head.reading(2), torch.no_grad():
+        engine.forward_step({"input_ids": ids, "responses": responses})
+
+
+def test_it_learns_in_the_steps_that_are_due(make):
+    head, engine = make(every_steps=2, window=16, batch=2)
+    updates = []
+    for step in range(1, 5):
+        due = head.is_due()
+        if due:
+            read(head, engine)
+        found = head.learn(0.2)
+        assert due == (step % 2 == 0) == ("updates" in found)
+        assert (found["time_s"] > 0) == due
+        updates.append(found.get("updates", 0))
+    assert head.online.updates == sum(updates) > 0
+
+
+def test_states_are_taken_where_the_head_reads_them(make, policy):
+    head, engine = make(window=512)
+    head.is_due()
+    read(head, engine)
+    first, second = head._capture.taken
+    assert [len(first.tokens), first.prompt, len(second.tokens)] == [40, 9, 60]
+    with torch.no_grad():
+        out = policy.model(second.tokens[None], output_hidden_states=True)
+    expected = torch.cat([out.hidden_states[layer][0] for layer in (2, 6, 9)], -1)
+    near = {"atol": 0.05, "rtol": 0.02}  # bfloat16
+    torch.testing.assert_close(second.states.float(), expected, **near)
+    torch.testing.assert_close(second.last.float() @ policy.output.T, out.logits[0], **near)
+
+
+def test_the_policy_itself_is_never_written_to(make, policy):
+    head, engine = make(window=16, batch=2)
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    head.is_due()
+    read(head, engine)
+    assert head.learn(0.3)["updates"] > 0
+    for name, tensor in policy.model.state_dict().items():
+        assert torch.equal(before[name], tensor)
+
+
+def test_what_is_saved_is_a_head_and_what_training_goes_on_from(make, tmp_path):
+    head, engine = make(window=16, batch=2)
+    head.is_due()
+    read(head, engine)
+    head.learn(0.3)
+    head.save(tmp_path)
+    config = json.loads((POLICY / "config.json").read_text())
+    assert read_head(tmp_path).shape == read_head(HEAD).shape
+    again, _ = make()
+    again.load(tmp_path)
+    assert again.online.updates == head.online.updates > 0
+    for (name, sent), (other, resumed) in zip(head.weights(), again.weights(), strict=True):
+        assert name == other and name.startswith(PREFIX)
+        assert torch.equal(sent, resumed) and sent.dtype == torch.float32
+    names = {name.removeprefix(PREFIX) for name, _ in head.weights()}
+    assert names == load_head(tmp_path, config).head.state_dict().keys()
+
+
+def test_a_checkpoint_without_a_head_begins_anew_and_says_so(make, tmp_path, capsys):
+    head, _ = make()
+    head.load(tmp_path)
+    assert head.online.updates == 0 and "No draft head in" in capsys.readouterr().out
+
+
+def test_a_head_goes_behind_the_policy(monkeypatch):
+    import asyncio
+
+    from verl.workers.rollout.vllm_rollout import ServerAdapter
+
+    sent = []
+
+    async def update_weights(self, weights, **kwargs):
+        sent.append((list(weights), kwargs))
+
+    monkeypatch.setattr(ServerAdapter, "update_weights", update_weights)
+    adapter = object.__new__(SamServerAdapter)
+    policy = [("a", torch.zeros(1))]
+    asyncio.run(adapter.update_weights(iter(policy), global_steps=3))
+    adapter.head_weights = lambda: iter([(PREFIX + "fc.weight", torch.ones(1))])
+    asyncio.run(adapter.update_weights(iter(policy), global_steps=4))
+    assert [[name for name, _ in weights] for weights, _ in sent] == [
+        ["a"],
+        ["a", f"{PREFIX}fc.weight"],
+    ]
+    assert [kwargs for _, kwargs in sent] == [{"global_steps": 3}, {"global_steps": 4}]
