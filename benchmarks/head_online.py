@@ -27,13 +27,15 @@ from sam_rollout.dashboard.charts import COLOURS, STYLE
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TRAINING = "sam.sources.model.train"
+BUDGETS = {"trained": 0.1, "from nothing": 0.3}  # shares of time
 SIDES = {
     "off": ("sam=off",),
     "on": ("sam=on",),
     "frozen": ("sam=joined",),
-    "trained": ("sam=trained", f"{TRAINING}.budget=0.1"),
+    "trained": ("sam=trained", f"{TRAINING}.budget={BUDGETS['trained']}"),
     "from nothing": (
-        "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget=0.3", f"{TRAINING}.lr=0.02",
+        "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",
+        f"{TRAINING}.lr=0.02",
     ),
 }  # fmt: skip
 # Smaller than tiny_cpu, so that twenty steps take minutes.
@@ -117,6 +119,7 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     for row in rows:
         own = series[row["row"]]
         row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
+        row["budget_to_spare"] = BUDGETS[row["row"]] + 0.01 - row["share_of_time"]
         row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
         row["updates"] = sum(own["updates"])
     return rows
@@ -182,7 +185,14 @@ def main() -> None:
         }
     rows = summary(series)
     same = {side: compared(folders[side], folders["off"]) for side in SIDES if side != "off"}
-    setting = {"steps": arguments.steps, "overrides": SMALL, "sides": SIDES}
+    rows.append(
+        {
+            "row": "all sides",
+            "identical": min(one["identical"] / one["responses"] for one in same.values()),
+            "same_updates": min(one["same_updates"] / arguments.steps for one in same.values()),
+        }
+    )
+    setting = {"steps": arguments.steps, "overrides": SMALL, "sides": SIDES, "budgets": BUDGETS}
     about = machine("torch", "vllm", "verl", "ray")
     record = {
         "machine": about, "setting": setting, "rows": rows, "same": same,

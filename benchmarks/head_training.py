@@ -35,7 +35,14 @@ FLOORS = tuple(round(0.95 * chance, 4) for chance in (0.83, 0.81, 0.80))
 MINUTES = 10  # at most, for the whole training
 ONLINE = RESULTS / "head_online_tiny_cpu.json"
 # Training beside a run: row of the record `ONLINE`, figure, least value.
-TARGETS: tuple[tuple[str, str, float], ...] = ()
+TARGETS = (
+    ("trained", "mean_against_frozen", 1.0),
+    ("trained", "joined_against_texts", 1.1),
+    ("trained", "budget_to_spare", 0.0),
+    ("from nothing", "budget_to_spare", 0.0),
+    ("all sides", "identical", 1.0),
+    ("all sides", "same_updates", 1.0),
+)
 
 
 def train(updates: int) -> dict[str, Any]:
