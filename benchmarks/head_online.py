@@ -52,6 +52,7 @@ SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
     "rollout_s": "sam/engine/rollout_s",
     "engine_steps": "sam/engine/steps",
+    "model_steps": "sam/draft/model_steps",
     "step_s": "timing_s/step",
     **{
         name: f"sam/head_training/{name}"
@@ -120,6 +121,7 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
         own = series[row["row"]]
         row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
         row["budget_to_spare"] = BUDGETS[row["row"]] + 0.01 - row["share_of_time"]
+        row["steps_with_head"] = sum(own["model_steps"]) / sum(own["engine_steps"])
         row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
         row["updates"] = sum(own["updates"])
     return rows
