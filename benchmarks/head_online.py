@@ -19,6 +19,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
@@ -162,6 +163,7 @@ def draw(series: dict[str, dict[str, list]], path: Path) -> None:
             right.plot(range(1, len(curve) + 1), curve, color=COLOURS[number], label=label)
         for axis in (left, right):
             axis.set_xlabel("training step")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.set_ylabel("tokens per verify step")
             axis.legend()
         figure.savefig(path, dpi=120, format="png")
