@@ -257,11 +257,8 @@ class OnlineHead:
     def _update(self, learner: Learner, started_s: float) -> dict[str, float]:
         """Make an update, and more as long as there is time left for one."""
         losses: list[float] = []
-        head, samples, device = (
-            learner.head.train(),
-            list(self.buffer.samples),
-            learner.output.device,
-        )
+        head, device = learner.head.train(), learner.output.device
+        samples = list(self.buffer.samples)
         problem: Exception | None = None
         while True:
             spent_s = self._spent_s + time.perf_counter() - started_s
