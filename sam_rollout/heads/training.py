@@ -244,8 +244,8 @@ class HeadOptimizer:
         found = float(mean[-1])
         if not mean.isfinite().all():
             self._forget()
-            what = "a gradient was no finite number" if math.isfinite(found) else f"it was {found}"
-            raise NoNumberError(f"the loss: {what},") from cause
+            what = "a gradient was no number" if math.isfinite(found) else f"the loss was {found}"
+            raise NoNumberError(what) from cause
         pieces = mean[:-1].split([p.numel() for p in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)

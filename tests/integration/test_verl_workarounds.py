@@ -28,4 +28,4 @@ def test_every_part_of_verl_finds_our_registrations(monkeypatch):
 
     assert PlatformRegistry.get("cpu") is PlatformCPU
     assert RolloutReplicaRegistry.get(ROLLOUT_NAME) is SamReplica
-    assert get_rollout_class(ROLLOUT_NAME).__name__ == "ServerAdapter"
+    assert get_rollout_class(ROLLOUT_NAME).__name__ == "SamServerAdapter"

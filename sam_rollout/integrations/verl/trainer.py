@@ -67,6 +67,8 @@ class SamTrainerSync(PPOTrainerSync):
     """Synchronous PPO/DAPO trainer that records what its rollouts did."""
 
     _compares = True  # rollout and trainer probabilities, as long as both can be read
+    _trains_head = False  # a draft head, along with the policy
+    _step_s = 0.0  # of the step before
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -93,7 +95,6 @@ class SamTrainerSync(PPOTrainerSync):
         self._sentinel = Sentinel(self._telemetry.sentinel) if watched else None
         self._reports: list[ReplicaRecords] = []  # of this training step, for the sentinel
         self._trains_head = self._run.sam.enabled and self._run.sam.sources.model.trains
-        self._step_began_s = self._step_s = 0.0  # the latter of the step before
 
     def _earlier_steps(self) -> dict[int, dict[str, float]]:
         """This run's metrics so far, if it is resumed."""
@@ -222,8 +223,8 @@ class SamTrainerSync(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        self._step_s = timing_raw["step"]
         if self._trains_head:
+            self._step_s = metrics["timing_s/step"]
             spent, share = (
                 metric_name(TRAIN_SPLIT, f"head_training/{name}") for name in ("time_s", "share")
             )

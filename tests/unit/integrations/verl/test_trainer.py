@@ -1,5 +1,6 @@
 """The trainer's hooks around a step's metrics; verl's own parts are stood in for."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -275,3 +276,40 @@ def test_verls_loggers_are_guarded_once_and_only_with_wandb(make_trainer):
     untouched.on_train_begin()
     with pytest.raises(BrokenPipeError):
         untouched.validation_generations_logger.log([], [], 0)
+
+
+def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
+    make_trainer, monkeypatch, capsys
+):
+    monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: None)
+    monkeypatch.setattr(PPOTrainerSync, "on_train_end", lambda self: None)
+    granted, saved = [], []
+
+    def train_head(seconds):
+        granted.append(seconds)
+        return [{"time_s": 0.5, "length": 2.5}, {"time_s": 9.0}]
+
+    trainer = make_trainer(0)
+    trainer._trains_head, trainer._control = True, SimpleNamespace(share=0)
+    trainer._responses = SimpleNamespace(metrics=lambda batch: {})
+    train = SimpleNamespace(budget=0.25)
+    sources = SimpleNamespace(model=SimpleNamespace(train=train))
+    trainer._run = SimpleNamespace(sam=SimpleNamespace(sources=sources))
+    trainer.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="/saved"))
+    trainer.actor_rollout_wg = SimpleNamespace(train_head=train_head, save_head=saved.append)
+    trainer.timing_raw, trainer.total_training_steps = {}, 5
+    trainer._step_began_s = time.perf_counter() - 100
+    for number in (4, 5):
+        trainer.global_steps = number
+        metrics = {}
+        assert trainer._compute_old_log_prob("batch", metrics) == "batch"
+        assert "train_head" in trainer.timing_raw
+        trainer._compute_metrics(None, metrics, {})  # of a step that took 4 s
+        assert metrics["sam/head_training/length"] == 2.5
+        assert metrics["sam/head_training/share"] == 0.5 / 4
+        trainer.on_step_end()
+    # The first step is not over when the head learns in it.
+    assert granted[0] == pytest.approx(25, rel=0.1) and granted[1] == 1
+    assert saved == ["/saved/draft_head"]
+    assert "The trained draft head: /saved/draft_head" in capsys.readouterr().out
