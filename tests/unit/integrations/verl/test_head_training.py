@@ -9,6 +9,7 @@ import torch
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import SamConfig
+from sam_rollout.heads import online
 from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import load_head
@@ -20,11 +21,22 @@ from sam_rollout.integrations.vllm.settings import EngineSettings
 
 POLICY = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 HEAD = Path(f"{POLICY}_eagle3")
+SHARE_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def policy():
     return Policy.load(str(POLICY), torch.device("cpu"))
+
+
+class Clock:
+    """Of the training: a second at every look, however busy the machine is."""
+
+    now_s = 0.0
+
+    def perf_counter(self):
+        self.now_s += 1.0
+        return self.now_s
 
 
 class Engine:
@@ -43,6 +55,7 @@ class Engine:
 def make(policy, monkeypatch):
     """A head's training in a worker of one process; settings of `sam.sources.model.train`."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(online, "time", Clock())
     monkeypatch.setattr(head_training, "get_device_id", lambda: torch.device("cpu"))
 
     def make(**train):
@@ -82,7 +95,7 @@ def test_it_learns_in_the_steps_that_are_due(make):
         due = head.is_due()
         if due:
             read(head, engine)
-        found = head.learn(0.2)
+        found = head.learn(SHARE_S)
         assert due == (step % 2 == 0) == ("updates" in found)
         assert (found["time_s"] > 0) == due
         updates.append(found.get("updates", 0))
@@ -108,7 +121,7 @@ def test_the_policy_itself_is_never_written_to(make, policy):
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
     head.is_due()
     read(head, engine)
-    assert head.learn(0.3)["updates"] > 0
+    assert head.learn(SHARE_S)["updates"] > 0
     for name, tensor in policy.model.state_dict().items():
         assert torch.equal(before[name], tensor)
 
@@ -117,7 +130,7 @@ def test_what_is_saved_is_a_head_and_what_training_goes_on_from(make, tmp_path):
     head, engine = make(window=16, batch=2)
     head.is_due()
     read(head, engine)
-    head.learn(0.3)
+    head.learn(SHARE_S)
     head.save(tmp_path)
     config = json.loads((POLICY / "config.json").read_text())
     assert read_head(tmp_path).shape == read_head(HEAD).shape
