@@ -21,7 +21,7 @@ from sam_rollout.integrations.vllm.settings import EngineSettings
 
 POLICY = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 HEAD = Path(f"{POLICY}_eagle3")
-SHARE_S = 30.0
+SHARE_S = 12.0
 
 
 @pytest.fixture(scope="module")
