@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sam_rollout.heads.hidden_states import Sample
-from sam_rollout.heads.peers import Peers
-from sam_rollout.heads.training import ALONE, Learner
+from sam_rollout.heads.peers import ALONE, Peers
+from sam_rollout.heads.training import Learner
 
 
 @dataclass(frozen=True)

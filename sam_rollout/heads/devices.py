@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import distributed
 
-from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.hidden_states import Policy, load_model
 from sam_rollout.heads.peers import Peers
 
 
@@ -39,10 +39,7 @@ def load_split(folder: str, device: torch.device) -> Policy:
     Raises:
         OSError, ValueError: no checkpoint that transformers knows, or splits.
     """
-    from transformers import AutoModelForCausalLM
-
-    dtype = torch.float32 if device.type == "cpu" else "auto"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, tp_plan="auto").eval()
+    model = load_model(folder, device, tp_plan="auto")
     sizes = model.config.get_text_config()
     # The layers themselves put together what they hold in parts.
     embeddings = model.get_input_embeddings()(torch.arange(sizes.vocab_size, device=device))

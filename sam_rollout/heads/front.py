@@ -29,7 +29,6 @@ from sam_rollout.heads.writing import (
     fresh_head,
     load_head,
     replaced,
-    speculators_config,
     write_head,
 )
 from sam_rollout.settings import ConfigError
@@ -117,7 +116,6 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     if peers.rank != 0:
         return
     found = history["held_out"][-1]
-    config = speculators_config(shape, model_config, request.model, settings.steps)
     record = {
         "texts": {"learning": len(learning), "held_out": len(held_out)},
         "settings": dataclasses.asdict(settings),
@@ -125,7 +123,7 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     }
     rows = learner.output if vocabulary is not None else output
     trained = TrainableHead(learner.head, shape, vocabulary, rows)
-    write_head(request.output, trained, config, model_config, record)
+    write_head(request.output, trained, model_config, request.model, settings.steps, record)
     kept.unlink()
     if request.picture is not None:
         from sam_rollout.heads.picture import plot_training

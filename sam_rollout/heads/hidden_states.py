@@ -46,6 +46,21 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
     return rng.randint(least, max(least, most))
 
 
+def load_model(folder: str, device: torch.device, **options: Any) -> Any:
+    """Load a checkpoint for a device: float32 for a CPU, as it is stored for others.
+
+    Args:
+        options: of transformers' `from_pretrained`.
+
+    Raises:
+        OSError, ValueError: no checkpoint that transformers knows.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32 if device.type == "cpu" else "auto"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+
+
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A causal language model of transformers' and its two matrices that its head shares."""
@@ -56,16 +71,8 @@ class Policy:
 
     @classmethod
     def load(cls, folder: str, device: torch.device) -> Policy:
-        """Load a checkpoint: float32 on a CPU, as it is stored elsewhere.
-
-        Raises:
-            OSError, ValueError: no checkpoint that transformers knows.
-        """
-        from transformers import AutoModelForCausalLM
-
-        dtype = torch.float32 if device.type == "cpu" else "auto"
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        return cls.of(model)
+        """Load a checkpoint as `load_model`."""
+        return cls.of(load_model(folder, device).to(device))
 
     @classmethod
     def of(cls, model: Any) -> Policy:

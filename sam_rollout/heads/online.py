@@ -22,8 +22,8 @@ import torch
 from sam_rollout.heads.acceptance import Acceptance, count_accepted
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head
-from sam_rollout.heads.peers import Peers
-from sam_rollout.heads.training import ALONE, HeadOptimizer, Learner, NoNumberError
+from sam_rollout.heads.peers import ALONE, Peers
+from sam_rollout.heads.training import HeadOptimizer, Learner, NoNumberError
 from sam_rollout.heads.writing import TrainableHead
 from sam_rollout.sources.model import HeadTrainingConfig
 

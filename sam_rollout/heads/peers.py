@@ -52,3 +52,6 @@ class Peers:
                 raise PeerError("another process of the training failed; see its log")
         if problem is not None:
             raise problem
+
+
+ALONE = Peers()

@@ -18,10 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.model import Eagle3Head, shifted
-from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.peers import ALONE, Peers
 from sam_rollout.settings import ConfigError
 
-ALONE = Peers()
 _LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
 
 
@@ -73,9 +72,10 @@ class Learner:
         self.head, self.policy, self.steps = head, policy, steps
         device = policy.output.device
         self._chosen = None if vocabulary is None else vocabulary.to(device)
-        self.own_output = None if output is None else output.to(device)
-        rows = policy.output if self._chosen is None else policy.output[self._chosen]
-        self.output = rows if self.own_output is None else self.own_output
+        if output is not None:
+            self.output = output.to(device)
+        else:
+            self.output = policy.output if self._chosen is None else policy.output[self._chosen]
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Drafts of the head at every position of responses where an engine would draft.

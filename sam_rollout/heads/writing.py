@@ -51,7 +51,7 @@ class TrainableHead(NamedTuple):
     output: Tensor | None
 
 
-def speculators_config(
+def _speculators_config(
     shape: HeadShape, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> dict[str, Any]:
     """The head's `config.json`.
@@ -105,10 +105,15 @@ def speculators_config(
 
 
 def write_head(
-    folder: Path, trained: TrainableHead, config: Mapping[str, Any],
-    model_config: Mapping[str, Any], training: Mapping[str, Any],
+    folder: Path, trained: TrainableHead, model_config: Mapping[str, Any], model: str,
+    draft_tokens: int, training: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write configuration, weights (bfloat16) and what is known of the training.
+
+    Args:
+        model_config: the `config.json` of the policy, which `model` names.
+        draft_tokens: in a row, that the head was trained for.
+        training: goes into `training.json`.
 
     The policy's embeddings and output matrix stay out: vLLM shares the policy's own, which follow
     its training. A head with rows of its own keeps them. A reduced vocabulary needs its rows, and
@@ -125,7 +130,7 @@ def write_head(
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
     replaced(folder / _WEIGHTS, lambda path: save_file(kept, path, metadata={"format": "pt"}))
-    _write(folder / CONFIG, config)
+    _write(folder / CONFIG, _speculators_config(trained.shape, model_config, model, draft_tokens))
     _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
 
 
@@ -227,8 +232,7 @@ def write_fresh_head(
 ) -> None:
     """Write a head of random weights, always the same, to begin a training with."""
     head = fresh_head(model_config, seed=0)
-    config = speculators_config(head.shape, model_config, model, draft_tokens)
-    write_head(folder, head, config, model_config, {"updates": 0})
+    write_head(folder, head, model_config, model, draft_tokens, {"updates": 0})
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

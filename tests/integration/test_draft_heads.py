@@ -19,7 +19,6 @@ from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import (
     TrainableHead,
     load_head,
-    speculators_config,
     write_fresh_head,
     write_head,
 )
@@ -101,7 +100,7 @@ def write_other_kind(folder, policy):
     torch.nn.init.constant_(head.layers[0].self_attn.q_norm.weight, 2.0)
     chosen = torch.arange(50, 450)
     trained = TrainableHead(head, shape, chosen, 1.5 * policy.output[chosen])
-    write_head(folder, trained, speculators_config(shape, config, MODEL, STEPS), config, {})
+    write_head(folder, trained, config, MODEL, STEPS, {})
 
 
 def assert_replayed(folder, policy, prompts, texts, counts):

@@ -29,7 +29,7 @@ from sam_rollout.heads.checkpoint import TRAINING
 from sam_rollout.heads.hidden_states import STORED, Policy
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
-from sam_rollout.heads.writing import load_head, speculators_config, write_head
+from sam_rollout.heads.writing import load_head, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.head_update import PREFIX
@@ -105,12 +105,11 @@ class HeadTraining:
 
     def save(self, folder: Path) -> None:
         """Write the head as vLLM reads it, and beside it what a resumed training goes on from."""
-        online, head = self.online, self.online.trainable
-        config = speculators_config(
-            head.shape, self._model_config, self._model_path, self._source.max_tokens
-        )
-        record = {"updates": online.updates, "settings": self._source.train.to_mapping()}
-        write_head(folder, head, config, self._model_config, record)
+        online, settings = self.online, self._source.train.to_mapping()
+        write_head(
+            folder, online.trainable, self._model_config, self._model_path,
+            self._source.max_tokens, {"updates": online.updates, "settings": settings},
+        )  # fmt: skip
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head, shape_for
-from sam_rollout.heads.writing import TrainableHead, speculators_config, write_head
+from sam_rollout.heads.writing import TrainableHead, write_head
 from sam_rollout.settings import ConfigError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "dapo_qwen3"
@@ -25,8 +25,7 @@ def written(tmp_path, policy, model_config, make_head):
         chosen = None if draft_vocabulary is None else torch.arange(0, 2 * draft_vocabulary, 2)
         rows = None if chosen is None else policy.output[chosen]
         head = TrainableHead(make_head(draft_vocabulary), shape, chosen, rows)
-        config = speculators_config(shape, model_config, "some/policy", 3)
-        write_head(tmp_path / "head", head, config, model_config, {})
+        write_head(tmp_path / "head", head, model_config, "some/policy", 3, {})
         return tmp_path / "head"
 
     return write

@@ -13,7 +13,6 @@ from sam_rollout.heads.writing import (
     TrainableHead,
     fresh_head,
     load_head,
-    speculators_config,
     write_head,
 )
 from sam_rollout.settings import ConfigError
@@ -41,7 +40,7 @@ def write(tmp_path, policy, model_config):
 
 
 def put(folder, head, model_config):
-    write_head(folder, head, speculators_config(head.shape, model_config, "x", 3), model_config, {})
+    write_head(folder, head, model_config, "x", 3, {})
 
 
 def change(folder, **changes):
