@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sam_rollout
-from sam_rollout.settings import unknown
+from sam_rollout.settings import NEVER_FOR_ROLLOUTS, unknown
 
 CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
 ROOT = "dapo_qwen3"
@@ -99,7 +99,8 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return f"{group} = {option!r}: {unknown('option', option, sorted(error.options))}"
+        why = NEVER_FOR_ROLLOUTS.get(option) or unknown("option", option, sorted(error.options))
+        return f"{group} = {option!r}: {why}"
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 
 # More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
@@ -183,6 +183,11 @@ class RolloutSamplerConfig(Section):
     PATH: ClassVar[str] = "rollout_sampler"
 
     kind: str = setting("coupled", choices=SAMPLERS)
+
+    def __post_init__(self) -> None:
+        if why := NEVER_FOR_ROLLOUTS.get(self.kind):
+            raise ConfigError(f"{self.PATH}.kind", self.kind, why)
+        super().__post_init__()
 
     @property
     def is_coupled(self) -> bool:

@@ -33,6 +33,13 @@ class ConfigError(ValueError):
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
+# Ways to sample that are asked for in vain -> why.
+NEVER_FOR_ROLLOUTS = {
+    "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for evaluating "
+    "checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
+}
+
+
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Why a name is refused: the nearest one there is, and all unless they are very many.
 

@@ -631,18 +631,18 @@ def _write_responses(groups: dict[str, list[list[Response]]], path: Path) -> Non
     pd.DataFrame(rows).to_json(path, orient="records", lines=True)
 
 
-def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Read the named data, or make the synthetic test set."""
-    if options.data is not None:
-        return read_problems(options.data, options.limit)
+def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
+    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task."""
+    if data is not None:
+        return read_problems(data, limit)
     from contextlib import redirect_stdout
 
     from recipes.dapo_qwen3.prepare_data import prepare
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         paths = prepare("synthetic", Path(folder))
-        (test,) = [path for path in paths if path.stem == "test"]
-        return read_problems(test, options.limit)
+        (wanted,) = [path for path in paths if path.stem == split]
+        return read_problems(wanted, limit)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -704,7 +704,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     _check(options)
-    result = evaluate(_rows(options), options)
+    result = evaluate(rows_of(options.data, options.limit), options)
     responses = result.pop("responses")
     # Print the result first: it took long, and writing a file may fail.
     if options.json:
@@ -722,13 +722,13 @@ def _run(options: argparse.Namespace) -> int:
 def _record(result: dict[str, Any], path: Path) -> None:
     from sam_rollout.bench.machine import machine
 
-    about = machine("torch", _engine_package(), "transformers")
+    about = machine("torch", engine_package(), "transformers")
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": about, **result}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _engine_package() -> str:
+def engine_package() -> str:
     """Return the distribution that vLLM was installed as."""
     from importlib.metadata import packages_distributions
 

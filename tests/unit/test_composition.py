@@ -28,6 +28,8 @@ def test_an_experiment_is_composed_as_the_recipe_does():
     [
         ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known options: "
          "coupled, coupled_gumbel, stock, vectorised"),
+        ("rollout_sampler=arbitrage", "rollout_sampler = 'arbitrage': keeps steps of a draft model "
+         "and so changes what is sampled; it is for evaluating checkpoints and making data: "),
         ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "
          "options: ascend_910c, cpu, cuda"),
         ("sam=onn", "sam = 'onn': unknown option; did you mean 'on'? known options: article, "

@@ -1,0 +1,209 @@
+"""Arbitrage for evaluating checkpoints and for making data; never for rollouts.
+
+    python -m recipes.arbitrage collect --draft D --target T --data train.parquet
+    python -m recipes.arbitrage train --base SMALL_MODEL --router ROUTER
+    python -m recipes.arbitrage calibrate --router ROUTER
+    python -m recipes.arbitrage report --draft D --target T --data test.parquet --router ROUTER
+
+Without models and data it takes the tiny models and the synthetic task: docs/arbitrage.md.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipes.arbitrage import report
+from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
+from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
+from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Scores, Solution
+from recipes.dapo_qwen3.evaluate import TINY_MODEL, engine_package, make_requests, rows_of
+
+TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")
+CHECKER = "synthetic"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's options."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("command", choices=COMMANDS)
+    add = made.add_argument_group("models and data").add_argument
+    add("--draft", default=TINY_DRAFT, help="the small model: checkpoint folder or hub name")
+    add("--target", default=TINY_MODEL, help="the large one, with the same vocabulary")
+    add("--data", type=Path, help="parquet file of prepare_data; default: the synthetic task")
+    add("--limit", type=int, help="only the first so many rows")
+    add("--samples", type=int, default=1, help="answers per row")
+    add("--no-thinking", action="store_true", help="ask for an answer at once")
+    add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
+    add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
+    add = made.add_argument_group("sampling").add_argument
+    add("--delimiter", default="\\n\\n", help="text that ends a step; \\n is a line break")
+    add("--temperature", type=float, default=1.0)
+    add("--top-p", type=float, default=1.0)
+    add("--max-step-tokens", type=int, default=512, help="longer steps are cut")
+    add("--max-tokens", type=int, default=4096, help="limit of an answer")
+    add("--seed", type=int, default=0)
+    add = made.add_argument_group("engines").add_argument
+    add("--dtype", default="bfloat16")
+    add("--max-num-seqs", type=int, default=64, help="requests that run at once")
+    add("--tensor-parallel-size", type=int, default=1, help="of the target")
+    add("--memory", type=float, nargs=3, default=(0.2, 0.5, 0.1),
+        metavar=("DRAFT", "TARGET", "JUDGE"), help="shares of a device's memory")  # fmt: skip
+    add = made.add_argument_group("router").add_argument
+    add("--router", type=Path, help="its folder")
+    add("--pairs", type=Path, default=Path("pairs.jsonl"), help="what collect writes")
+    add("--target-samples", type=int, default=2, help="steps of the target to average over")
+    add("--base", default=TINY_DRAFT, help="small language model that becomes the router")
+    add("--epochs", type=float, default=2)
+    add("--learning-rate", type=float, default=3e-4)
+    add("--batch", type=int, default=16)
+    add = made.add_argument_group("report").add_argument
+    add("--modes", nargs="+", choices=MODES, default=MODES)
+    add("--shares", type=float, nargs="+", default=(0.05, 0.1, 0.2, 0.4), help="of target steps")
+    add("--sides", nargs="+", choices=SIDES, default=tuple(SIDES), help="drafts in both engines")
+    add("--rounds", type=int, default=1, help="how often each mode is timed")
+    add("--output", type=Path, help="write the result there, and a picture beside it")
+    return made
+
+
+def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
+    rows = rows_of(options.data, options.limit, split)
+    options.model = options.target  # whose chat template and tokens these are
+    return [
+        report.Problem(
+            Solution(row["prompt"][-1]["content"], asked.prompt_ids, asked.identity),
+            row["data_source"],
+            row["reward_model"]["ground_truth"],
+        )
+        for asked in make_requests(rows, options)
+        for row in [rows[asked.row]]
+    ]
+
+
+def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) -> tuple[Any, ...]:
+    """Models, sampling and engine arguments, as ``authors`` takes them."""
+    names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
+    sampling = Sampling(
+        options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
+    )
+    longest = max(len(problem.blank.prompt) for problem in problems)
+    # Room for twice the drafts, because vLLM stops drafting close to the limit.
+    room = {"max_model_len": longest + options.max_tokens + 16}
+    both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
+    draft, target, _ = options.memory
+    arguments = {
+        DRAFT: {**both, "gpu_memory_utilization": draft},
+        TARGET: {**both, "gpu_memory_utilization": target,
+                 "tensor_parallel_size": options.tensor_parallel_size},
+    }  # fmt: skip
+    return {DRAFT: options.draft, TARGET: options.target}, sampling, arguments
+
+
+@contextmanager
+def _reward(options: argparse.Namespace) -> Iterator[Scores]:
+    if options.reward == CHECKER:
+        from recipes.dapo_qwen3.synthetic_steps import check_step
+
+        yield lambda solutions, steps: np.array(
+            [
+                check_step(one.question, one.text, step.text)
+                for one, step in zip(solutions, steps, strict=True)
+            ]
+        )
+        return
+    with judging_engine(options.reward, options.memory[2]) as engine:
+        yield RewardModel(engine, options.step_tag)
+
+
+def _collect(options: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    problems = _problems(options, "train")
+    models, sampling, arguments = _engines(options, problems)
+    with (
+        _reward(options) as reward,
+        authors(models, sampling, "on", arguments) as both,
+        tqdm(total=len(problems), unit="answer") as bar,
+    ):
+        solutions = [problem.start() for problem in problems]
+        settings = {"samples": options.target_samples, "seed": options.seed}
+        pairs = collect(solutions, *both, reward, **settings, progress=bar.update)
+    pairs.to_json(options.pairs, orient="records", lines=True)
+    print(f"{len(pairs):,} steps; in {labels(pairs).sum():,} the target did better")
+
+
+def _train(options: argparse.Namespace) -> None:
+    pairs = pd.read_json(options.pairs, lines=True, dtype={"problem": str})
+    found = train(
+        pairs,
+        options.base,
+        options.router,
+        num_train_epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        per_device_train_batch_size=options.batch,
+    )
+    print(json.dumps(found, indent=1))
+
+
+def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
+    if options.router is None:
+        raise ValueError("--router: name its folder; it holds what thresholds follow from")
+    return calibrate(pd.read_json(options.router / HELD_OUT, lines=True), options.shares)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    print(pd.DataFrame(_thresholds(options), index=pd.Index(options.shares, name="share")))
+
+
+def _report(options: argparse.Namespace) -> None:
+    problems = _problems(options, "test")
+    thresholds = _thresholds(options) if {"rsd", "router"} & set(options.modes) else {}
+    asked = "router" in options.modes
+    router = judging_engine(str(options.router), options.memory[2]) if asked else nullcontext()
+    with _reward(options) as reward, router as engine:
+        judges = {"reward": reward} | ({"router": Router(engine)} if asked else {})
+        points = report.points(options.modes, thresholds)
+        setup = _engines(options, problems)
+        rows = report.measure(problems, points, judges, setup, options.sides, options.rounds)
+    print(report.table(rows).to_string(index=False))
+    if options.output is None:
+        return
+    from sam_rollout.bench.machine import machine
+
+    setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
+    record = {
+        "machine": machine("torch", engine_package(), "transformers"),
+        # A folder's name says enough; where it lay on the machine that measured does not matter.
+        "setting": {name: value.rsplit("/", 1)[-1] for name, value in setting.items()},
+        "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
+        "points": rows,
+        "over_rsd": report.over_rsd(rows),
+    }
+    options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    report.draw(rows, options.output.with_suffix(".png"))
+
+
+COMMANDS = {"collect": _collect, "train": _train, "calibrate": _calibrate, "report": _report}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        COMMANDS[options.command](options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

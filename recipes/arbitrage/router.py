@@ -1,0 +1,173 @@
+"""The router of Arbitrage: would the target write a better step than the one at hand?
+
+As published: labels say whether the mean process reward of several target steps is higher, the more
+frequent label is sampled down, and the router reads who wrote each step so far. Pairs are tables:
+``problem``, ``text`` that the router reads, and process rewards ``draft`` and ``target``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipes.arbitrage.steps import Author, Scores, Solution, Step, solve
+
+HELD_OUT, QUALITY = "held_out.jsonl", "router.json"  # beside the router's weights
+
+
+def annotated(solution: Solution, step: Step) -> str:
+    """What the router reads of a solution and the step that might come next."""
+    steps = "".join(f"[{one.author}] {one.text}" for one in [*solution.steps, step])
+    return f"{solution.question}\n{steps}"
+
+
+def collect(
+    solutions: Sequence[Solution],
+    draft: Author,
+    target: Author,
+    reward: Scores,
+    *,
+    samples: int = 2,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda ended: None,
+) -> pd.DataFrame:
+    """Have both models write every step, and compare: one pair a step.
+
+    Rewards of ``samples`` steps of the target are averaged. Answers go on from either model's step
+    by the toss of a coin, so that the router sees both. Other arguments: as for ``solve``.
+    """
+    coin, pairs = random.Random(seed), []
+
+    def compare(unfinished: Sequence[Solution], drafted: Sequence[Step]) -> Sequence[Step]:
+        written = [target.write(unfinished, sample) for sample in range(samples)]
+        ours = reward(unfinished, drafted)
+        theirs = np.mean([reward(unfinished, steps) for steps in written], axis=0)
+        for solution, step, low, high in zip(unfinished, drafted, ours, theirs, strict=True):
+            pairs.append((solution.identity.group, annotated(solution, step), low, high))
+        return [coin.choice(steps) for steps in zip(drafted, written[0], strict=True)]
+
+    solve(solutions, draft, compare, progress)
+    return pd.DataFrame(pairs, columns=["problem", "text", "draft", "target"])
+
+
+def labels(pairs: pd.DataFrame) -> pd.Series:
+    """1 where the target's step is better, else 0."""
+    return (pairs["target"] > pairs["draft"]).astype(int)
+
+
+def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Pairs to train on and pairs held out; no problem is in both."""
+    problems = pairs["problem"].drop_duplicates()
+    is_held_out = pairs["problem"].isin(problems.sample(frac=held_out, random_state=0))
+    return pairs[~is_held_out], pairs[is_held_out]
+
+
+def balance(pairs: pd.DataFrame) -> pd.DataFrame:
+    """As many pairs of either label, shuffled.
+
+    Raises:
+        ValueError: A label does not occur.
+    """
+    groups = pairs.groupby(labels(pairs))
+    if len(groups) < 2:
+        raise ValueError(f"{len(pairs)} pairs, all of one label: collect more of them")
+    return groups.sample(n=groups.size().min(), random_state=0).sample(frac=1, random_state=0)
+
+
+def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[str, float]:
+    """Train a router from a small language model, and write it with its answers to held-out pairs.
+
+    Args:
+        pairs: What ``collect`` returned.
+        base: Checkpoint folder or hub name.
+        output: Folder of the router, in transformers' format.
+        changes: Arguments of transformers' ``TrainingArguments``.
+
+    Returns:
+        Of the pairs held out: ``quality``.
+    """
+    from datasets import Dataset
+    from scipy.special import softmax
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainingArguments,
+    )
+
+    trained, held_out = split(pairs)
+    tokenizer = AutoTokenizer.from_pretrained(base, truncation_side="left")
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2, dtype="float32")
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+    def data(of: pd.DataFrame) -> Dataset:
+        tokens = tokenizer(of["text"].tolist(), truncation=True)
+        return Dataset.from_dict({**tokens, "labels": labels(of).tolist()})
+
+    arguments = {
+        "output_dir": str(output),
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 20,
+        "logging_steps": 20,
+        "save_strategy": "no",
+        "report_to": "none",
+        **changes,
+    }
+    trainer = Trainer(
+        model,
+        TrainingArguments(**arguments),
+        DataCollatorWithPadding(tokenizer),
+        train_dataset=data(balance(trained)),
+    )
+    trainer.train()
+    trainer.save_model()
+    tokenizer.save_pretrained(output)
+    chances = softmax(trainer.predict(data(held_out)).predictions, axis=1)[:, 1]
+    held_out = held_out.assign(chance=chances)
+    held_out.to_json(output / HELD_OUT, orient="records", lines=True)
+    found = quality(held_out)
+    (output / QUALITY).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return found
+
+
+def quality(pairs: pd.DataFrame) -> dict[str, float]:
+    """How good a router's ``chance`` is.
+
+    Returns:
+        The number of ``pairs``, the ``share`` in which the target is better, ``balanced_accuracy``
+        at a chance of one half, and ``spearman``, the rank correlation of chance and advantage.
+    """
+    better = labels(pairs)
+    right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
+    advantage = pairs["target"] - pairs["draft"]
+    return {
+        "pairs": len(pairs),
+        "share": float(better.mean()),
+        "balanced_accuracy": float(right.mean()),
+        "spearman": float(pairs["chance"].corr(advantage, method="spearman")),
+    }
+
+
+def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[float]]:
+    """Thresholds ``tau`` that send such shares of the pairs' steps to the target.
+
+    Args:
+        pairs: Held out, with the router's ``chance``.
+        shares: Each in 0..1.
+
+    Returns:
+        For ``router`` and ``rsd``, in the order of ``shares``. Rewards that are often the same
+        leave ``rsd`` fewer different ones. The share that comes out depends on the steps that
+        answers go on from; the report says which it was.
+    """
+    router = pairs["chance"].quantile([1 - share for share in shares])
+    rsd = pairs["draft"].quantile(list(shares), interpolation="lower")
+    # Rewards up to this one lie below the next number.
+    return {"router": router.tolist(), "rsd": np.nextafter(rsd, np.inf).tolist()}

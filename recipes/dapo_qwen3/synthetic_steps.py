@@ -1,0 +1,132 @@
+"""Process rewards of the synthetic task's steps: which of a line's claims hold.
+
+A laptop's stand-in for a process reward model. It reads a response to a problem of
+``synthetic_math`` line by line and believes what earlier lines concluded: a wrong intermediate
+result costs the line that makes it, not those that go on from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recipes.dapo_qwen3.synthetic_math import LABELS
+
+_OPERANDS = re.compile(r"\b([a-l])=([-+]?\d+)(?:\*(\d+))?")
+_MODULUS = re.compile(r"modulo (\d+) of")
+_CLAIM = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
+# How a line names the operand it brings in: "Start with a=31.", "a is 31.", "Then comes b, so".
+_LABEL = re.compile(r"(?:^|[ ])([a-l])(?:=\d|,| is \d|:| as well)")
+_BOXED = re.compile(r"\\boxed\{(\d+)\}")
+_RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
+
+@dataclass
+class Chain:
+    """A problem as its question states it, and how far a response has come with it.
+
+    ``result`` is what the pass over the operands came to so far, as the response says, ``previous``
+    what the pass before came to, and ``done`` how many operands the pass has brought in.
+    """
+
+    listed: str
+    operands: list[tuple[int, ...]]
+    modulus: int
+    is_product: bool
+    result: int | None = None
+    previous: int | None = None
+    done: int = 0
+
+    @classmethod
+    def of(cls, question: str) -> Chain:
+        """Read the problem; ``ValueError`` if the question is none of the synthetic task's."""
+        found = list(_OPERANDS.finditer(question))
+        if [one[1] for one in found] != list(LABELS[: len(found)]) or not found:
+            raise ValueError(f"not a question of the synthetic task: {question[:80]!r}")
+        modulus = _MODULUS.search(question)
+        return cls(
+            listed=",".join(one[0] for one in found),
+            operands=[tuple(int(x) for x in one.group(2, 3) if x) for one in found],
+            modulus=int(modulus[1]) if modulus else 0,
+            is_product="the product modulo" in question,
+        )
+
+    def read(self, line: str) -> float:
+        """Take in the next line and return the share of its claims that hold, in 0..1."""
+        claims = self._claims(line)
+        return sum(claims) / len(claims) if claims else 0.0
+
+    def _claims(self, line: str) -> list[bool]:
+        numbers = [int(number) for number in re.findall(r"\d+", line)]
+        whole = self.done == len(self.operands)
+        if line.strip() in ("", "<think>"):
+            return [True]
+        if line.strip() == "</think>":
+            return [whole]
+        if boxed := _BOXED.search(line):
+            return [whole, int(boxed[1]) == self.result]
+        if " the total" in line or " the product" in line:  # a pass begins
+            begins = whole or self.done == 0
+            self.previous, self.result, self.done = self.result, None, 0
+            return [begins, _ends_with(line, self.listed)]
+        if label := _LABEL.search(line):
+            return self._step(label[1], line, numbers)
+        if numbers and self.previous is not None:  # the verdict on two passes
+            same = self.result == self.previous
+            compares = "not" in line or "Before" in line
+            return [whole, set(numbers) == {self.result, self.previous}, compares != same]
+        return [False]
+
+    def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
+        """The claims of a line that brings in an operand."""
+        number = LABELS.index(label)
+        if number != self.done or number >= len(self.operands) or not numbers:
+            return [False]
+        stated = [(int(x), sign, int(y), int(r)) for x, sign, y, r in _CLAIM.findall(line)]
+        expected, value = self._expected(self.operands[number], stated)
+        claims = [_RESULTS[sign](x, y) == result for x, sign, y, result in stated]
+        claims.append([one[:3] for one in stated] == expected)
+        if not expected:
+            claims = [numbers[-1] == value]
+        elif self.modulus and stated and stated[-1][3] >= self.modulus:
+            claims.append(numbers[-1] == stated[-1][3] % self.modulus)
+        self.result, self.done = numbers[-1], number + 1
+        return claims
+
+    def _expected(
+        self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
+    ) -> tuple[list[tuple[int, str, int]], int]:
+        """The operations that bring in an operand, and the operand; none for a first number."""
+        before, value = self.result, factors[0]
+        if len(factors) == 2:
+            operations = [(factors[0], "*", factors[1])]
+            if before is not None and stated:
+                operations.append((before, "+", stated[0][3]))
+            return operations, value
+        if before is None:
+            return [], value
+        if self.is_product:
+            return [(value, "*", before)], value
+        return [(before, "+" if value >= 0 else "-", abs(value))], value
+
+
+def _ends_with(line: str, listed: str) -> bool:
+    return re.search(re.escape(listed) + r", \D*$", line) is not None
+
+
+def check_step(question: str, before: str, step: str) -> float:
+    """Process reward of a step: the least share of claims that hold in one of its lines, 0..1.
+
+    Args:
+        question: The problem, as ``synthetic_math`` words it.
+        before: The response up to the step.
+        step: Whole lines.
+
+    Raises:
+        ValueError: The question is none of the synthetic task's.
+    """
+    chain = Chain.of(question)
+    for line in before.splitlines():
+        chain.read(line)
+    return min((chain.read(line) for line in step.splitlines()), default=0.0)

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Arbitrage with the tiny models on this machine's CPU: both models' steps are compared, a router is
+# trained on them, and every mode answers test problems, with drafts in the engines and without.
+#
+#   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
+#   bash scripts/run_arbitrage_cpu.sh --rounds 3   # any option of the report
+#
+# Results: outputs/arbitrage_cpu/<time>/report.json and .png.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+OUTPUT_DIR=${OUTPUT_DIR:-outputs/arbitrage_cpu/$(date +%Y%m%d-%H%M%S)}
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+
+bash scripts/install.sh cpu
+mkdir -p "$OUTPUT_DIR"
+
+# The tiny models end their steps by single line breaks.
+SAMPLING=(--delimiter '\n' --max-tokens 1024 --max-step-tokens 256 --max-num-seqs 128)
+
+arbitrage() {  # arbitrage <command> [options...]
+    echo "==> $1"
+    .venv/bin/python -m recipes.arbitrage "$@" "${SAMPLING[@]}" --router "$OUTPUT_DIR/router" \
+        --pairs "$OUTPUT_DIR/pairs.jsonl"
+}
+
+arbitrage collect --limit "${COLLECT:-256}"
+arbitrage train
+arbitrage calibrate
+arbitrage report --limit "${ANSWERS:-128}" --output "$OUTPUT_DIR/report.json" "$@"
+echo "written: $OUTPUT_DIR/report.json and report.png"

@@ -1,0 +1,154 @@
+"""Arbitrage in real engines: the tiny models, a router, and a reward model that vLLM runs."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from recipes.arbitrage import __main__ as command
+from recipes.arbitrage.engines import RewardModel, Router, authors, judging_engine
+from recipes.arbitrage.router import annotated
+from recipes.arbitrage.steps import DRAFT, TARGET, Step, solve
+from recipes.dapo_qwen3.evaluate import TINY_MODEL
+
+pytestmark = pytest.mark.usefixtures("few_collections")
+
+SMALL = ["--limit", "6", "--max-tokens", "200", "--max-step-tokens", "60", "--dtype", "float32",
+         "--delimiter", "\\n"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    """A router of random judgement, with made-up pairs to calibrate it by."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("router")
+    torch.manual_seed(5)
+    model = AutoModelForSequenceClassification.from_pretrained(command.TINY_DRAFT, num_labels=2)
+    model.config.pad_token_id = 0
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(command.TINY_DRAFT).save_pretrained(folder)
+    pairs = {"draft": [0.5, 1.0], "target": [1.0, 0.5], "chance": [0.6, 0.4]}
+    pd.DataFrame(pairs).to_json(folder / "held_out.jsonl", orient="records", lines=True)
+    (folder / "router.json").write_text("{}")
+    return folder
+
+
+def solutions_of(options):
+    problems = command._problems(options, "test")
+    return [problem.start() for problem in problems], command._engines(options, problems)
+
+
+def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_path):
+    output = tmp_path / "report.json"
+    options = ["report", *SMALL, "--router", str(router), "--shares", "0.5"]
+    assert command.main([*options, "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    rows = {row["mode"]: row for row in record["points"]}
+    assert list(rows) == ["draft", "target", "rsd", "router", "oracle"]
+    for row in rows.values():
+        assert row["identical"] == {"off": 6, "on": 6}
+        assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {
+            "off": 1, "on": 1,
+        }  # fmt: skip
+    assert (rows["draft"]["target_share"], rows["draft"]["target_tokens"]) == (0, 0)
+    assert (rows["target"]["target_share"], rows["target"]["draft_tokens"]) == (1, 0)
+    assert 0 < rows["rsd"]["target_share"] < 1
+    assert rows["oracle"]["target_tokens"] > rows["rsd"]["target_tokens"]
+    assert (tmp_path / "report.png").exists()
+
+
+@pytest.mark.parametrize("side", ["off", "on"])
+def test_steps_of_one_model_are_its_answer_in_one_go(side):
+    from vllm import TokensPrompt
+
+    options = command.parser().parse_args(["report", *SMALL, "--max-step-tokens", "7"])
+    solutions, (models, sampling, arguments) = solutions_of(options)
+    with authors(models, sampling, side, arguments) as (_, target):
+        solve(solutions, target)
+        asked = [target._parameters(one, 200, 0) for one in solutions]
+        for parameters in asked:
+            parameters.stop, parameters.max_tokens = [], 200
+        whole = target.engine.generate(
+            [TokensPrompt(prompt_token_ids=one.prompt) for one in solutions], asked, use_tqdm=False
+        )
+    assert [list(one.outputs[0].token_ids) for one in whole] == [one.tokens for one in solutions]
+    assert any(step.text.endswith("\n") for one in solutions for step in one.steps)
+
+
+def judged(solutions):
+    for one in solutions:
+        one.steps = [Step((1,), "Start with a=3.\n", TARGET, False)]
+    return [Step((2,), f"Now b, {n}\n", DRAFT, False) for n in range(len(solutions))]
+
+
+def test_vllm_and_transformers_agree_on_a_router(router):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    solutions, _ = solutions_of(command.parser().parse_args(["report", *SMALL]))
+    steps = judged(solutions)
+    with judging_engine(str(router), 0.1) as engine:
+        found = Router(engine)(solutions, steps)
+    model = AutoModelForSequenceClassification.from_pretrained(router)
+    tokenizer = AutoTokenizer.from_pretrained(router)
+    expected = []
+    for solution, step in zip(solutions, steps, strict=True):
+        ids = tokenizer(annotated(solution, step), return_tensors="pt")
+        with torch.no_grad():
+            expected.append(model(**ids).logits.softmax(-1)[0, 1].item())
+    assert found == pytest.approx(expected, abs=0.02)  # vLLM computes in bfloat16
+    assert np.ptp(found) > 0
+
+
+def test_a_reward_model_scores_the_last_step_at_its_tag(tmp_path):
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
+
+    tag = "<extra_0>"
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_tokens([tag])
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(6)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), num_hidden_layers=2, num_key_value_heads=2, **sizes
+    )
+    config.architectures = ["Qwen2ForProcessRewardModel"]
+    config.save_pretrained(tmp_path)
+    body = Qwen2Model(config).eval()
+    score = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    weights = {f"model.{name}": value for name, value in body.state_dict().items()}
+    weights |= {f"score.{name}": value for name, value in score.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+
+    solutions, _ = solutions_of(command.parser().parse_args(["report", *SMALL]))
+    steps = judged(solutions)
+    with judging_engine(str(tmp_path), 0.1) as engine:
+        judge = RewardModel(engine, tag)
+        texts = [judge.text(one, step) for one, step in zip(solutions, steps, strict=True)]
+        found = judge(solutions, steps)
+        with pytest.raises(ValueError, match="step tag 'two words': must be one token"):
+            RewardModel(engine, "two words")
+    assert all(
+        text.endswith(f"Start with a=3.{tag}Now b, {n}{tag}") for n, text in enumerate(texts)
+    )
+    with torch.no_grad():
+        expected = [
+            score(body(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1])
+            .softmax(-1)[1]
+            .item()
+            for text in texts
+        ]
+    assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_models_of_different_vocabularies_are_refused(tmp_path, capsys):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(command.TINY_DRAFT)
+    tokenizer.add_tokens(["<other>"])
+    tokenizer.save_pretrained(tmp_path)
+    assert command.main(["report", *SMALL, "--modes", "draft", "--draft", str(tmp_path)]) == 2
+    assert "must have one vocabulary" in capsys.readouterr().err

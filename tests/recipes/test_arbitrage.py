@@ -1,0 +1,240 @@
+"""Arbitrage without engines: who writes which step, pairs, labels, thresholds, the report."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from recipes.arbitrage import __main__ as command
+from recipes.arbitrage import report
+from recipes.arbitrage.router import (
+    annotated,
+    balance,
+    calibrate,
+    collect,
+    labels,
+    quality,
+    split,
+    train,
+)
+from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Solution, Step, choice_of, solve
+from sam_rollout.identity import identify
+
+LENGTHS = (3, 1, 2)  # steps of each answer
+
+
+class Scripted:
+    """Writes numbered steps; answer n has LENGTHS[n] of them. Notes who was asked together."""
+
+    def __init__(self, name):
+        self.name = name
+        self.asked = []
+
+    def write(self, solutions, sample=0):
+        self.asked.append([one.question for one in solutions])
+        return [
+            Step(
+                (sample,),
+                f"{self.name}{len(one.steps)}\n",
+                self.name,
+                len(one.steps) + 1 == LENGTHS[int(one.question)],
+            )
+            for one in solutions
+        ]
+
+
+def answers():
+    return [
+        Solution(str(n), [n], identify([n], seed=0, step=-1, sibling=0, split="val"))
+        for n in range(len(LENGTHS))
+    ]
+
+
+def scored(table):
+    """Scores by a step's text."""
+    return lambda solutions, steps: np.array([table.get(step.text, 0.5) for step in steps])
+
+
+def solved(mode, tau=0.0, **judges):
+    draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
+    solve(solutions, draft, choice_of(mode, tau, target, judges))
+    return [one.text for one in solutions], draft, target
+
+
+def test_answers_are_written_together_until_each_ends():
+    author, solutions, ended = Scripted(DRAFT), answers(), []
+    solve(solutions, author, progress=ended.append)
+    assert author.asked == [["0", "1", "2"], ["0", "2"], ["0"]]
+    assert ended == [1, 1, 1]
+    assert [len(one.steps) for one in solutions] == list(LENGTHS)
+    assert solutions[2].text == "draft0\ndraft1\n"
+    assert solutions[2].tokens == [0, 0]
+
+
+def test_rsd_rewrites_steps_of_low_reward():
+    texts, _, target = solved("rsd", 0.5, reward=scored({"draft0\n": 0.4, "draft1\n": 0.5}))
+    assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
+    assert target.asked == [["0", "1", "2"]]  # in the other rounds nobody was
+
+
+def test_the_router_sends_steps_above_its_threshold():
+    texts, _, target = solved("router", 0.7, router=scored({"draft1\n": 0.8, "draft2\n": 0.7}))
+    assert texts == ["draft0\ntarget1\ndraft2\n", "draft0\n", "draft0\ntarget1\n"]
+    assert target.asked == [["0", "2"]]
+
+
+def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
+    rewards = {"draft0\n": 0.2, "target0\n": 0.9, "draft1\n": 0.6, "target1\n": 0.6}
+    texts, _, target = solved("oracle", reward=scored(rewards))
+    assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
+    assert [len(asked) for asked in target.asked] == [3, 2, 1]
+    texts, _, _ = solved("oracle", 0.8, reward=scored(rewards))
+    assert texts[1] == "draft0\n"  # better, but not by more than tau
+
+
+def test_another_mode_is_refused():
+    with pytest.raises(ValueError, match=f"mode 'best': must be one of {', '.join(MODES)}"):
+        choice_of("best", 0, Scripted(TARGET), {})
+
+
+def test_collecting_averages_several_steps_of_the_target():
+    draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
+
+    def reward(of, steps):  # second tries are better; the draft's are worth 0.4
+        return np.array([step.tokens[0] if step.author == TARGET else 0.4 for step in steps])
+
+    pairs = collect(solutions, draft, target, reward, samples=2, seed=1)
+    assert len(pairs) == sum(LENGTHS)
+    assert set(pairs["target"]) == {0.5}
+    assert set(pairs["draft"]) == {0.4}
+    assert labels(pairs).tolist() == [1] * 6
+    assert pairs["problem"].nunique() == 3
+    assert {step.author for one in solutions for step in one.steps} == {DRAFT, TARGET}
+
+
+def test_the_router_reads_who_wrote_what():
+    solution = answers()[0]
+    solution.steps = [Step((1,), "one\n", TARGET, False)]
+    text = annotated(solution, Step((2,), "two\n", DRAFT, False))
+    assert text == "0\n[target] one\n[draft] two\n"
+
+
+def made_pairs(count=200, better=0.2):
+    rng = np.random.default_rng(3)
+    gains = np.where(rng.random(count) < better, 0.5, 0.0)
+    return pd.DataFrame(
+        {
+            "problem": [f"p{n // 10}" for n in range(count)],
+            "text": [f"q\n[draft] {'no' if gain else 'yes'} {n}" for n, gain in enumerate(gains)],
+            "draft": np.where(gains > 0, 0.5, 1.0),
+            "target": 0.5 + np.where(gains > 0, 0.5, 0.5),
+        }
+    )
+
+
+def test_balancing_keeps_the_rarer_label_whole():
+    pairs = made_pairs()
+    kept = balance(pairs)
+    rare = int(labels(pairs).sum())
+    assert labels(kept).value_counts().to_dict() == {0: rare, 1: rare}
+    assert not kept.index.duplicated().any()
+    with pytest.raises(ValueError, match="all of one label"):
+        balance(pairs[labels(pairs) == 0])
+
+
+def test_no_problem_is_trained_on_and_held_out():
+    trained, held_out = split(made_pairs())
+    assert set(trained["problem"]).isdisjoint(held_out["problem"])
+    assert (trained["problem"].nunique(), held_out["problem"].nunique()) == (16, 4)
+
+
+def test_thresholds_send_the_share_that_was_asked():
+    pairs = made_pairs().assign(chance=np.linspace(0, 1, 200))
+    taus = calibrate(pairs, [0.1, 0.5])
+    sent = [(pairs["chance"] > tau).mean() for tau in taus["router"]]
+    assert sent == pytest.approx([0.1, 0.5], abs=0.01)
+    low = float((pairs["draft"] < 1).mean())
+    sent = [(pairs["draft"] < tau).mean() for tau in taus["rsd"]]
+    assert sent == [pytest.approx(low), 1.0]  # rewards take two values only
+
+
+def test_quality_of_a_router_that_knows_and_of_one_that_guesses():
+    pairs = made_pairs()
+    knows = quality(pairs.assign(chance=labels(pairs).astype(float)))
+    assert (knows["balanced_accuracy"], knows["spearman"]) == (1, pytest.approx(1))
+    always = quality(pairs.assign(chance=0.9 + np.arange(200) / 1e4))
+    assert always["balanced_accuracy"] == 0.5
+    assert always["share"] == pytest.approx(labels(pairs).mean())
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other on a busy machine make a short training long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_router_learns_what_a_text_shows(tmp_path):
+    # "no" marks the pairs in which the target is better.
+    arguments = {
+        "num_train_epochs": 6,
+        "learning_rate": 1e-3,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    found = train(made_pairs(better=0.4), command.TINY_DRAFT, tmp_path / "router", **arguments)
+    assert found["balanced_accuracy"] > 0.9
+    held_out = pd.read_json(tmp_path / "router" / "held_out.jsonl", lines=True)
+    assert quality(held_out) == pytest.approx(found)
+    assert (tmp_path / "router" / "model.safetensors").exists()
+
+
+def row(mode, share, accuracy):
+    return {
+        "mode": mode,
+        "tau": 0.5,
+        "answers": 10,
+        "accuracy": {"value": accuracy, "low": accuracy - 0.1, "high": accuracy + 0.1},
+        "target_share": share,
+        "target_tokens": 100,
+        "seconds": {"off": [2.0, 3.0], "on": [1.0, 1.5]},
+        "identical": {"off": 10, "on": 9},
+    }
+
+
+ROWS = [
+    row(DRAFT, 0.0, 0.2),
+    row(TARGET, 1.0, 0.6),
+    row("rsd", 0.5, 0.5),
+    row("router", 0.25, 0.4),
+    row("router", 0.75, 0.5),
+]
+
+
+def test_the_router_is_held_against_rsd_at_its_own_share():
+    first, second = report.over_rsd(ROWS)
+    assert first["difference"] == pytest.approx(0.4 - 0.35)
+    assert second["difference"] == pytest.approx(0.5 - 0.55)
+    assert report.over_rsd(ROWS[:3]) == []
+
+
+def test_a_mode_is_tried_with_each_threshold_once():
+    tried = report.points(("draft", "rsd"), {"rsd": [0.5, 1.0, 1.0]})
+    assert tried == [("draft", 0.0), ("rsd", 0.5), ("rsd", 1.0)]
+
+
+def test_table_and_picture(tmp_path):
+    table = report.table(ROWS)
+    assert table["s, drafts off"].tolist() == [2.5] * 5
+    assert table["identical"][0] == "10 of 10 / 9 of 10"
+    report.draw(ROWS, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("mode", ["rsd", "router"])
+def test_modes_with_thresholds_ask_for_the_router_in_one_line(mode, capsys):
+    assert command.main(["report", "--modes", mode, "--limit", "2"]) == 2
+    assert "error: --router: name its folder" in capsys.readouterr().err
