@@ -25,6 +25,8 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 
 # Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
 USUAL_VOCABULARY = 32_000
+# In the config.json of models that read more than text; their language model is a part of them.
+_OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
@@ -60,6 +62,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
         ("a policy without LoRA", not lora),
         (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
          backend == "naive"),
+        *_rules_of_matrices(config, shape),
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"{model.train.PATH}.enabled", True, f"needs {reason}")
@@ -70,6 +73,21 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
         from sam_rollout.heads.writing import check_trainable
 
         check_trainable(model.folder, _config_of(shape), f"{model.PATH}.path")
+
+
+def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
+    """What a head's training asks of the policy's matrices: those of a text model, unpacked."""
+    run = config.actor_rollout_ref
+    path, packs = run.model.path, run.rollout.get("quantization")
+    qat = ((run.actor.get("fsdp_config") or {}).get("qat") or {}).get("enable")
+    yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
+    yield "actor_rollout_ref.actor.fsdp_config.qat.enable = false, not true", not qat
+    for files in _policy_configs(config, shape):
+        others = [key for key in _OTHER_INPUTS if files.get(key)]
+        yield f"a policy that reads text alone: {path} has {', '.join(others)}", not others
+        packed = files.get("quantization_config") or {}
+        how = packed.get("quant_method")
+        yield f"a policy that is not quantised: {path} has quantization_config ({how})", not packed
 
 
 def begins_with_nothing(sam: SamConfig) -> bool:
