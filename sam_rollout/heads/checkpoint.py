@@ -154,6 +154,12 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
     )
 
 
+def is_fresh(folder: Path) -> bool:
+    """Whether nothing has been learned yet by the head in a folder; others' heads have learned."""
+    record = folder / TRAINING
+    return record.exists() and json.loads(record.read_text("utf-8")).get("updates") == 0
+
+
 def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
     """What a head records of its policy's `config.json`."""
     return {key: model_config[key] for key in BASE_KEYS if key in model_config}
