@@ -110,11 +110,17 @@ class Head:
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise.
 
+    Of fewer than seven layers its default names one twice or does not ascend; vLLM 0.31 sorts what
+    it is told and drops what it was told twice. Three in a row stand in there.
+
     Raises:
-        ConfigError: so few that one of them would lie before the first.
+        ConfigError: fewer than three.
     """
     if layers < 3:
         raise ConfigError("num_hidden_layers", layers, "must be at least 3 for an EAGLE-3 head")
+    if layers < 7:
+        first = min(2, layers - 3)
+        return first, first + 1, first + 2
     return 2, layers // 2, layers - 3
 
 
