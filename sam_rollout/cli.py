@@ -684,6 +684,21 @@ def simulate_command(
     json_path: FiguresOption = None,
     host_costs: HostCostsOption = None,
     scheduling: SchedulingOption = "async",
+    model_acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a model that drafts alone: chances that at least 1, 2, ... of its drafts are "
+            "accepted, such as 0.7,0.45,0.3."
+        ),
+    ] = None,
+    model_run: Annotated[
+        list[Path] | None,
+        typer.Option(help="A run in which a model drafted, alone or joined; may be repeated."),
+    ] = None,
+    pass_cost: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of that model, as a share of a decode step of the policy."),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -710,6 +725,8 @@ def simulate_command(
             what, calibration, step, replicas, max_num_seqs, threshold, k, siblings=siblings,
             captured=graph or None, pad=pad, tail_threshold=tail_threshold, console=_console(),
             picture=picture, output=json_path, host_costs=host_costs, scheduling=scheduling,
+            model_acceptance=[float(one) for one in (model_acceptance or "").split(",") if one],
+            model_runs=model_run or [], pass_cost=pass_cost,
         )  # fmt: skip
 
 

@@ -6,10 +6,10 @@
 #   scripts/test.sh PART [pytest options]  lint, unit, recipes, contracts, integration, ascend, e2e
 #                                          or cluster
 # Parts that leave a core idle run side by side, their output comes when they are done, and lies
-# below .test-results. The comparison page is tried in a Chromium where there is one (apt-get install
-# chromium, or a path in CHROMIUM); otherwise that test is shown as skipped. Exits with 0 only if every
-# part passed. The last line sums up pytest's results over the parts; a part that failed without a
-# failed test counts as one.
+# below .test-results, in this run's folder, until the next run. The comparison page is tried in a
+# Chromium where there is one (apt-get install chromium, or a path in CHROMIUM); otherwise that test is
+# shown as skipped. Exits with 0 only if every part passed. The last line sums up pytest's results over
+# the parts; a part that failed without a failed test counts as one.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
@@ -18,7 +18,9 @@ FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
 # other. Runs on Ray need both cores and many processes: each has the machine for itself.
 GROUPS_OF_LANES=("lint integration contracts recipes|unit ascend" "e2e" "cluster")
-RESULTS="$ROOT/.test-results"
+# Of this run alone, named by its process: another one may be under way in the same checkout.
+ALL_RESULTS="$ROOT/.test-results"
+RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
@@ -197,7 +199,9 @@ if [ $# -gt 0 ]; then
 fi
 
 scripts/install.sh cpu
-rm -rf "$RESULTS"
+for old in "$ALL_RESULTS"/*; do
+    kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # its run is over
+done
 mkdir -p "$RESULTS"
 trap end_parts EXIT
 trap 'exit 130' INT

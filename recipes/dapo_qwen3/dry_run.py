@@ -22,7 +22,7 @@ from rich.table import Table
 from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.checks import check
-from sam_rollout.integrations.verl.drafter import drafter_size
+from sam_rollout.integrations.verl.drafter import drafter_size, learning_head
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.launch import validate
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
@@ -129,6 +129,7 @@ def sections(
             f"Memory of a {device} while training, estimated",
             _training_rows(config, layout, memory),
         ),
+        *_learning_section(config, run.sam, layout, memory),
         (
             f"Memory of a {device} during rollout, estimated",
             _rollout_rows(config, layout, memory),
@@ -276,6 +277,30 @@ def _training_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) ->
         ("total", f"{_gib(total)} of {device_gib}"),
         ("host memory of a node", f"{_gib(host)} for what is offloaded"),
     ]
+
+
+def _learning_section(
+    config: DictConfig, sam: SamConfig, layout: RunLayout, memory: MemoryPlan
+) -> list[tuple[str, list[Row]]]:
+    """What a head takes while it learns, which is between two passes of the policy."""
+    if (head := learning_head(sam, layout)) is None:
+        return []
+    beside = {"training states beside it": memory.resident}
+    if config.actor_rollout_ref.rollout.free_cache_engine:
+        beside["left by the sleeping engine"] = layout.hardware.asleep_gib * GIB
+    else:
+        beside["the engine's share"] = math.fsum(memory.rollout.values())
+    items = head.device_bytes() | beside
+    host = head.host_bytes()
+    node = config.trainer.n_gpus_per_node * math.fsum(host.values())
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in host.items())
+    device = layout.hardware
+    rows = [(name, _gib(size)) for name, size in items.items()]
+    rows += [
+        ("total", f"{_gib(math.fsum(items.values()))} of {device.memory_gib}"),
+        ("host memory of a node", f"{_gib(node)}; a process: {parts}"),
+    ]
+    return [(f"Memory of a {device.device} while the head learns, estimated", rows)]
 
 
 def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> list[Row]:

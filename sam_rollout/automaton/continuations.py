@@ -36,6 +36,10 @@ WRITERS = 3  # whose text did so last: any other's, that of a sibling, this one'
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
+_ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
+# Those of drafts made elsewhere, by how certain they were, [SHARES + 1, ...]. What went on once
+# went on so last, too: no text has a class that says otherwise.
+READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
 @_inlined
@@ -205,7 +209,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
             entry = live._int32_pointer(address + 8 * state)
             tokens[count] = entry[DRAFT_TOKEN]
             certain = entry[CERTAINTY] / CERTAIN
-            classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(1), 0)
+            classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(0), 0)
             count += 1
         return count
     if kind == FOLLOWERS:

@@ -41,6 +41,8 @@ from sam_rollout.automaton.continuations import (
     LANE_WIDTH,
     LENGTH_CLASSES,
     LEVELS,
+    READY_CLASSES,
+    SHARES,
     TASK_WIDTH,
     VOTES_PER_LEVEL,
     follow,
@@ -65,8 +67,10 @@ from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import NO_SOURCE
 from sam_rollout.verified import CHANCES, Offered, Verified
 
-# Votes of a class that was never seen: their share of right ones rises with the suffix's length.
+# Votes of a class that was never seen: their share of right ones rises with the suffix's length;
+# that of drafts made elsewhere is what they say of themselves.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
+_SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # in votes
 _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
@@ -102,7 +106,9 @@ class DraftPolicy:
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.
-        each = np.tile(np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES), sources)
+        each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
+        each[READY_CLASSES] = _SAID[:, None, None]
+        each = np.tile(each, sources)
         sums = _SUM_WIDTH * (np.arange(_TOGETHER) // 2 + 0.5)
         first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
         self._shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT

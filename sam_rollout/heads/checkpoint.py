@@ -110,11 +110,17 @@ class Head:
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise.
 
+    Of fewer than seven layers its default names one twice or does not ascend; vLLM 0.31 sorts what
+    it is told and drops what it was told twice. Three in a row stand in there.
+
     Raises:
-        ConfigError: so few that one of them would lie before the first.
+        ConfigError: fewer than three.
     """
     if layers < 3:
         raise ConfigError("num_hidden_layers", layers, "must be at least 3 for an EAGLE-3 head")
+    if layers < 7:
+        first = min(2, layers - 3)
+        return first, first + 1, first + 2
     return 2, layers // 2, layers - 3
 
 
@@ -152,6 +158,12 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
         own_policy_weights=tuple(own),
         base_model=base if isinstance(base, dict) else {},
     )
+
+
+def is_fresh(folder: Path) -> bool:
+    """Whether nothing has been learned yet by the head in a folder; others' heads have learned."""
+    record = folder / TRAINING
+    return record.exists() and json.loads(record.read_text("utf-8")).get("updates") == 0
 
 
 def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sam_rollout.heads.model import Eagle3Head, shifted
 from sam_rollout.heads.peers import ALONE, Peers
 from sam_rollout.settings import ConfigError
 
-_LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
+LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Learner:
         """
         losses = []
         # Distributions over a large vocabulary are made anew for the gradient, a part at a time.
-        part = max(1, _LARGEST // len(self.policy.output))
+        part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
                 total = self._entropy(hidden, last)

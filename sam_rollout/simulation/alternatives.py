@@ -12,7 +12,8 @@ import numpy as np
 from sam_rollout.gating import ThresholdGate
 from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
-from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.costs import CostTable, StepCosts
+from sam_rollout.simulation.models import ModelDrafts
 from sam_rollout.simulation.policies import gate_budget, measured_budget
 from sam_rollout.simulation.rollout import Fleet, Outcome, Setting, simulate
 from sam_rollout.simulation.workload import Workload
@@ -21,7 +22,7 @@ from sam_rollout.simulation.workload import Workload
 def replay_settings(
     workload: Workload, table: CostTable, fleet: Fleet, thresholds: Iterable[int],
     ks: Iterable[int], *, siblings: bool = False, captured: Iterable[int] | None = None,
-    pad: bool = False, tail_threshold: int = 8,
+    pad: bool = False, tail_threshold: int = 8, models: Iterable[ModelDrafts] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Outcome]:  # fmt: skip
     """A recorded step under several settings, the baseline first.
@@ -35,6 +36,7 @@ def replay_settings(
         captured: query lengths with captured graphs; None runs eager.
         pad: fill steps up to the next captured length.
         tail_threshold: what counts as the long tail.
+        models: that draft, each with its own steps and chances.
         progress: called with settings done and their number.
 
     Warns:
@@ -42,6 +44,7 @@ def replay_settings(
 
     Raises:
         CostTableError: the table has no verify steps, or none in a captured graph.
+        ValueError: chances of a model's drafts that are known for none of `ks`.
     """
     thresholds, ks = list(thresholds), list(ks)
     _warn_unverified(table, ks, min(max(thresholds), fleet.max_num_seqs, len(workload.round)))
@@ -70,19 +73,48 @@ def replay_settings(
                 settings[f"{name}, {title}"] = Setting(budget, chances, router)
     auto = measured_budget(costs, by_k, limits)
     settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1])
+    # Tables stand for siblings' drafts and models', exact counts for those from own text.
+    exact = {name for name in settings if "siblings" not in name}
+    costs_of = {name: plain if name == "baseline" else costs for name in settings}
+    for model in models:
+        its = _settings_of(model, table, costs, thresholds, ks)
+        settings |= its
+        costs_of |= dict.fromkeys(its, model.added_to(costs))
     found = {}
     for name, setting in settings.items():
-        # Tables stand for siblings' drafts, exact counts for those from a request's own text.
-        right = None if "siblings" in name else workload.round.right
+        right = workload.round.right if name in exact else None
         found[name] = simulate(
             dataclasses.replace(workload.round, right=right),
             fleet,
-            plain if name == "baseline" else costs,
+            costs_of[name],
             dataclasses.replace(setting, tail_threshold=tail_threshold),
         )
         if progress is not None:
             progress(len(found), len(settings))
     return found
+
+
+def _settings_of(
+    model: ModelDrafts, table: CostTable, costs: StepCosts, thresholds: Iterable[int],
+    ks: Iterable[int],
+) -> dict[str, Setting]:  # fmt: skip
+    """With a model's drafts: every k that its chances are known for, and `auto`."""
+    known = sorted(k for k in ks if k <= model.chances.max_k)
+    if not known:
+        raise ValueError(
+            f"{model.title}: what is accepted is known of up to {model.chances.max_k} drafts; name "
+            "such a --k"
+        )
+    found = {
+        f"{model.title}, k={k}, threshold {threshold}": Setting(
+            gate_budget(ThresholdGate(threshold, k)), model.chances
+        )
+        for k in known
+        for threshold in thresholds
+    }
+    limits = [table.verified_up_to(k) for k in range(1, known[-1] + 1)]
+    auto = measured_budget(model.added_to(costs), (model.chances,) * known[-1], limits)
+    return found | {f"{model.title}, auto, k up to {known[-1]}": Setting(auto, model.chances)}
 
 
 def _warn_unverified(table: CostTable, ks: Iterable[int], most: int) -> None:

@@ -13,10 +13,11 @@ from sam_rollout.simulation import report, validation
 from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.host import HostCosts
+from sam_rollout.simulation.models import ModelDrafts, given_model, recorded_model
 from sam_rollout.simulation.planner import KS, Planner
 from sam_rollout.simulation.rollout import Fleet
 from sam_rollout.simulation.validation import Validation, ValidationError
-from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload
+from sam_rollout.simulation.workload import Workload, WorkloadError, model_of, read_workload
 from sam_rollout.telemetry.records import RunFolder
 
 if TYPE_CHECKING:
@@ -39,9 +40,12 @@ def replay(
     max_num_seqs: int | None, thresholds: Sequence[int], ks: Sequence[int], *, siblings: bool,
     captured: Sequence[int] | None, pad: bool, tail_threshold: int, console: Console,
     picture: Path | None, output: Path | None, host_costs: Path | None, scheduling: str,
+    model_acceptance: Sequence[float] = (), model_runs: Sequence[Path] = (),
+    pass_cost: float | None = None,
 ) -> None:  # fmt: skip
     """Replay a recorded step under several settings; options as in the command's help."""
     table = _table(calibration, host_costs, scheduling)
+    models = _models(model_acceptance, model_runs, pass_cost)
     workload = read_workload(path, step)
     if siblings and workload.traces is None:
         raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
@@ -57,13 +61,25 @@ def replay(
         outcomes = replay_settings(
             workload, table, _fleet(workload, replicas, max_num_seqs), thresholds, ks,
             siblings=siblings, captured=captured, pad=pad, tail_threshold=tail_threshold,
-            progress=progress,
+            models=models, progress=progress,
         )  # fmt: skip
     figures = {name: outcome.figures() for name, outcome in outcomes.items()}
     report.print_sides(figures, console)
     if picture is not None:
         report.plot_outcomes(outcomes, picture, tail_threshold)
     _write(output, {"step": workload.step, "responses": len(workload.round), "settings": figures})
+
+
+def _models(
+    acceptance: Sequence[float], runs: Sequence[Path], pass_cost: float | None
+) -> list[ModelDrafts]:
+    """The models to forecast; what a pass takes has to be said."""
+    if pass_cost is None:
+        if acceptance or runs:
+            raise ValueError("--pass-cost: what a pass of the model takes of a decode step")
+        return []
+    found = [given_model(acceptance, pass_cost)] if acceptance else []
+    return found + [recorded_model(path, pass_cost) for path in runs]
 
 
 def _fleet(workload: Workload, replicas: int | None, max_num_seqs: int | None) -> Fleet:
@@ -124,7 +140,13 @@ def _table(path: Path, host_costs: Path | None, scheduling: str) -> CostTable:
         return table
     if host_costs is not None:
         raise CostTableError(f"--host-costs: the steps that {path} recorded contain them already")
-    steps = RunFolder(path).read("engine_steps").to_pandas()
+    folder = RunFolder(path)
+    if model_of(folder):
+        raise CostTableError(
+            f"{path}: a model drafted in this run, and its passes are in every step: take the "
+            "costs from a run with sam=on"
+        )
+    steps = folder.read("engine_steps").to_pandas()
     try:
         return CostTable.of_steps(steps[steps["split"] == "train"])
     except CostTableError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,9 @@ def _of_run(folder: RunFolder, step: int | None) -> Workload:
         turn=_turns(rows["start_s"].to_numpy(), rows["end_s"].to_numpy()),
     )
     if not has_texts:
-        return Workload(number, round_, _fleet(folder), chances=_seen_chances(folder, table))
+        # What a model accepts tells nothing of texts: `simulation/models.py` takes it.
+        chances = None if model_of(folder) else seen_chances(folder, table)
+        return Workload(number, round_, _fleet(folder), chances=chances)
     traces = tuple(
         Trace(
             row.group,
@@ -200,7 +203,16 @@ def _fleet(folder: RunFolder) -> Fleet:
     return Fleet(max(len(replicas), 1), limit)
 
 
-def _seen_chances(folder: RunFolder, requests: pd.DataFrame) -> Acceptance | None:
+def model_of(folder: RunFolder) -> dict[str, Any] | None:
+    """The sources that a run drafted from, if a model is one of them."""
+    sam = folder.read_starts()[0].config.get("sam") or {}
+    sources = {
+        name: source for name, source in (sam.get("sources") or {}).items() if source.get("enabled")
+    }
+    return sources if sam.get("enabled") and "model" in sources else None
+
+
+def seen_chances(folder: RunFolder, requests: pd.DataFrame) -> Acceptance | None:
     """Chances over all of the run's steps with an open gate, whatever their context.
 
     A step in which a request found no draft counts, as one in which none was accepted: a simulated

@@ -6,6 +6,7 @@ and what it spends memory on; they are no measurement.
 
 from sam_rollout.sizing.batch import RolloutRound
 from sam_rollout.sizing.drafting import DraftTexts
+from sam_rollout.sizing.learning import LearningHead
 from sam_rollout.sizing.memory import GIB, host_bytes
 from sam_rollout.sizing.parallelism import (
     DrafterSize,
@@ -22,6 +23,7 @@ __all__ = [
     "DrafterSize",
     "EngineLimits",
     "HardwareConfig",
+    "LearningHead",
     "MemoryPlan",
     "ModelShape",
     "RolloutLayout",

@@ -215,7 +215,7 @@ class ModelDrafts(Source):
         drafts, lengths = self._drafts[:rows, :length], self._lengths[:rows]
         drafts[..., 0] = tokens
         if chances is None:
-            drafts[..., 1] = CERTAIN
+            drafts[..., 1] = CERTAIN // 2  # as likely as not, until it is learned
         else:
             np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
         np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)

@@ -53,6 +53,23 @@ def aggregate(
     return {metric_name(split, name): float(value) for name, value in values.items()}
 
 
+def head_gain(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a head's training brought in a step, from the step's metrics; empty where unknown.
+
+    Of the tokens accepted of the model's drafts, the first head would have brought as many as its
+    acceptance length has beyond the bonus token, over the trained head's.
+    """
+    names = ("head_training/length", "head_training/first_length", "draft/accepted_model",
+             "engine/rollout_s")  # fmt: skip
+    values = [metrics.get(metric_name("train", name)) for name in names]
+    if None in values:
+        return {}
+    length, first, accepted, rollout_s = (float(value) for value in values if value is not None)
+    gained = accepted * (1 - ratio(first - 1, length - 1)) if length > 1 else 0.0
+    name = metric_name("train", "head_training/gained_tokens_per_s")
+    return {name: ratio(gained, rollout_s)}
+
+
 class Rollout:
     """What the engines recorded in one training step, for the functions that compute metrics.
 

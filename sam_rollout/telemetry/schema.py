@@ -222,6 +222,10 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Tokens per verify step with the head alone, `sam.sources.model.max_tokens` drafted."),
     ("head_training/first_length", "tokens", STEP,
      "The same of the head that the run began with, unless that knew nothing."),
+    ("head_training/gained_tokens_per_s", "tokens/s", STEP,
+     "Estimate of what the training brings the rollout, of all replicas: draft/accepted_model * "
+     "(1 - (first_length - 1) / (length - 1)) / engine/rollout_s. As if no text drafted in the "
+     "first head's place, so with texts beside the head rather too much."),
     (f"head_training/accepted_position_{POSITION}", "1", STEP,
      "Mean probability that draft k is accepted, the text's own tokens before it given."),
     ("head_training/loss", "nats", STEP, "Cross entropy per draft token, mean over the updates."),

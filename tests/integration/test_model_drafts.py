@@ -6,18 +6,27 @@ right, and with shared noise at T = 1, too.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import DeadDrafterError, check_alive
+from sam_rollout.sources import NAMES
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.integration.conftest import MODEL
+from tests.integration.random_drafters import (
+    know_mimo,
+    write_eagle,
+    write_medusa,
+    write_policy_with_mtp,
+)
 from tests.integration.responses import generate, texts
 
 HEAD = Path(f"{MODEL}_eagle3")
@@ -32,8 +41,9 @@ def sam(
     gate: GateConfig = ALWAYS,
     k: int = K,
     sampled: bool = False,
+    path: str | Path = MODEL,
 ) -> SamConfig:
-    path = "" if method in ("ngram", "suffix") else MODEL
+    path = "" if method in ("ngram", "suffix", "mtp") else str(path)
     sources: dict[str, dict] = {
         name: {"enabled": name in names}
         for name in ("own", "siblings", "run", "history", "corpus", "recycling")
@@ -72,6 +82,14 @@ def drained(engine: Any) -> tuple[dict[str, int], int, int]:
     return report["counters"], sum(one[1] for one in books), sum(one[2] for one in books)
 
 
+def drained_of_model(engine: Any) -> int:
+    """Draft tokens of the model that were verified; nothing has failed."""
+    (report,) = engine.collective_rpc("sam_drain")
+    counters, place = report["counters"], NAMES.index("model")
+    assert counters["draft/failures"] == counters["draft/model_failures"] == 0
+    return sum(row[place] for row in report["steps"]["drafted_per_source"] if row)
+
+
 def runner_of(engine: Any) -> Any:
     return engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
@@ -83,6 +101,14 @@ def runner_of(engine: Any) -> Any:
         pytest.param(sam("own", "siblings", k=8), id="joined, k = 8"),
         pytest.param(sam("own", gate=GateConfig("auto", exploration=0.1)), id="gate auto"),
         pytest.param(sam(method="ngram"), id="the engine's own n-gram drafts"),
+        pytest.param(
+            sam("own", method="suffix"),
+            id="the engine's own suffix trees",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("arctic_inference") is None,
+                reason="needs arctic-inference",
+            ),
+        ),
     ],
 )
 def test_texts_are_those_without_drafts(config, start, some, reference):
@@ -93,6 +119,29 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
     if config.gate == ALWAYS:
         # The policy's own text, whose likeliest next token it draws most of the time.
         assert accepted > (0.4 if config.sources.model.method == "draft_model" else 0.1) * drafted
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_texts_are_those_without_a_head_of_another_kind(kind, start, some, reference, tmp_path):
+    """Random ones: what they draft is wrong, and in the way of nothing."""
+    write_eagle(tmp_path) if kind == "eagle" else write_medusa(tmp_path, heads=K)
+    config = sam("own", method=kind, path=tmp_path, k=K + 2)
+    engine = start(config)
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+    assert drained_of_model(engine) > 100
+    engine.collective_rpc("sam_probe", args=(True,))
+    generate(engine, some, max_tokens=32)
+    with pytest.raises(DeadDrafterError, match=r"sam\.sources\.model\.path"):
+        check_alive(engine.collective_rpc("sam_probe", args=(False,)), config)
+
+
+def test_texts_are_those_without_the_policys_own_layers(start, some, tmp_path):
+    know_mimo()
+    write_policy_with_mtp(tmp_path)
+    off = generate(start(OFF, model=str(tmp_path)), some, SIBLINGS, max_tokens=TOKENS)
+    engine = start(sam("own", method="mtp"), model=str(tmp_path))
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == texts(off)
+    assert drained_of_model(engine) > 100
 
 
 def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(start, some):
@@ -190,13 +239,19 @@ def test_a_model_is_alive_if_what_it_says_is_sampled(start, some):
                 check_alive(answers, config)
 
 
-def test_a_small_model_is_read_where_the_policy_begins_with_random_weights(start, some):
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_what_has_files_is_read_where_the_policy_begins_with_random_weights(
+    method, start, tmp_path
+):
     """A trainer's engines do; the policy's weights arrive later."""
-    engine = start(sam(), load_format="dummy")
-    runner = runner_of(engine).model_runner
-    policy = dict(runner.model.named_parameters())
-    whole = start(OFF)
-    true = dict(runner_of(whole).model_runner.model.named_parameters())
-    drafter = dict(runner.drafter.model.named_parameters())
-    name = "model.embed_tokens.weight"
-    assert not policy[name].equal(true[name]) and drafter[name].equal(true[name])
+    name, path = "model.embed_tokens.weight", Path(MODEL)
+    if method == "medusa":
+        name, path = "lm_heads.2.weight", tmp_path
+        write_medusa(path, heads=K)
+    runner = runner_of(start(sam(method=method, path=path), load_format="dummy")).model_runner
+    true = load_file(path / "model.safetensors")[name].float()
+    policy = dict(runner.model.named_parameters())["model.embed_tokens.weight"]
+    assert dict(runner.drafter.model.named_parameters())[name].equal(true)
+    assert not policy.equal(
+        load_file(f"{MODEL}/model.safetensors")["model.embed_tokens.weight"].float()
+    )

@@ -79,6 +79,17 @@ def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
     assert 0 < joined.kv_tokens < on.kv_tokens and joined.full_texts < on.full_texts
 
 
+def test_a_head_that_learns_is_part_of_the_plan(capsys):
+    trained = ("experiment=qwen3_8b_cuda", "sam=trained", "sam.sources.model.path=''")
+    text = " ".join(plan_of(capsys, *trained).split())
+    assert "Memory of a GPU while the head learns, estimated policy's embedding and output" in text
+    # The head of the policy's width that the run begins with: 3 x 4096^2 of fc, and a layer.
+    assert "head (float32) 1.00 GiB" in text and "head's moments 1.00 GiB" in text
+    assert "windows to learn from 0.25" in text  # 65,536 tokens of 8 * 4096 bytes on 8 devices
+    assert "left by the sleeping engine 2.00 GiB" in text
+    assert "while the head learns" not in plan_of(capsys, *trained[:1], "sam=joined")
+
+
 def test_a_folder_of_the_command_line_is_the_one_that_is_planned(tmp_path, capsys):
     shutil.copytree(HEAD, tmp_path / "head")
     tiny = ("experiment=tiny_cpu", "sam=joined", f"draft_model_path={tmp_path / 'head'}")

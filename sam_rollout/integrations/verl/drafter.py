@@ -15,16 +15,18 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
+from sam_rollout.heads.checkpoint import HeadShape, is_fresh, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
-from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
+from sam_rollout.sizing import DrafterSize, LearningHead, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 
 # Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
 USUAL_VOCABULARY = 32_000
+# In the config.json of models that read more than text; their language model is a part of them.
+_OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
@@ -60,6 +62,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
         ("a policy without LoRA", not lora),
         (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
          backend == "naive"),
+        *_rules_of_matrices(config, shape),
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"{model.train.PATH}.enabled", True, f"needs {reason}")
@@ -70,6 +73,21 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
         from sam_rollout.heads.writing import check_trainable
 
         check_trainable(model.folder, _config_of(shape), f"{model.PATH}.path")
+
+
+def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
+    """What a head's training asks of the policy's matrices: those of a text model, unpacked."""
+    run = config.actor_rollout_ref
+    path, packs = run.model.path, run.rollout.get("quantization")
+    qat = ((run.actor.get("fsdp_config") or {}).get("qat") or {}).get("enable")
+    yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
+    yield "actor_rollout_ref.actor.fsdp_config.qat.enable = false, not true", not qat
+    for files in _policy_configs(config, shape):
+        others = [key for key in _OTHER_INPUTS if files.get(key)]
+        yield f"a policy that reads text alone: {path} has {', '.join(others)}", not others
+        packed = files.get("quantization_config") or {}
+        how = packed.get("quant_method")
+        yield f"a policy that is not quantised: {path} has quantization_config ({how})", not packed
 
 
 def begins_with_nothing(sam: SamConfig) -> bool:
@@ -167,6 +185,42 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             size = DrafterSize(math.fsum(weights.values()), shape.kv_cache_bytes(tensor))
             return size, "memory by its config.json"
     return DrafterSize(), "memory unknown, not counted"
+
+
+def learning_head(sam: SamConfig, layout: RunLayout) -> LearningHead | None:
+    """The head that each training process holds and trains; None where the run trains none."""
+    model = sam.sources.model
+    if not (sam.enabled and model.trains):
+        return None
+    from sam_rollout.heads.training import LARGEST
+
+    policy, train, known = layout.shape, model.train, False
+    head = shape_for(_sizes_of(policy), (), None)
+    if model.folder is not None:
+        head = read_head(model.folder, f"{model.PATH}.path").shape
+        known = not is_fresh(model.folder)
+    # Embeddings, output rows and maps between vocabularies do not learn.
+    others = ("lm_head.weight", "t2d", "d2t")
+    learn = [dims for name, dims in head.weights.items() if name not in others]
+    embeddings = policy.vocab * policy.hidden
+    return LearningHead(
+        matrices=sum(math.prod(dims) for dims in learn if len(dims) == 2),
+        norms=sum(math.prod(dims) for dims in learn if len(dims) == 1),
+        hidden=head.hidden_size,
+        intermediate=head.intermediate_size,
+        heads=head.heads,
+        head_dim=head.head_dim,
+        vocabulary=policy.vocab,
+        draft_vocabulary=head.draft_vocabulary,
+        policy_matrices=embeddings if policy.tied_embeddings else 2 * embeddings,
+        layers=len(head.target_layers) or 3,
+        steps=model.max_tokens,
+        batch=train.batch,
+        window=train.window,
+        buffer_tokens=max(train.window, train.buffer_tokens // layout.devices),
+        known=known,
+        largest=LARGEST,
+    )
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:

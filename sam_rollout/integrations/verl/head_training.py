@@ -8,7 +8,6 @@ resumed with the policy's checkpoints.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from verl.single_controller.base.decorator import (
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_rollout.heads.checkpoint import TRAINING
+from sam_rollout.heads.checkpoint import is_fresh
 from sam_rollout.heads.hidden_states import STORED, Policy
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
@@ -56,8 +55,7 @@ class HeadTraining:
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
-        record = path / TRAINING  # others' heads have none
-        known = not (record.exists() and json.loads(record.read_text()).get("updates") == 0)
+        known = not is_fresh(path)
         self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
         share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
         rng, windows = random.Random(peers.rank), max(1, round(share))

@@ -43,7 +43,7 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.integrations.verl.translation import control_assignment
-from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.aggregate import aggregate, head_gain
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
@@ -229,6 +229,7 @@ class SamTrainerSync(PPOTrainerSync):
                 metric_name(TRAIN_SPLIT, f"head_training/{name}") for name in ("time_s", "share")
             )
             metrics[share] = metrics.get(spent, 0.0) / self._step_s
+            metrics |= head_gain(metrics)
         with self._recording.running(COLLECT_S):
             metrics |= _attempt(
                 lambda: self._responses.metrics(batch),

@@ -25,7 +25,8 @@ def check_drafter(
             its weights, too.
 
     Raises:
-        ConfigError: it was made for another model, or its folder cannot be read.
+        ConfigError: it was made for another model, drafts fewer tokens than it is asked for, or its
+            folder cannot be read.
     """
     field = f"{model.PATH}.path"
     if config is None:
@@ -42,6 +43,10 @@ def check_drafter(
         if None not in (value, policy.get(key)) and value != policy[key]:
             allowed = f"made for a model with {key} = {value}, not {policy[key]}"
             raise ConfigError(field, model.path, allowed)
+    heads = config.get("num_heads", config.get("medusa_num_heads"))
+    if model.method == "medusa" and heads is not None and heads < model.max_tokens:
+        allowed = f"must be at most {heads}, the output layers of {model.path}"
+        raise ConfigError(f"{model.PATH}.max_tokens", model.max_tokens, allowed)
 
 
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
@@ -61,6 +66,8 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
+    A Medusa head is told to draft no more than `max_tokens`.
+
     Args:
         model: enabled.
         vllm_config: vLLM's, of the engine or of its drafter.
@@ -75,6 +82,10 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     # From the hub vLLM has the configuration alone so far.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
+    if model.method == "medusa":
+        # vLLM makes an output layer for each token of a draft (0.31), and has no weights for those
+        # beyond the head's, where texts go on.
+        drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config
         shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)

@@ -247,7 +247,7 @@ def test_a_ready_draft_votes_where_it_is_followed_by_how_certain_it_is():
     place[[PLACE_KIND, PLACE_HEADER, PLACE_LENGTH]] = READY, drafted.ctypes.data, len(drafted)
     for length, (token, certainty) in enumerate(drafted.tolist(), start=1):
         votes = certainty / CERTAIN
-        assert votes_at(place) == [Vote.of(token, length, 1, votes, True, OTHER)]
+        assert votes_at(place) == [Vote.of(token, length, 1, votes, False, OTHER)]
         assert votes_at(followed(place, token + 1)) == []
         place = followed(place, token)
     assert votes_at(place) == [] and votes_at(followed(place, 6)) == []

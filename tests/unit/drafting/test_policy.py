@@ -23,6 +23,7 @@ from sam_rollout.verified import CHANCES
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
+SAID = (CERTAIN, 300, 600, 100)  # how certain the drafts of each source are
 Votes = list[tuple[int, int, tuple]]  # token, source, class
 
 
@@ -41,7 +42,8 @@ class Reference:
 
     def share(self, class_: tuple) -> float:
         votes, right = self.shares[class_]
-        return rule._FIRST_SHARES[class_[1]] if right is None else right / votes
+        said = bisect_right(continuations.SHARES, SAID[class_[0]] / CERTAIN)
+        return rule._SAID[said] if right is None else right / votes
 
     def chance(self, class_: tuple) -> float:
         drafted, right = self.chances[class_[:1]]
@@ -114,6 +116,7 @@ class Policy(DraftPolicy):
             gate=GateConfig(kind=gate),
         )
         super().__init__(config, sources, MAX_ROWS)
+        self.said = [CERTAIN] * sources
         self.batch = DraftBatch(MAX_ROWS, K)
 
     def propose(self, ready, budget, least=0.0):
@@ -121,7 +124,10 @@ class Policy(DraftPolicy):
         batch, rows = self.batch, len(ready)
         places = np.full((len(ready[0]), MAX_ROWS, PLACE_WIDTH), -1, np.int64)
         drafts = [
-            [np.array([(token, CERTAIN) for token in draft], np.int32) for draft in of_row]
+            [
+                np.array([(token, said) for token in draft], np.int32)
+                for said, draft in zip(self.said, of_row, strict=False)
+            ]
             for of_row in ready
         ]
         for row, of_row in enumerate(drafts):
@@ -171,6 +177,7 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
     rng = np.random.default_rng(0)
     least = 0.3 if policy == "confidence" else 0.0
     ours, reference, seen = Policy(policy, 4, least or 0.1, gate), Reference(least), Counter()
+    ours.said = SAID
     drafts, ahead, asked = [], np.zeros((MAX_ROWS, K + 1), int), []
     for number in range(1500):
         stays = rng.random() < 0.5
@@ -223,6 +230,14 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
             seen[f"from {found[2]}"] += 1
     assert (seen["offered"] > 500) == (gate == "auto")
     assert min(seen[f"from {source}"] for source in range(-1, 4)) > 100 < seen["held back"], seen
+
+
+def test_a_draft_made_elsewhere_begins_with_what_it_says_of_itself():
+    policy = Policy(sources=3)
+    policy.said = [900, 500, 500]
+    assert policy.one([4, 5], [6, 7], [6, 8]) == [4, 5]
+    policy.said = [700, 500, 600]
+    assert policy.one([4, 5], [6, 7], [6, 8]) == [6, 7]
 
 
 def test_tokens_of_equal_votes_add_up():

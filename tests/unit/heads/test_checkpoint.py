@@ -50,7 +50,7 @@ def test_what_is_written_is_read(written, model_config):
     head = read_head(folder)
     assert (head.method, head.shape.architecture) == ("eagle3", LLAMA)
     assert (head.shape.hidden_size, head.shape.vocabulary) == (32, 48)
-    assert head.shape.draft_vocabulary == 48 and head.shape.target_layers == (2, 3, 3)
+    assert head.shape.draft_vocabulary == 48 and head.shape.target_layers == (2, 3, 4)
     found = tensors(folder)
     assert head.parameters == sum(t.numel() for t in found.values())
     assert head.nbytes == sum(t.nbytes for t in found.values())
@@ -146,23 +146,29 @@ def test_layers_that_are_not_there_are_refused(written, model_config):
     (folder / "training.json").unlink()
     head = read_head(folder)
     assert head.base_model == {}
-    with pytest.raises(ConfigError, match=r"layers \[2, 3, 3\], the model has 2"):
+    with pytest.raises(ConfigError, match=r"layers \[2, 3, 4\], the model has 2"):
         check_belongs(head, model_config | {"num_hidden_layers": 2})
 
 
-@pytest.mark.parametrize(("layers", "expected"), [(3, (2, 1, 0)), (12, (2, 6, 9))])
+@pytest.mark.parametrize(("layers", "expected"), [(7, (2, 3, 4)), (12, (2, 6, 9))])
 def test_hidden_states_are_taken_where_vllm_takes_them(layers, expected):
     assert default_layers(layers) == expected
+
+
+@pytest.mark.parametrize("layers", range(3, 8))
+def test_no_layer_of_a_small_policy_is_read_twice(layers):
+    chosen = default_layers(layers)
+    assert list(chosen) == sorted(set(chosen) & set(range(layers)))  # as vLLM puts them
     with pytest.raises(ConfigError, match="num_hidden_layers = 2: must be at least 3"):
         default_layers(2)
 
 
 def test_a_policy_without_sizes_is_refused():
     with pytest.raises(ConfigError, match="model: hidden_size = None: must be an integer"):
-        shape_for({}, (2, 3, 3), None)
+        shape_for({}, (2, 3, 4), None)
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), 8)
     with pytest.raises(ConfigError, match=r"model: draft_vocab_size = 9: must be 1\.\.8"):
-        shape_for(sizes | {"vocab_size": 8}, (2, 3, 3), 9)
+        shape_for(sizes | {"vocab_size": 8}, (2, 3, 4), 9)
 
 
 def test_reading_needs_no_torch():

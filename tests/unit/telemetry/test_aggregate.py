@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from sam_rollout.sources import NAMES
-from sam_rollout.telemetry.aggregate import Rollout, aggregate
+from sam_rollout.telemetry.aggregate import Rollout, aggregate, head_gain
 from sam_rollout.telemetry.records import SCHEMA_VERSION
 from sam_rollout.telemetry.schema import COMPUTED, GATE_RATIOS, METRICS
 from tests.records import engine_step, engine_steps, request, requests
@@ -241,3 +241,18 @@ def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
         assert metrics[f"sam/{name}"] == factor * 0.25
     without = counted({"gate/failures": 0})
     assert not any(f"sam/{name}" in without for name, *_ in GATE_RATIOS), "other gates have none"
+
+
+def test_what_a_heads_training_brings_is_what_the_first_head_would_not_have():
+    """100 steps in 10 s in which the head alone drafts: 300 tokens, and 200 with the first head."""
+    known = {
+        "sam/head_training/length": 3.0, "sam/head_training/first_length": 2.0,
+        "sam/draft/accepted_model": 200.0, "sam/engine/rollout_s": 10.0,
+    }  # fmt: skip
+    name = "sam/head_training/gained_tokens_per_s"
+    assert head_gain(known) == {name: 10.0}
+    assert head_gain(known | {"sam/head_training/first_length": 4.0}) == {name: -10.0}
+    for nothing in ({"sam/head_training/length": 1.0}, {"sam/draft/accepted_model": 0.0}):
+        assert head_gain(known | nothing) == {name: 0.0}
+    for key in known:
+        assert head_gain({k: v for k, v in known.items() if k != key}) == {}, key

@@ -67,6 +67,8 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
         (f"{MODEL}.method=mtp", TRAIN, "method = 'eagle3', not 'mtp'"),
         ("draft_model_path=owner/head", f"{MODEL}.path", "must be a folder here to be trained"),
         (f"{MODEL}.train.budget=2", f"{MODEL}.train.budget", "must be 0..1"),
+        ("actor_rollout_ref.rollout.quantization=fp8", TRAIN, "quantization = null, not fp8"),
+        ("actor_rollout_ref.actor.fsdp_config.qat.enable=true", TRAIN, "enable = false, not true"),
     ],
 )
 def test_a_head_that_cannot_be_trained_ends_the_run_before_it_begins(override, field, reason):
@@ -118,6 +120,22 @@ def test_the_policys_own_files_are_asked_too(tmp_path):
         check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
     (tmp_path / "config.json").write_text("{")
     check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"vision_config": {"depth": 1}}, "reads text alone: .* has vision_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"not quantised: .* \(fp8\)"),
+    ],
+)
+def test_a_policy_whose_matrices_no_head_can_learn_from_is_refused(files, reason, tmp_path):
+    sizes = json.loads((POLICY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(sizes | files))
+    policy = f"actor_rollout_ref.model.path={tmp_path}"
+    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs a policy that .*{reason}"):
+        check(changed("experiment=tiny_cpu", "sam=trained", policy))
+    check(changed(*TINY, policy))
 
 
 def test_positions_that_do_not_reach_the_longest_text_are_noted(tmp_path, capsys):

@@ -288,7 +288,7 @@ def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
 
     def train_head(seconds):
         granted.append(seconds)
-        return [{"time_s": 0.5, "length": 2.5}, {"time_s": 9.0}]
+        return [{"time_s": 0.5, "length": 2.5, "first_length": 2.0}, {"time_s": 9.0}]
 
     trainer = make_trainer(0)
     trainer._trains_head, trainer._control = True, SimpleNamespace(share=0)
@@ -302,12 +302,13 @@ def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
     trainer._step_began_s = time.perf_counter() - 100
     for number in (4, 5):
         trainer.global_steps = number
-        metrics = {}
+        metrics = {"sam/draft/accepted_model": 30.0, "sam/engine/rollout_s": 2.0}
         assert trainer._compute_old_log_prob("batch", metrics) == "batch"
         assert "train_head" in trainer.timing_raw
         trainer._compute_metrics(None, metrics, {})  # of a step that took 4 s
         assert metrics["sam/head_training/length"] == 2.5
         assert metrics["sam/head_training/share"] == 0.5 / 4
+        assert metrics["sam/head_training/gained_tokens_per_s"] == pytest.approx(5.0)
         trainer.on_step_end()
     # The first step is not over when the head learns in it.
     assert granted[0] == pytest.approx(25, rel=0.1) and granted[1] == 1

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,15 @@ def test_a_small_model_shares_the_vocabulary_and_no_other_size():
         check_drafter(section(POLICY, "draft_model"), {"vocab_size": 600})
     maps = section(POLICY, "draft_model", use_heterogeneous_vocab=True)
     check_drafter(maps, {"vocab_size": 600})
+
+
+def test_a_head_of_fewer_output_layers_than_tokens_is_refused(tmp_path):
+    """In both of Medusa's formats."""
+    for key in ("num_heads", "medusa_num_heads"):
+        (tmp_path / "config.json").write_text(json.dumps({key: 2}))
+        with pytest.raises(ConfigError, match=r"model\.max_tokens = 3: must be at most 2, the out"):
+            check_drafter(section(tmp_path, "medusa"), SIZES)
+        check_drafter(replace(section(tmp_path, "medusa"), max_tokens=2), SIZES)
 
 
 def engine(
