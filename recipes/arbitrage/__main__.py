@@ -16,13 +16,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from recipes.arbitrage import report
 from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
-from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Scores, Solution
+from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
 from recipes.dapo_qwen3.evaluate import TINY_MODEL, engine_package, make_requests, rows_of
 
 TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")
@@ -108,16 +107,14 @@ def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) ->
 
 
 @contextmanager
-def _reward(options: argparse.Namespace) -> Iterator[Scores]:
+def _reward(options: argparse.Namespace) -> Iterator[Score]:
     if options.reward == CHECKER:
         from recipes.dapo_qwen3.synthetic_steps import check_step
 
-        yield lambda solutions, steps: np.array(
-            [
-                check_step(one.question, one.text, step.text)
-                for one, step in zip(solutions, steps, strict=True)
-            ]
-        )
+        async def check(solution: Solution, step: Step) -> float:
+            return check_step(solution.question, solution.text, step.text)
+
+        yield check
         return
     with judging_engine(options.reward, options.memory[2]) as engine:
         yield RewardModel(engine, options.step_tag)

@@ -6,12 +6,12 @@ are keyed by answer, model and position: an answer is the same with drafts and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step
@@ -49,35 +49,38 @@ class EngineAuthor:
     sampling: Sampling
     tokens: int = 0
     run: int = 0
+    waiting: dict[str, asyncio.Future] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokenizer = self.engine.get_tokenizer()
+        self._numbers = itertools.count()
 
     def begin(self) -> None:
         """Begin another answering, as if the engine had done nothing before."""
         self.engine.reset_prefix_cache()
         self.run, self.tokens = self.run + 1, 0
 
-    def write(self, solutions: Sequence[Solution], sample: int = 0) -> list[Step]:
-        """Write the next step of each solution, all in one call; as ``Author.write``."""
+    async def write(self, solution: Solution, sample: int = 0) -> Step:
+        """Write a solution's next step; as ``Author.write``."""
         from vllm import TokensPrompt
 
-        said = [solution.tokens for solution in solutions]
-        rooms = [self.sampling.max_tokens - len(tokens) for tokens in said]
-        outputs = self.engine.generate(
-            [
-                TokensPrompt(prompt_token_ids=one.prompt + tokens)
-                for one, tokens in zip(solutions, said, strict=True)
-            ],
-            [
-                self._parameters(one, room, sample)
-                for one, room in zip(solutions, rooms, strict=True)
-            ],
-            use_tqdm=False,
-        )
-        steps = [self._step(one.outputs[0], room) for one, room in zip(outputs, rooms, strict=True)]
-        self.tokens += sum(len(step.tokens) for step in steps)
-        return steps
+        said, name = solution.tokens, str(next(self._numbers))
+        room = self.sampling.max_tokens - len(said)
+        prompt = TokensPrompt(prompt_token_ids=solution.prompt + said)
+        parameters = self._parameters(solution, room, sample)
+        self.waiting[name] = asyncio.get_running_loop().create_future()
+        self.engine.llm_engine.add_request(name, prompt, parameters)
+        step = self._step(await self.waiting[name], room)
+        self.tokens += len(step.tokens)
+        return step
+
+    def work(self) -> None:
+        """Run one engine step; as ``Server.work``."""
+        if not self.waiting:
+            return
+        for output in self.engine.llm_engine.step():
+            if output.finished:
+                self.waiting.pop(output.request_id).set_result(output.outputs[0])
 
     def _step(self, answer: Any, room: int) -> Step:
         """An output as a step: the last one if the model ended the answer, or no room is left."""
@@ -91,6 +94,7 @@ class EngineAuthor:
 
     def _parameters(self, solution: Solution, room: int, sample: int) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         # The models draw independently of each other: a second try is worth more that way.
         seed = 2 * self.sampling.seed + (self.name == TARGET)
@@ -102,6 +106,7 @@ class EngineAuthor:
             max_tokens=min(self.sampling.max_step_tokens, room),
             stop=[self.sampling.delimiter],
             include_stop_str_in_output=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args=replace(own, step=self.run).to_extra_args(),
         )
 
@@ -137,7 +142,7 @@ def authors(
 
 
 class _Judge:
-    """A model of two classes that judges steps; calling it is a ``Scores``, numbers in 0..1."""
+    """A model of two classes that judges steps; calling it is a ``Score``, in 0..1."""
 
     task: str
     parameters: Any = None
@@ -146,25 +151,36 @@ class _Judge:
         self.engine = engine
         self.tokenizer = engine.get_tokenizer()
         self.longest = engine.llm_engine.model_config.max_model_len
+        self.waiting: list[tuple[str, asyncio.Future]] = []
 
     def text(self, solution: Solution, step: Step) -> str:
         """What the model reads."""
         raise NotImplementedError
 
-    def __call__(self, solutions: Sequence[Solution], steps: Sequence[Step]) -> np.ndarray:
+    async def __call__(self, solution: Solution, step: Step) -> float:
+        """Judge a step that might come next."""
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.append((self.text(solution, step), answer))
+        return await answer
+
+    def work(self) -> None:
+        """Judge all steps that wait; as ``Server.work``."""
         from vllm import TokensPrompt
 
-        texts = [self.text(one, step) for one, step in zip(solutions, steps, strict=True)]
+        asked, self.waiting = self.waiting, []
+        if not asked:
+            return
         # What does not fit is left out at the beginning: the step in question stands at the end.
-        prompts = [self.tokenizer(text)["input_ids"][-self.longest :] for text in texts]
+        prompts = [self.tokenizer(text)["input_ids"][-self.longest :] for text, _ in asked]
         outputs = self.engine.encode(
             [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
             pooling_task=self.task,
             pooling_params=self.parameters,
             use_tqdm=False,
         )
-        # Of the last token, or of the text as a whole, the probability of the second class.
-        return np.array([float(output.outputs.data.reshape(-1, 2)[-1, 1]) for output in outputs])
+        for (_, answer), output in zip(asked, outputs, strict=True):
+            # Of the last token, or of the whole text, the probability of the second class.
+            answer.set_result(float(output.outputs.data.reshape(-1, 2)[-1, 1]))
 
 
 class Router(_Judge):

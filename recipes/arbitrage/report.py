@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from recipes.arbitrage.engines import EngineAuthor, authors
-from recipes.arbitrage.steps import DRAFT, TARGET, Scores, Solution, choice_of, solve
+from recipes.arbitrage.steps import DRAFT, TARGET, Score, Solution, choice_of, solve
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.statistics import share
 
@@ -46,7 +46,7 @@ def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> l
 def measure(
     problems: Sequence[Problem],
     tried: Sequence[Point],
-    judges: dict[str, Scores],
+    judges: dict[str, Score],
     setup: tuple[Any, ...],
     sides: Sequence[str],
     rounds: int,
@@ -88,7 +88,7 @@ def measure(
 def _answer(
     problems: Sequence[Problem],
     point: Point,
-    judges: dict[str, Scores],
+    judges: dict[str, Score],
     draft: EngineAuthor,
     target: EngineAuthor,
 ) -> tuple[list[Solution], float]:
@@ -100,7 +100,7 @@ def _answer(
     if point[0] in (DRAFT, TARGET):
         solve(solutions, {DRAFT: draft, TARGET: target}[point[0]])
     else:
-        solve(solutions, draft, choice_of(*point, target, judges))
+        solve(solutions, draft, choice_of(*point, target, judges), [target, *judges.values()])
     return solutions, time.perf_counter() - begin
 
 

@@ -7,6 +7,7 @@ frequent label is sampled down, and the router reads who wrote each step so far.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipes.arbitrage.steps import Author, Scores, Solution, Step, solve
+from recipes.arbitrage.steps import Author, Score, Solution, Step, solve
 
 HELD_OUT, QUALITY = "held_out.jsonl", "router.json"  # beside the router's weights
 
@@ -31,29 +32,39 @@ def collect(
     solutions: Sequence[Solution],
     draft: Author,
     target: Author,
-    reward: Scores,
+    reward: Score,
     *,
     samples: int = 2,
     seed: int = 0,
-    progress: Callable[[int], object] = lambda ended: None,
+    progress: Callable[[], object] = lambda: None,
 ) -> pd.DataFrame:
     """Have both models write every step, and compare: one pair a step.
 
-    Rewards of ``samples`` steps of the target are averaged. Answers go on from either model's step
-    by the toss of a coin, so that the router sees both. Other arguments: as for ``solve``.
+    Answers go on from either model's step by the toss of a coin, so that the router sees both.
+
+    Args:
+        solutions: Answers without steps; they are filled in.
+        draft: The small model.
+        target: The large model.
+        reward: Process rewards of steps, in 0..1.
+        samples: Steps of the target whose rewards are averaged.
+        seed: Of the coin.
+        progress: Called whenever an answer ends.
     """
-    coin, pairs = random.Random(seed), []
+    pairs = []
 
-    def compare(unfinished: Sequence[Solution], drafted: Sequence[Step]) -> Sequence[Step]:
-        written = [target.write(unfinished, sample) for sample in range(samples)]
-        ours = reward(unfinished, drafted)
-        theirs = np.mean([reward(unfinished, steps) for steps in written], axis=0)
-        for solution, step, low, high in zip(unfinished, drafted, ours, theirs, strict=True):
-            pairs.append((solution.identity.group, annotated(solution, step), low, high))
-        return [coin.choice(steps) for steps in zip(drafted, written[0], strict=True)]
+    async def compare(solution: Solution, drafted: Step) -> Step:
+        tries = (target.write(solution, sample) for sample in range(samples))
+        written = await asyncio.gather(*tries)
+        theirs = [await reward(solution, step) for step in written]
+        who, text = solution.identity, annotated(solution, drafted)
+        pairs.append((who.group, text, await reward(solution, drafted), float(np.mean(theirs))))
+        coin = random.Random(f"{seed}/{who.key}/{len(solution.steps)}")
+        return coin.choice([drafted, written[0]])
 
-    solve(solutions, draft, compare, progress)
-    return pd.DataFrame(pairs, columns=["problem", "text", "draft", "target"])
+    solve(solutions, draft, compare, [target, reward], progress)
+    # Which answer was faster does not matter.
+    return pd.DataFrame(sorted(pairs), columns=["problem", "text", "draft", "target"])
 
 
 def labels(pairs: pd.DataFrame) -> pd.Series:

@@ -3,17 +3,16 @@
 The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Speculative decoding keeps the target's
 distribution. This does not: the draft model's steps stay wherever the mode is content with them.
 
-All answers take their steps together: the draft model writes one for each, the mode judges them,
-the target rewrites some. Prefix caches of the engines keep what was read before.
+Each answer is a coroutine that waits for models, and models serve all that wait together: no
+answer waits for a longer step of another. Prefix caches of the engines keep what was read before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
+from typing import Protocol, runtime_checkable
 
 from sam_rollout.identity import RequestIdentity
 
@@ -51,24 +50,33 @@ class Solution:
         return "".join(step.text for step in self.steps)
 
 
-class Author(Protocol):
+@runtime_checkable
+class Server(Protocol):
+    """A model that coroutines wait for."""
+
+    def work(self) -> None:
+        """Do what is next for those that wait; nothing if nobody does."""
+
+
+class Author(Server, Protocol):
     """A model that writes steps."""
 
-    def write(self, solutions: Sequence[Solution], sample: int = 0) -> list[Step]:
-        """Write the next step of each solution; ``sample`` numbers independent tries."""
+    async def write(self, solution: Solution, sample: int = 0) -> Step:
+        """Write a solution's next step; ``sample`` numbers independent tries."""
 
 
-# Solutions and a next step for each -> a number for each, float [solutions].
-Scores = Callable[[Sequence[Solution], Sequence[Step]], np.ndarray]
-# The same -> the step that each solution goes on with.
-Choice = Callable[[Sequence[Solution], Sequence[Step]], Sequence[Step]]
+# A solution and a step that might come next -> a number.
+Score = Callable[[Solution, Step], Awaitable[float]]
+# The same -> the step that the solution goes on with.
+Choice = Callable[[Solution, Step], Awaitable[Step]]
 
 
 def solve(
     solutions: Sequence[Solution],
     author: Author,
-    choose: Choice = lambda solutions, steps: steps,
-    progress: Callable[[int], object] = lambda ended: None,
+    choose: Choice | None = None,
+    servers: Sequence[object] = (),
+    progress: Callable[[], object] = lambda: None,
 ) -> None:
     """Write all answers to their ends.
 
@@ -76,19 +84,30 @@ def solve(
         solutions: Answers without steps; they are filled in.
         author: Who writes every step first.
         choose: What is made of it; by default it stays.
-        progress: Called after every round with the number of answers that ended in it.
+        servers: What else is waited for; those that are no ``Server`` answer at once.
+        progress: Called whenever an answer ends.
     """
-    unfinished = list(solutions)
-    while unfinished:
-        steps = choose(unfinished, author.write(unfinished))
-        for solution, step in zip(unfinished, steps, strict=True):
-            solution.steps.append(step)
-        left = [solution for solution in unfinished if not solution.steps[-1].last]
-        progress(len(unfinished) - len(left))
-        unfinished = left
+
+    async def answer(solution: Solution) -> None:
+        while not solution.steps or not solution.steps[-1].last:
+            step = await author.write(solution)
+            solution.steps.append(await choose(solution, step) if choose else step)
+        progress()
+
+    working = [server for server in (author, *servers) if isinstance(server, Server)]
+
+    async def serve() -> None:
+        answers = asyncio.gather(*map(answer, solutions))
+        while not answers.done():
+            await asyncio.sleep(0)  # answers go on until each waits again
+            for server in working:
+                server.work()
+        await answers
+
+    asyncio.run(serve())
 
 
-def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Scores]) -> Choice:
+def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -> Choice:
     """How a mode chooses between the draft model's step and the target's.
 
     Args:
@@ -102,30 +121,21 @@ def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Scores]) 
     Raises:
         ValueError: The mode is unknown.
     """
-    if mode == "rsd":
-        return _rewrite(lambda *steps: judges["reward"](*steps) < tau, target)
-    if mode == "router":
-        return _rewrite(lambda *steps: judges["router"](*steps) > tau, target)
-    if mode != "oracle":
+
+    async def rsd(solution: Solution, step: Step) -> Step:
+        doubtful = await judges["reward"](solution, step) < tau
+        return await target.write(solution) if doubtful else step
+
+    async def router(solution: Solution, step: Step) -> Step:
+        doubtful = await judges["router"](solution, step) > tau
+        return await target.write(solution) if doubtful else step
+
+    async def oracle(solution: Solution, step: Step) -> Step:
+        written = await target.write(solution)
+        gain = await judges["reward"](solution, written) - await judges["reward"](solution, step)
+        return written if gain > tau else step
+
+    choices = {"rsd": rsd, "router": router, "oracle": oracle}
+    if mode not in choices:
         raise ValueError(f"mode {mode!r}: must be one of {', '.join(MODES)}")
-
-    def better(solutions: Sequence[Solution], steps: Sequence[Step]) -> Sequence[Step]:
-        written = target.write(solutions)
-        gains = judges["reward"](solutions, written) - judges["reward"](solutions, steps)
-        return [pair[int(gain > tau)] for *pair, gain in zip(steps, written, gains, strict=True)]
-
-    return better
-
-
-def _rewrite(doubts: Scores, target: Author) -> Choice:
-    """Has the target write the steps for which ``doubts`` is true."""
-
-    def choose(solutions: Sequence[Solution], steps: Sequence[Step]) -> Sequence[Step]:
-        rows = np.flatnonzero(doubts(solutions, steps))
-        chosen = list(steps)
-        written = target.write([solutions[row] for row in rows]) if len(rows) else []
-        for row, step in zip(rows, written, strict=True):
-            chosen[row] = step
-        return chosen
-
-    return choose
+    return choices[mode]

@@ -1,5 +1,6 @@
 """Arbitrage in real engines: the tiny models, a router, and a reward model that vLLM runs."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -72,10 +73,27 @@ def test_steps_of_one_model_are_its_answer_in_one_go(side):
         for parameters in asked:
             parameters.stop, parameters.max_tokens = [], 200
         whole = target.engine.generate(
-            [TokensPrompt(prompt_token_ids=one.prompt) for one in solutions], asked, use_tqdm=False
+            [TokensPrompt(prompt_token_ids=one.prompt) for one in solutions],
+            asked,
+            use_tqdm=False,
         )
     assert [list(one.outputs[0].token_ids) for one in whole] == [one.tokens for one in solutions]
     assert any(step.text.endswith("\n") for one in solutions for step in one.steps)
+
+
+def judge_all(judge, solutions, steps):
+    """Scores of all steps, asked for at once."""
+
+    async def ask():
+        waiting = [
+            asyncio.create_task(judge(one, step))
+            for one, step in zip(solutions, steps, strict=True)
+        ]
+        await asyncio.sleep(0)
+        judge.work()
+        return await asyncio.gather(*waiting)
+
+    return asyncio.run(ask())
 
 
 def judged(solutions):
@@ -90,7 +108,7 @@ def test_vllm_and_transformers_agree_on_a_router(router):
     solutions, _ = solutions_of(command.parser().parse_args(["report", *SMALL]))
     steps = judged(solutions)
     with judging_engine(str(router), 0.1) as engine:
-        found = Router(engine)(solutions, steps)
+        found = judge_all(Router(engine), solutions, steps)
     model = AutoModelForSequenceClassification.from_pretrained(router)
     tokenizer = AutoTokenizer.from_pretrained(router)
     expected = []
@@ -128,7 +146,7 @@ def test_a_reward_model_scores_the_last_step_at_its_tag(tmp_path):
     with judging_engine(str(tmp_path), 0.1) as engine:
         judge = RewardModel(engine, tag)
         texts = [judge.text(one, step) for one, step in zip(solutions, steps, strict=True)]
-        found = judge(solutions, steps)
+        found = judge_all(judge, solutions, steps)
         with pytest.raises(ValueError, match="step tag 'two words': must be one token"):
             RewardModel(engine, "two words")
     assert all(

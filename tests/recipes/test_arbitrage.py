@@ -1,5 +1,7 @@
 """Arbitrage without engines: who writes which step, pairs, labels, thresholds, the report."""
 
+import asyncio
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,23 +26,30 @@ LENGTHS = (3, 1, 2)  # steps of each answer
 
 
 class Scripted:
-    """Writes numbered steps; answer n has LENGTHS[n] of them. Notes who was asked together."""
+    """Writes numbered steps; answer n has LENGTHS[n] of them. Notes who was served together."""
 
-    def __init__(self, name):
+    def __init__(self, name, slow=()):
         self.name = name
+        self.slow = slow
+        self.waiting = []
         self.asked = []
 
-    def write(self, solutions, sample=0):
-        self.asked.append([one.question for one in solutions])
-        return [
-            Step(
-                (sample,),
-                f"{self.name}{len(one.steps)}\n",
-                self.name,
-                len(one.steps) + 1 == LENGTHS[int(one.question)],
-            )
-            for one in solutions
-        ]
+    async def write(self, solution, sample=0):
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.append((solution, sample, answer))
+        return await answer
+
+    def work(self):
+        """Serve all that wait; those of slow answers only while nobody else does."""
+        others = [one for one in self.waiting if one[0].question not in self.slow]
+        served = others or self.waiting
+        self.waiting = [one for one in self.waiting if one not in served]
+        if served:
+            self.asked.append([solution.question for solution, _, _ in served])
+        for solution, sample, answer in served:
+            number = len(solution.steps)
+            last = number + 1 == LENGTHS[int(solution.question)]
+            answer.set_result(Step((sample,), f"{self.name}{number}\n", self.name, last))
 
 
 def answers():
@@ -52,23 +61,41 @@ def answers():
 
 def scored(table):
     """Scores by a step's text."""
-    return lambda solutions, steps: np.array([table.get(step.text, 0.5) for step in steps])
+
+    async def score(_solution, step):
+        return table.get(step.text, 0.5)
+
+    return score
 
 
 def solved(mode, tau=0.0, **judges):
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
-    solve(solutions, draft, choice_of(mode, tau, target, judges))
+    solve(solutions, draft, choice_of(mode, tau, target, judges), [target, *judges.values()])
     return [one.text for one in solutions], draft, target
 
 
 def test_answers_are_written_together_until_each_ends():
     author, solutions, ended = Scripted(DRAFT), answers(), []
-    solve(solutions, author, progress=ended.append)
+    solve(solutions, author, progress=lambda: ended.append(len(author.asked)))
     assert author.asked == [["0", "1", "2"], ["0", "2"], ["0"]]
-    assert ended == [1, 1, 1]
+    assert ended == [1, 2, 3]
     assert [len(one.steps) for one in solutions] == list(LENGTHS)
     assert solutions[2].text == "draft0\ndraft1\n"
     assert solutions[2].tokens == [0, 0]
+
+
+def test_no_answer_waits_for_a_long_step_of_another():
+    author, solutions = Scripted(DRAFT, slow={"0"}), answers()
+    solve(solutions, author)
+    assert author.asked == [["1", "2"], ["2"], ["0"], ["0"], ["0"]]
+
+
+def test_an_error_ends_the_answering():
+    async def broken(_solution, _step):
+        raise ValueError("no such question")
+
+    with pytest.raises(ValueError, match="no such question"):
+        solved("rsd", 0.5, reward=broken)
 
 
 def test_rsd_rewrites_steps_of_low_reward():
@@ -100,8 +127,8 @@ def test_another_mode_is_refused():
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
-    def reward(of, steps):  # second tries are better; the draft's are worth 0.4
-        return np.array([step.tokens[0] if step.author == TARGET else 0.4 for step in steps])
+    async def reward(_solution, step):  # second tries are better; the draft's are worth 0.4
+        return step.tokens[0] if step.author == TARGET else 0.4
 
     pairs = collect(solutions, draft, target, reward, samples=2, seed=1)
     assert len(pairs) == sum(LENGTHS)
