@@ -23,6 +23,7 @@ from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, auth
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
 from recipes.dapo_qwen3.evaluate import TINY_MODEL, engine_package, make_requests, rows_of
+from sam_rollout.integrations.vllm.offline import prepare_environment
 
 TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")
 CHECKER = "synthetic"
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
+    prepare_environment()  # before transformers imports torch
     rows = rows_of(options.data, options.limit, split)
     options.model = options.target  # whose chat template and tokens these are
     return [

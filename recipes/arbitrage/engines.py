@@ -53,7 +53,7 @@ class EngineAuthor:
 
     def __post_init__(self) -> None:
         self.tokenizer = self.engine.get_tokenizer()
-        self._numbers = itertools.count()
+        self.names = itertools.count()  # of requests
 
     def begin(self) -> None:
         """Begin another answering, as if the engine had done nothing before."""
@@ -64,7 +64,7 @@ class EngineAuthor:
         """Write a solution's next step; as ``Author.write``."""
         from vllm import TokensPrompt
 
-        said, name = solution.tokens, str(next(self._numbers))
+        said, name = solution.tokens, str(next(self.names))
         room = self.sampling.max_tokens - len(said)
         prompt = TokensPrompt(prompt_token_ids=solution.prompt + said)
         parameters = self._parameters(solution, room, sample)
