@@ -102,7 +102,7 @@ class _Event:
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copy: tuple[torch.Tensor, torch.Tensor] | None = None  # to the host, from where
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -110,15 +110,18 @@ class _Event:
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy that holds something else until somebody has seen that this has happened."""
         target = torch.full_like(source, _NOT_THERE)
-        self._copy = target, source.clone()
+        self.add(target, source.clone())
         return target
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """`source` is in `target` once somebody has seen that this has happened."""
+        self._copies.append((target, source))
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        if (copy := self._copy) is not None:
-            target, source = copy  # two threads may do this at once
+        for target, source in self._copies:  # two threads may do this at once
             target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
-            self._copy = None
+        self._copies = []
 
     def query(self) -> bool:
         if time.perf_counter() < self._at:
@@ -162,6 +165,8 @@ def asynchronous_scheduling() -> Iterator[None]:
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
+    from sam_rollout.integrations.vllm import engine_drafter
+
     platform = type(current_platform)
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
     made, sampled = module.CPUModelRunner.__init__, AsyncGPUModelRunnerOutput.__init__
@@ -189,10 +194,20 @@ def asynchronous_scheduling() -> Iterator[None]:
             self.sampled_token_ids_cpu = self.async_copy_ready_event.copy(
                 self.sampled_token_ids_cpu
             )
+            for target, source in drafts:
+                self.async_copy_ready_event.add(target, source)
+            drafts.clear()
+
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
+
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))
+        return drafts[-1][0]
 
     # Engines live on: this stays, as the stand-ins do.
     if sampled.__name__ != init_output.__name__:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
+        engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
     patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
     patch(module.CPUModelRunner, "__init__", init)
