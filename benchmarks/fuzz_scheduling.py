@@ -2,9 +2,10 @@
 
     python -m benchmarks.fuzz_scheduling [--seconds 600] [--seed 0] [--output FILE]
 
-The tiny model, in vLLM's asynchronous path on a CPU (`emulated_device.py`), where drafts are bound
-late, or synchronously, some with drafts of its EAGLE-3 head, with the coupled sampler at T = 1: each
-response has to be, token for token, that of an engine without drafts that schedules synchronously.
+The tiny model with the coupled sampler at T = 1, in vLLM's asynchronous path on a CPU
+(`emulated_device.py`), where drafts are bound late, some with drafts of its EAGLE-3 head, or with
+these synchronously: each response has to be, token for token, that of an engine without drafts that
+schedules synchronously.
 Requests join and are aborted; the gate opens and closes; records are drained, texts exchanged,
 weights written again, running requests preempted by a reset of the prefix cache or for want of
 memory; the engine is paused and goes on, or is put to sleep; a drafter or the head raises. All of

@@ -105,7 +105,7 @@ def test_vllm_ascend_has_rules_of_its_own(version, vllm_version, parallel, reaso
     found = ascend.why_synchronous(config(parallel_config=sections), vllm_version)
     assert reason in found and bool(found) == bool(reason)
     with_head = ascend.why_synchronous(config(model=HEAD, parallel_config=sections), vllm_version)
-    assert with_head == (reason and found) or "drafts of a model were not tried" in with_head
+    assert (reason or "drafts of a model were not tried") in with_head
 
 
 @pytest.mark.parametrize("method", METHODS)
