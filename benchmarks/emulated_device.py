@@ -2,8 +2,9 @@
 
 vLLM's scheduler, message queues, model runner, our drafter and the processing of outputs are the
 real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for each token it scores,
-and samples what the text of its request goes on with. Launching it keeps the host busy for
-`launch_s`; after that the host is free until it asks for the result, as beside an accelerator.
+and samples what the text of its request goes on with. A pass of a head takes a tenth of `step_s`,
+and drafts nothing that is right. Launching a step keeps the host busy for `launch_s`; after that
+the host is free until it asks for the result, as beside an accelerator.
 
 `asynchronous_scheduling` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
 """
@@ -247,6 +248,12 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             self.model.compute_logits = lambda hidden: hidden[:, :1]
             width = self.model_config.get_hidden_size()
             self._hidden = torch.zeros(self.max_num_tokens + 64, width)
+            if self.use_aux_hidden_state_outputs:  # a head drafts
+                self.drafter.propose = self._pass
+
+        def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
+            DEVICE.free_at += max(1, num_speculative_tokens) * DEVICE.step_s / 10
+            return torch.zeros(len(next_token_ids), num_speculative_tokens, dtype=torch.int64)
 
         def _prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
             self._scored = scheduler_output.total_num_scheduled_tokens
@@ -256,7 +263,8 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             if self._scored:
                 DEVICE.launch(self.input_batch.num_reqs, self._scored)
             self._scored = 0
-            return self._hidden[: input_ids.shape[0]]
+            hidden = self._hidden[: input_ids.shape[0]]
+            return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
 
         def _rows(self) -> np.ndarray:
             if tuple(self.input_batch.req_ids) != self._ids:
