@@ -6,8 +6,9 @@ The device is emulated (`emulated_device.py`): known texts, and steps that take 
 Scheduler, message queues, model runner, drafter and output processing are the real code, in the
 processes that vLLM gives them. ``no drafts`` is vLLM alone, ``suffix decoding`` vLLM's own drafter
 (arctic-inference; left out where that is not installed), ``closed`` ours with a gate that never
-opens, ``open`` ours drafting for all requests. Each is measured with synchronous scheduling, and
-with asynchronous scheduling where it can have that. Steps count in which all requests decode.
+opens, ``open`` ours drafting for all requests, ``joined`` with an EAGLE-3 head, too. Each is
+measured with synchronous scheduling, and with asynchronous scheduling where it can have that. Steps
+count in which all requests decode.
 
 The host's part is this machine's: two busy cores take longer than a server's.
 ``--check`` measures what must hold, and exits with 1 where it does not.
@@ -19,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,12 @@ STEPS = 48  # of a cell, at least a few of them with all requests
 K = 3
 TEXT = TraceModel(vocabulary=480, prompt_length=PROMPT_TOKENS)  # of the tiny model's 512 tokens
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
+JOINED = "joined"
+HEAD = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K}
 SYNC, ASYNC = "sync", "async"
 SIDES = (
     (NONE, SYNC), (NONE, ASYNC), (SUFFIX, SYNC), (CLOSED, SYNC), (CLOSED, ASYNC), (OPEN, SYNC),
-    (OPEN, ASYNC),
+    (OPEN, ASYNC), (JOINED, SYNC), (JOINED, ASYNC),
 )  # fmt: skip
 # What `--check` asks for: side, device step in ms, requests, most ms of idle device in a step.
 TARGETS = ((CLOSED, 10, 64, 0.1), (OPEN, 10, 64, 2.0), (OPEN, 20, 8, 0.7))
@@ -57,6 +61,9 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
     """The group `sam` and further engine arguments of a side."""
     further: dict[str, Any] = {"async_scheduling": None if scheduling == ASYNC else False}
     gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
+    if drafts == JOINED:
+        sam = SamConfig.from_mapping({"max_draft_tokens": K, "sources": {"model": HEAD}})
+        return replace(sam, gate=gates[OPEN]), further
     if drafts in gates:
         return SamConfig(max_draft_tokens=K, gate=gates[drafts]), further
     if drafts == SUFFIX:

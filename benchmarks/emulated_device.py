@@ -2,8 +2,9 @@
 
 vLLM's scheduler, message queues, model runner, our drafter and the processing of outputs are the
 real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for each token it scores,
-and samples what the text of its request goes on with. Launching it keeps the host busy for
-`launch_s`; after that the host is free until it asks for the result, as beside an accelerator.
+and samples what the text of its request goes on with. A pass of a head takes a tenth of `step_s`,
+and drafts nothing that is right. Launching a step keeps the host busy for `launch_s`; after that
+the host is free until it asks for the result, as beside an accelerator.
 
 `asynchronous_scheduling` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
 """
@@ -102,7 +103,7 @@ class _Event:
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copy: tuple[torch.Tensor, torch.Tensor] | None = None  # to the host, from where
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -110,15 +111,18 @@ class _Event:
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy that holds something else until somebody has seen that this has happened."""
         target = torch.full_like(source, _NOT_THERE)
-        self._copy = target, source.clone()
+        self.add(target, source.clone())
         return target
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """`source` is in `target` once somebody has seen that this has happened."""
+        self._copies.append((target, source))
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        if (copy := self._copy) is not None:
-            target, source = copy  # two threads may do this at once
+        for target, source in self._copies:  # two threads may do this at once
             target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
-            self._copy = None
+        self._copies = []
 
     def query(self) -> bool:
         if time.perf_counter() < self._at:
@@ -162,6 +166,8 @@ def asynchronous_scheduling() -> Iterator[None]:
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
+    from sam_rollout.integrations.vllm import engine_drafter
+
     platform = type(current_platform)
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]
     made, sampled = module.CPUModelRunner.__init__, AsyncGPUModelRunnerOutput.__init__
@@ -189,10 +195,20 @@ def asynchronous_scheduling() -> Iterator[None]:
             self.sampled_token_ids_cpu = self.async_copy_ready_event.copy(
                 self.sampled_token_ids_cpu
             )
+            for target, source in drafts:
+                self.async_copy_ready_event.add(target, source)
+            drafts.clear()
+
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
+
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))
+        return drafts[-1][0]
 
     # Engines live on: this stays, as the stand-ins do.
     if sampled.__name__ != init_output.__name__:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
+        engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
     patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
     patch(module.CPUModelRunner, "__init__", init)
@@ -232,6 +248,12 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             self.model.compute_logits = lambda hidden: hidden[:, :1]
             width = self.model_config.get_hidden_size()
             self._hidden = torch.zeros(self.max_num_tokens + 64, width)
+            if self.use_aux_hidden_state_outputs:  # a head drafts
+                self.drafter.propose = self._pass
+
+        def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
+            DEVICE.free_at += max(1, num_speculative_tokens) * DEVICE.step_s / 10
+            return torch.zeros(len(next_token_ids), num_speculative_tokens, dtype=torch.int64)
 
         def _prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
             self._scored = scheduler_output.total_num_scheduled_tokens
@@ -241,7 +263,8 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             if self._scored:
                 DEVICE.launch(self.input_batch.num_reqs, self._scored)
             self._scored = 0
-            return self._hidden[: input_ids.shape[0]]
+            hidden = self._hidden[: input_ids.shape[0]]
+            return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
 
         def _rows(self) -> np.ndarray:
             if tuple(self.input_batch.req_ids) != self._ids:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.fuzz_scheduling [--seconds 600] [--seed 0] [--output FILE]
 
-The tiny model, in vLLM's asynchronous path on a CPU (`emulated_device.py`), where drafts are bound
-late, or synchronously with drafts of its EAGLE-3 head, with the coupled sampler at T = 1: each
-response has to be, token for token, that of an engine without drafts that schedules synchronously.
+The tiny model with the coupled sampler at T = 1, in vLLM's asynchronous path on a CPU
+(`emulated_device.py`), where drafts are bound late, some with drafts of its EAGLE-3 head, or with
+these synchronously: each response has to be, token for token, that of an engine without drafts that
+schedules synchronously.
 Requests join and are aborted; the gate opens and closes; records are drained, texts exchanged,
 weights written again, running requests preempted by a reset of the prefix cache or for want of
 memory; the engine is paused and goes on, or is put to sleep; a drafter or the head raises. All of
@@ -56,7 +57,7 @@ EVENTS = {
     "sleep": 0.003,
 }  # fmt: skip
 TOTALS = (
-    "engines", "with_head", "steps", "responses", "tokens", "drafted", "accepted",
+    "engines", "with_head", "head_ahead", "steps", "responses", "tokens", "drafted", "accepted",
     "drafters_failed",
 )  # fmt: skip
 
@@ -102,9 +103,13 @@ class Life:
         self._live: list[str] = []
         self._failures: Counter[str] = Counter()
         scheduler = type(self._core.scheduler).__name__
-        expected = "LateBindingScheduler" if self._head is None else "SyncScheduler"
+        ahead = sam.scheduling == "auto"
+        expected = "LateBindingScheduler" if ahead else "SyncScheduler"
         assert scheduler == expected, f"scheduled by {scheduler}"
-        self.totals: Counter[str] = Counter(engines=1, with_head=self._head is not None)
+        has_head = self._head is not None
+        self.totals: Counter[str] = Counter(
+            engines=1, with_head=has_head, head_ahead=has_head and ahead
+        )
         self._meant: dict[str, int] = {}  # failures
 
     def run(self) -> None:
@@ -251,7 +256,8 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
         head = ModelSourceConfig(
             True, "eagle3", str(HEAD), chance.randint(1, min(4, sam.max_draft_tokens))
         )
-        sam = replace(sam, sources=replace(sam.sources, model=head))
+        scheduling = chance.choice(["auto", "auto", "sync"])
+        sam = replace(sam, sources=replace(sam.sources, model=head), scheduling=scheduling)
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
         try:

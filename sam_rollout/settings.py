@@ -35,8 +35,8 @@ class ConfigError(ValueError):
 
 # Ways to sample that are asked for in vain -> why.
 NEVER_FOR_ROLLOUTS = {
-    "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for evaluating "
-    "checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
+    "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
+    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
 }
 
 

@@ -16,7 +16,9 @@ from sam_rollout.gating.step import EngineStep
 _LEAD = 1.02  # a way replaces the other if it is so much faster
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial has at least both, rows counted in every step
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
-_SETTLING = 2  # steps after a change that belong to neither way
+# Steps after a change that belong to neither way: it reaches an engine that schedules a step ahead
+# with the third, whose drafts are the next one's.
+_SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
 _PAUSE = 4.0  # steps that take so many times the usual are left out
 _CLOSED = 256  # steps after which a gate counts as closed by the model's price

@@ -87,6 +87,7 @@ class DraftSession:
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
         made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
+        made_after: steps from `wants_made` to the first one that has such drafts.
         heard: what the model held likeliest since the last call, as `Source.hear` takes it, or
             None; told whether the gate is open.
 
@@ -117,6 +118,7 @@ class DraftSession:
         sampler_us: Callable[[], float] = _no_time_us,
         heard: Callable[[bool], tuple[Int32Array, ...] | None] = lambda _open: None,
         made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None,
+        made_after: int = 1,
     ) -> None:
         warm_up()
         k = self._k = config.max_draft_tokens
@@ -124,7 +126,8 @@ class DraftSession:
         self._record = record
         self._sampler_us = sampler_us
         self._heard = heard
-        self._made = made
+        self._made, self._made_after = made, made_after
+        self._asked = 0  # steps in a row after which such drafts were wanted
         self._expects_made = config.sources.model.enabled
         self._lacks_made = False  # in this step
         self._looks_ahead = 0  # steps for which a look waits for such drafts
@@ -243,11 +246,12 @@ class DraftSession:
         made = self._made()
         if made is not None:
             drafter.receive(*made)
-        # None was asked for. One that was and did not come is not to be had; nor is a dear one.
+        # None was asked for, or it is on its way. One that was and did not come is not to be had;
+        # nor is a dear one.
         self._lacks_made = (
             self._expects_made
             and made is None
-            and not self.wants_made
+            and self._asked < self._made_after
             and (self._price is None or self._price.pays)
         )
         step = EngineStep(
@@ -315,6 +319,7 @@ class DraftSession:
         if self._price is not None:
             self._price.observe(step, is_open=was_open)
             self.wants_made = self.wants_made and self._price.pays
+        self._asked = (self._asked + 1) * self.wants_made
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)

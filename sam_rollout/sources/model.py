@@ -99,8 +99,7 @@ class ModelSourceConfig(Section):
 
     enabled: bool = setting(
         False,
-        meaning="Draft what the engine's own drafter says, too. The engine then schedules "
-        "synchronously.",
+        meaning="Draft what the engine's own drafter says, too.",
     )
     method: str = setting(
         "eagle3",

@@ -322,12 +322,27 @@ VLLM_ENGINE_DRAFTER: Table = {
         "spec_decode_metadata, common_attn_metadata, slot_mappings)": (
             "wrapped: asked once a step, for as many tokens as its schedule says",
             "= scheduler_output.num_spec_tokens_to_schedule",
-            "num_speculative_tokens=num_spec_tokens_to_schedule"),
+            "num_speculative_tokens=num_spec_tokens_to_schedule",
+            "self._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)",
+            "target_token_ids = self.input_ids.gpu[:total_num_tokens]"),
         "GPUModelRunner.sample_tokens(grammar_output)": (
             "wrapped: what it returns is booked; without room for the drafter it is not asked",
             "= self.execute_model_state",
             "self._draft_token_ids = self.propose_draft_token_ids(",
-            "if input_fits_in_drafter:"),
+            "if input_fits_in_drafter:",
+            # ahead: it proposes before what was sampled is copied, and may have told the counts
+            "self.valid_sampled_token_count_gpu = None",
+            "propose_draft_token_ids(sampled_token_ids)"),
+        "AsyncGPUModelRunnerOutput.__init__": (
+            "what was copied to the host before is there when what was sampled is",
+            "default_stream = torch.cuda.current_stream()",
+            "async_output_copy_stream.wait_stream(default_stream)",
+            "self.async_copy_ready_event.record()"),
+        "GPUModelRunner._build_attention_metadata": (
+            "rows of drafts are those of the batch, whatever a graph is filled up with",
+            "spec_decode_common_attn_metadata.unpadded(num_tokens, num_reqs)"),
+        "GPUModelRunner.valid_sampled_token_count_gpu":
+            "None where no drafter has told how many tokens each row gained",
         "GPUModelRunner._copy_draft_token_ids_to_cpu(scheduler_output, zeros_only)": (
             "copies nothing where there is only a list",
             "if not torch.is_tensor(draft_token_ids):"),
@@ -338,6 +353,9 @@ VLLM_ENGINE_DRAFTER: Table = {
         "SpecDecodeBaseProposer.propose": (
             "its first pass runs whatever is asked for",
             "if self.num_speculative_tokens == 0:"),
+        "SpecDecodeBaseProposer.prepare_next_token_ids_padded(sampled_token_ids, requests, "
+        "gpu_input_batch, discard_request_mask)":
+            "reads what was sampled on the device, whatever the host's arrays hold",
         "SpecDecodeBaseProposer._greedy_sample(hidden_states)": (
             "replaced: the likeliest token, and how likely it is",
             "self.model.compute_logits(hidden_states).argmax(dim=-1)"),
@@ -349,6 +367,11 @@ VLLM_ENGINE_DRAFTER: Table = {
         "Scheduler.schedule": (
             "tells how many tokens to draft with the step",
             "num_spec_tokens_to_schedule=num_spec_tokens_to_schedule"),
+    },
+    "v1.worker.gpu_input_batch": {
+        "InputBatch.update_async_spec_token_ids": (
+            "drafts of the device are asked for only where rows of the last step are kept",
+            "not self.prev_req_id_to_index"),
     },
     "config.speculative": {
         "SpeculativeConfig.draft_load_config": "the drafter's own way to be loaded",
@@ -984,7 +1007,8 @@ VLLM_LATE_BINDING_BY_NUMBER: Table = {
             "[-1] * scheduler_output.num_spec_tokens_to_schedule"),
     },
     "v1.core.sched.output": {
-        "SchedulerOutput.num_spec_tokens_to_schedule": "set by our scheduler",
+        "SchedulerOutput.num_spec_tokens_to_schedule":
+            "set by our scheduler: the next step's places, then this step's passes",
     },
 }
 

@@ -35,13 +35,13 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("seed", "with_head"), [(3, False), (24, True)])
-def test_random_events_lose_and_double_no_token(run, known, seed, with_head):
+@pytest.mark.parametrize(("seed", "with_head", "head_ahead"), [(3, 0, 0), (24, 1, 0), (83, 1, 1)])
+def test_random_events_lose_and_double_no_token(run, known, seed, with_head, head_ahead):
     """With these seeds the gate opens and closes by chance, and requests are preempted."""
     record = json.loads(run(seed, known).read_text())
     totals = record["totals"]
     assert totals["engines"] == 1 and totals["responses"] >= 30
-    assert totals["with_head"] == with_head
+    assert (totals["with_head"], totals["head_ahead"]) == (with_head, head_ahead)
     assert 0 < totals["accepted"] < totals["drafted"]
     assert sum(totals[event] > 0 for event in fuzz_scheduling.EVENTS) >= 4
     assert f"{totals['responses']} responses" in results_page.section("fuzz_scheduling", record)

@@ -7,6 +7,7 @@ waited for.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from typing import Any
@@ -18,10 +19,20 @@ from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.late_binding import LateBinding
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 
 COUPLED = RolloutSamplerConfig("coupled")
 OFF = SamConfig(enabled=False)
+
+
+def joined(k: int, gate: GateConfig, **options: Any) -> SamConfig:
+    """Drafts of texts, and of the tiny model's head."""
+    head = {"enabled": True, "path": f"{MODEL}_eagle3", "options": options}
+    sam = SamConfig.from_mapping({"max_draft_tokens": k, "sources": {"model": head}})
+    return dataclasses.replace(sam, gate=gate)
+
+
 # Prepared ahead with up to 28 requests (k = 8), 64 (k = 3) or 128 (k = 1), bound with more.
 SIDES = {
     "closed": SamConfig(gate=GateConfig("closed")),
@@ -29,6 +40,11 @@ SIDES = {
     "k = 1": SamConfig(max_draft_tokens=1, gate=GateConfig("threshold", 10_000)),
     "k = 8": SamConfig(gate=GateConfig("threshold", 10_000)),
     "auto": SamConfig(gate=GateConfig("auto", exploration=0.1)),
+    "joined, k = 3": joined(3, GateConfig("threshold", 24)),
+    "joined, k = 8": joined(8, GateConfig("threshold", 10_000)),
+    "joined, auto": joined(8, GateConfig("auto", exploration=0.1)),
+    # vLLM asks it in steps alone in which no text is longer.
+    "joined, short": joined(3, GateConfig("threshold", 24), max_model_len=128),
 }
 MAX_TOKENS = 150
 SIBLINGS = 2
@@ -82,6 +98,8 @@ def test_texts_are_those_without_drafts(name, asynchronous, reference, prompts):
     report = engine.collective_rpc("sam_drain")[0]
     counters = report["counters"]
     assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
+    assert counters.get("draft/model_failures", 0) == 0
+    assert (counters.get("draft/model_tokens", 0) > 0) == SIDES[name].drafts_with_model
     accepted = sum(book[2] for book in report["requests"].values())
     assert (accepted > 0) == (name != "closed")
     # Places that no draft was bound to are no drafts: vLLM counts what our ledger counts.
@@ -114,10 +132,16 @@ def test_without_drafts_texts_are_the_same_asynchronously(asynchronous, referenc
     assert texts(outputs) == texts(reference)
 
 
+@pytest.mark.parametrize(
+    "always",
+    [
+        pytest.param(SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 10_000)), id="on"),
+        pytest.param(joined(3, GateConfig("threshold", 10_000)), id="joined"),
+    ],
+)
 def test_texts_are_the_same_where_requests_are_preempted_and_prompts_computed_in_parts(
-    asynchronous, reference, prompts
+    always, asynchronous, reference, prompts
 ):
-    always = SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 10_000))
     engine = asynchronous(always, **SMALL)
     outputs = generate(engine, prompts, SIBLINGS, max_tokens=MAX_TOKENS)
     assert texts(outputs) == texts(reference)
@@ -168,7 +192,9 @@ def one_by_one(plain, prompts) -> dict[str, Any]:
     return _rollout(plain, prompts, seed=3, aborts=False)
 
 
-@pytest.mark.parametrize("name", ["opens and closes", "k = 8", "auto"])
+@pytest.mark.parametrize(
+    "name", ["opens and closes", "k = 8", "auto", "joined, k = 3", "joined, k = 8"]
+)
 def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, one_by_one, prompts):
     engine, expected = asynchronous(SIDES[name], enable_prefix_caching=True), one_by_one
     found = _rollout(engine, prompts, seed=3, aborts=True)
@@ -179,7 +205,8 @@ def test_texts_are_the_same_where_requests_come_and_go(name, asynchronous, one_b
     assert counters["draft/failures"] == counters["gate/failures"] == 0
 
 
-def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, plain, prompts):
+@pytest.mark.parametrize("name", ["k = 8", "joined, k = 8"])
+def test_requests_with_a_grammar_get_no_drafts_and_others_do(name, asynchronous, plain, prompts):
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -197,7 +224,7 @@ def test_requests_with_a_grammar_get_no_drafts_and_others_do(asynchronous, plain
         outputs = engine.generate(asked, parameters, use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
-    engine = asynchronous(SIDES["k = 8"])
+    engine = asynchronous(SIDES[name])
     assert responses(engine) == responses(plain)
     books = engine.collective_rpc("sam_drain")[0]["requests"]
     drafted = [book[1] for _, book in sorted(books.items())]

@@ -1,11 +1,13 @@
 """Drafts of a model that vLLM runs, joined with drafts from texts: the same texts, and alive.
 
 The model that drafts is the tiny model itself, so that what it says is known: at T = 0 all of it is
-right, and with shared noise at T = 1, too.
+right, and with shared noise at T = 1, too. Scheduled a step ahead, its drafts are not on the host
+before somebody has waited for what was sampled (`benchmarks/emulated_device.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -15,7 +17,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm import late_binding
+from sam_rollout.integrations.vllm.scheduling import SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import DeadDrafterError, check_alive
 from sam_rollout.sources import NAMES
@@ -33,6 +38,7 @@ HEAD = Path(f"{MODEL}_eagle3")
 K, TOKENS, SIBLINGS = 3, 120, 2
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 OFF = SamConfig(enabled=False)
+both_ways = pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "ahead"])
 
 
 def sam(
@@ -41,26 +47,34 @@ def sam(
     gate: GateConfig = ALWAYS,
     k: int = K,
     sampled: bool = False,
-    path: str | Path = MODEL,
+    path: str | Path | None = None,
 ) -> SamConfig:
-    path = "" if method in ("ngram", "suffix", "mtp") else str(path)
+    if path is None:
+        path = {"ngram": "", "suffix": "", "mtp": "", "eagle3": HEAD}.get(method, MODEL)
     sources: dict[str, dict] = {
         name: {"enabled": name in names}
         for name in ("own", "siblings", "run", "history", "corpus", "recycling")
     }
     sources["model"] = {
-        "enabled": True, "method": method, "path": path, "max_tokens": K, "sampled": sampled,
+        "enabled": True, "method": method, "path": str(path), "max_tokens": K, "sampled": sampled,
     }  # fmt: skip
     return SamConfig(max_draft_tokens=k, gate=gate, sources=SourcesConfig.from_mapping(sources))
 
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Any:
-    """``start(sam, sampler, **arguments)``: an engine."""
+    """``start(sam, sampler, ahead, **arguments)``: an engine; ``ahead``: scheduled a step ahead."""
 
-    def make(config: SamConfig, sampler: str = "coupled", **arguments: Any) -> Any:
+    def make(
+        config: SamConfig, sampler: str = "coupled", ahead: bool = False, **arguments: Any
+    ) -> Any:
         made = engine_arguments(config, RolloutSamplerConfig(sampler))
-        return make_engine(config, **{**made, **arguments})
+        with asynchronous_scheduling() if ahead else contextlib.nullcontext():
+            engine = make_engine(config, **{**made, **arguments})
+        if config.drafts_with_model:
+            scheduler = engine.llm_engine.vllm_config.scheduler_config.scheduler_cls
+            assert scheduler == (SCHEDULER_CLASS if ahead else SYNC_SCHEDULER_CLASS)
+        return engine
 
     return make
 
@@ -144,9 +158,17 @@ def test_texts_are_those_without_the_policys_own_layers(start, some, tmp_path):
     assert drained_of_model(engine) > 100
 
 
-def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(start, some):
+@pytest.mark.parametrize(
+    ("ahead", "scored_ahead"),
+    [(False, 0), (True, 256), (True, 0)],
+    ids=["synchronous", "prepared ahead", "bound"],
+)
+def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
+    ahead, scored_ahead, start, some, monkeypatch
+):
+    monkeypatch.setattr(late_binding, "SCORED_AHEAD", scored_ahead)
     off = generate(start(OFF, "coupled_gumbel"), some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
-    engine = start(sam(sampled=True), "coupled_gumbel")
+    engine = start(sam(sampled=True), "coupled_gumbel", ahead)
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == texts(off)
     _, drafted, accepted = drained(engine)
@@ -154,20 +176,37 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(start, 
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
-def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(start, some):
+@both_ways
+def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(ahead, start, some):
     off = generate(start(OFF, "stock"), some, max_tokens=TOKENS, temperature=0.0)
-    engine = start(sam("own"), "stock")
+    engine = start(sam("own"), "stock", ahead)
     assert texts(generate(engine, some, max_tokens=TOKENS, temperature=0.0)) == texts(off)
     _, drafted, accepted = drained(engine)
     assert accepted > 0.95 * drafted > 0
 
 
-def test_a_closed_gate_leaves_the_drafters_first_pass_alone(start, some, reference):
-    engine = start(sam("own", gate=CLOSED))
+@both_ways
+def test_a_closed_gate_leaves_the_drafters_first_pass_alone(ahead, start, some, reference):
+    engine = start(sam("own", gate=CLOSED), ahead=ahead)
     passes = passes_of(engine)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
     assert set(passes[1:]) == {0}  # nobody has said anything before the first step
     assert drained(engine)[1] == 0
+
+
+@pytest.mark.parametrize("k", [3, 8])
+def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts):
+    """The gate opens once few of 120 requests are left; ahead, it does so two steps later."""
+    config = sam("own", "siblings", method="eagle3", k=k, gate=GateConfig("threshold", 24))
+    off = texts(generate(start(OFF), prompts, 5, max_tokens=TOKENS))
+    told = []
+    for engine in start(config), start(config, ahead=True):
+        assert texts(generate(engine, prompts, 5, max_tokens=TOKENS)) == off
+        counters, drafted, accepted = drained(engine)
+        told.append((counters["draft/model_tokens"], drafted, accepted / drafted))
+    (made, drafted, share), (made_ahead, drafted_ahead, share_ahead) = told
+    assert made_ahead > 0.9 * made and drafted_ahead > 0.9 * drafted
+    assert share_ahead > 0.97 * share
 
 
 def passes_of(engine: Any) -> list[int]:
@@ -200,8 +239,9 @@ def test_a_head_of_another_model_is_refused_before_weights_are_loaded(tmp_path):
         configure(tmp_path)
 
 
-def test_a_model_that_fails_leaves_drafts_from_texts(start, some, reference, caplog):
-    engine = start(sam("own"))
+@both_ways
+def test_a_model_that_fails_leaves_drafts_from_texts(ahead, start, some, reference, caplog):
+    engine = start(sam("own"), ahead=ahead)
     drafter = runner_of(engine).model_runner.drafter
     propose, calls = drafter.propose, []
 
@@ -221,9 +261,10 @@ def test_a_model_that_fails_leaves_drafts_from_texts(start, some, reference, cap
     assert drafted > 0 and accepted > 0 and len(calls) == 10
 
 
-def test_a_model_is_alive_if_what_it_says_is_sampled(start, some):
+@both_ways
+def test_a_model_is_alive_if_what_it_says_is_sampled(ahead, start, some):
     config = sam(gate=CLOSED)
-    engine = start(config)
+    engine = start(config, ahead=ahead)
     for weight, expected in (1.0, True), (0.0, False):
         for parameter in runner_of(engine).model_runner.drafter.model.parameters():
             parameter.data.mul_(weight)

@@ -1,9 +1,10 @@
 """Places for drafts that are bound late: the half of `late_binding.py` in the engine's process.
 
 vLLM's asynchronous scheduler gives every request places for k draft tokens, since drafts of a model
-are made on the device whenever it runs. Ours are made on the host, which has to wait for the step
-before: it says with each step's output whether it wants to (`Note`), and gets places for all or for
-none.
+are made on the device whenever it runs. Ours are made, or chosen, on the host, which has to wait
+for the step before: it says with each step's output whether it wants to (`Note`), and gets places
+for all or for none. Passes of a model that drafts, too, are told apart from places: a step's passes
+are for the places of the next one, and cost time of their own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ class Note(NamedTuple):
     Attributes:
         wants_drafts: whether the next step that is scheduled shall have places.
         bound: draft tokens by request that the step verified, None if it had no places.
+        wants_made: whether a model shall draft in it, too.
     """
 
     wants_drafts: bool
     bound: Mapping[str, int] | None
+    wants_made: bool
 
 
 _NOTE = "sam_rollout_note"
@@ -37,7 +40,7 @@ def attach(output: Any, note: Note) -> None:
 class LateBindingScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler with places for drafts where they are wanted."""
 
-    _wants_drafts = False
+    _wants_drafts = _wants_made = False
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
@@ -45,6 +48,7 @@ class LateBindingScheduler(AsyncScheduler):
         # vLLM 0.23 is not told a number, and takes these as they are.
         self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
             # A grammar has to see drafts before they are verified: these requests get none.
             for request_id in scheduler_output.num_scheduled_tokens:
@@ -56,7 +60,7 @@ class LateBindingScheduler(AsyncScheduler):
         """Take the worker's note, and count places without a draft as invalid."""
         note = getattr(model_runner_output, _NOTE, None)
         if note is not None:
-            self._wants_drafts, bound = note
+            self._wants_drafts, bound, self._wants_made = note
             if bound is not None:
                 scheduler_output.num_invalid_spec_tokens = {
                     request_id: len(places) - bound.get(request_id, 0)

@@ -11,6 +11,10 @@ How many passes a step has travels with its schedule, the same for every rank of
 closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
 on. Where several processes run it together, it ends the engine instead.
 
+Where the engine schedules a step ahead, nobody waits for what is proposed. It is copied to the host
+in the stream that made it, before the copy of what was sampled begins, and so is there when that
+is: `late_binding.py`, which waits for the sampled tokens, hands both to the session.
+
 A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
 its position: the nearer the drafter is to the target, the more often both draw the same. Either way
 verification takes the token as it is: which of several drafts a row follows depends on all of them,
@@ -22,7 +26,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +37,18 @@ from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 128
+
+
+class Made(NamedTuple):
+    """What was proposed in a step of B rows.
+
+    Attributes:
+        tokens: [B, passes], -1 where a draft has ended.
+        chances: [B, passes], of the tokens; None where the drafter does not tell.
+    """
+
+    tokens: torch.Tensor
+    chances: torch.Tensor | None
 
 
 class EngineDrafter:
@@ -46,7 +62,8 @@ class EngineDrafter:
         alone: whether no other process takes part in its passes. A drafter that fails then costs
             its drafts alone; with others it ends the engine.
         drafted: is called after every step with the tokens sampled in it, by row; None on ranks
-            whose drafts nobody reads.
+            whose drafts nobody reads, and where the engine schedules a step ahead.
+        ahead: whether it does, and drafts are read here: `launched` and `arrived` are called.
 
     Attributes:
         failed: whether the drafter did; it is asked no more.
@@ -60,6 +77,7 @@ class EngineDrafter:
         passes: int,
         alone: bool,
         drafted: Callable[[list[list[int]]], None] | None,
+        ahead: bool = False,
     ) -> None:
         self.failed = False
         self._failures, self._spent_s = 0, 0.0  # not told yet
@@ -70,8 +88,8 @@ class EngineDrafter:
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
         # These draft in one go, and refuse any other number than the engine's.
         self._whole = config.method in IN_ONE_GO
-        self._drafted = drafted
-        self._made: Any = None
+        self._drafted, self._ahead = drafted, ahead
+        self._made: Made | None = None
         self._chances: list[torch.Tensor] = []
         self._propose = runner.propose_draft_token_ids
         self._sample_tokens = runner.sample_tokens
@@ -92,21 +110,44 @@ class EngineDrafter:
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
         """What was proposed in this step, as `Source.receive` takes it; None for nothing."""
         made, self._made = self._made, None
-        chances, self._chances = self._chances, []
         if made is None:
             return None
-        if isinstance(made, list):
-            tokens = np.full((len(made), max(map(len, made), default=0)), -1, np.int32)
-            for row, draft in enumerate(made):
-                tokens[row, : len(draft)] = draft
-        else:
-            tokens = made.cpu().numpy().astype(np.int32)
-        tokens = tokens[:, : self._most]
-        if not tokens.shape[1]:
-            return None
-        if len(chances) < tokens.shape[1]:
-            return tokens, None
-        return tokens, torch.stack(chances[: tokens.shape[1]], dim=1).cpu().numpy()
+        chances = None if made.chances is None else made.chances.cpu().numpy()
+        return made.tokens.cpu().numpy().astype(np.int32), chances
+
+    def launched(self) -> Made | None:
+        """Hand over what the step under way proposed: it is on its way to the host."""
+        made, self._made = self._made, None
+        return made
+
+    def arrived(
+        self,
+        made: Made | None,
+        request_ids: list[str],
+        sampled: np.ndarray,
+        rows: np.ndarray | None,
+        count: int,
+    ) -> None:
+        """What a step proposed and sampled is on the host; `take` has it from now on.
+
+        Args:
+            made: what `launched` returned then.
+            request_ids: B ids in the step's row order.
+            sampled: int32[B], first token that each row sampled; -1 for none.
+            rows: int[B], place of each in the batch of now, -1 where it has left; None where
+                nothing has changed.
+            count: rows of that batch.
+        """
+        if self.is_probed:
+            self._judge(request_ids, sampled.tolist(), made)
+        if made is not None and rows is not None:
+            stays = rows >= 0
+            before = np.full(count, -1)
+            before[rows[stays]] = np.flatnonzero(stays)
+            tokens = made.tokens[before]
+            tokens[before < 0] = -1
+            made = Made(tokens, None if made.chances is None else made.chances[before])
+        self._made = made
 
     def take_counters(self) -> dict[str, float]:
         """What it cost since the last call, by metric without `sam/`."""
@@ -125,16 +166,23 @@ class EngineDrafter:
         self.is_probed = False
         return self._judged, self._right
 
-    def _judge(self, request_ids: list[str], sampled_token_ids: list[list[int]]) -> None:
-        for request_id, sampled in zip(request_ids, sampled_token_ids, strict=True):
+    def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
+        """Compare each row's first sampled token with what it was told before; note what it is now.
+
+        Args:
+            request_ids: B ids in row order.
+            sampled: first tokens, -1 where a row sampled none.
+            made: in this step.
+        """
+        for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
-            if sampled and told is not None:
+            if token >= 0 and told is not None:
                 self._judged += 1
-                self._right += sampled[0] == told
-        if self._made is not None:
-            for request_id, draft in zip(request_ids, self._made, strict=False):
-                if len(draft):
-                    self._told[request_id] = int(draft[0])
+                self._right += token == told
+        if made is not None:
+            firsts = made.tokens[:, 0].tolist()
+            pairs = zip(request_ids, firsts, strict=False)
+            self._told |= {request_id: token for request_id, token in pairs if token >= 0}
 
     # --- wrapped around runner and drafter ------------------------------------------------------
 
@@ -151,7 +199,7 @@ class EngineDrafter:
             return []
         started_s = time.perf_counter()
         try:
-            self._made = self._ask(*args, **kwargs)
+            self._made = self._collect(self._ask(*args, **kwargs))
         except Exception:
             if not self._alone:
                 raise  # others wait for its passes: they would hang, or take the next ones for them
@@ -163,6 +211,23 @@ class EngineDrafter:
             )
         self._spent_s += time.perf_counter() - started_s
         return []
+
+    def _collect(self, tokens: Any) -> Made | None:
+        """What was proposed, and how likely it is; None for nothing."""
+        chances, self._chances = self._chances, []
+        if isinstance(tokens, list):
+            drafts = np.full((len(tokens), max(map(len, tokens), default=0)), -1)
+            for row, draft in enumerate(tokens):
+                drafts[row, : len(draft)] = draft
+            tokens = torch.from_numpy(drafts)
+        tokens = tokens[:, : self._most]
+        width = tokens.shape[1]
+        if not width:
+            return None
+        told = torch.stack(chances[:width], dim=1) if len(chances) >= width else None
+        if self._ahead:
+            tokens, told = _to_host(tokens), None if told is None else _to_host(told)
+        return Made(tokens, told)
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
         """Have the drafter propose, with as many passes as the step shall have."""
@@ -221,6 +286,12 @@ class EngineDrafter:
         output = self._sample_tokens(*args, **kwargs)
         if computed and self._drafted is not None:
             if self.is_probed:
-                self._judge(output.req_ids, output.sampled_token_ids)
+                firsts = [tokens[0] if tokens else -1 for tokens in output.sampled_token_ids]
+                self._judge(output.req_ids, firsts, self._made)
             self._drafted(output.sampled_token_ids)
         return output
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host that is there when what was launched before it has ended."""
+    return tensor.to("cpu", non_blocking=True)

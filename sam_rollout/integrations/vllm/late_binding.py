@@ -16,6 +16,11 @@ cannot be known yet, since it follows from the tokens of step n. There are three
   without a draft are taken out.
 
 Whether drafts are wanted travels back with a step's output, where the scheduler finds it.
+
+Where a model drafts, too (`engine_drafter.py`), its passes for step n + 1 run on the device at the
+end of step n. What it proposes is on the host when the tokens of step n are, and is handed to the
+session with them: nothing more is waited for. How many passes a step has is told with its schedule,
+which the worker's last word on it reaches two steps later, as it does the places they are for.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +38,9 @@ from sam_rollout.integrations.vllm.async_scheduler import Note, attach
 from sam_rollout.integrations.vllm.sampling import is_active
 from sam_rollout.session.arrivals import take_in, warm_up
 from sam_rollout.session.session import DraftSession
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter, Made
 
 # Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
 # that waits for its memory computes as many in about the time of one.
@@ -49,15 +57,18 @@ class Launched:
         start: int32[B], length of each text before the step.
         places: whether the scheduler counts places for drafts in it.
         whole: whether every place holds a token.
+        made: what a model proposed in it; there when its tokens are.
 
     Attributes:
         request_ids: B ids in row order.
-        start, places, whole: as above.
+        start, places, whole, made: as above.
     """
 
-    def __init__(self, output: Any, start: np.ndarray, *, places: bool, whole: bool) -> None:
+    def __init__(
+        self, output: Any, start: np.ndarray, *, places: bool, whole: bool, made: Made | None = None
+    ) -> None:
         self.request_ids: list[str] = output._model_runner_output.req_ids
-        self.start, self.places, self.whole = start, places, whole
+        self.start, self.places, self.whole, self.made = start, places, whole, made
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
         self._not_sampled: list[int] = output._invalid_req_indices  # prompts that are not through
@@ -107,13 +118,22 @@ class LateBinding:
         runner: vLLM's, which schedules asynchronously; some of its methods are wrapped.
         session: None on ranks whose drafts vLLM does not read: they get those of the first rank.
         group: the tensor-parallel group, None if it is one rank.
+        drafter: of vLLM's, that the session takes drafts of; None where there is none, and on ranks
+            without a session.
     """
 
-    def __init__(self, runner: Any, session: DraftSession | None, group: Any = None) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        session: DraftSession | None,
+        group: Any = None,
+        drafter: EngineDrafter | None = None,
+    ) -> None:
         warm_up()
         self._runner = runner
         self._session = session
         self._group = group
+        self._drafter = drafter
         self._k: int = runner.num_spec_tokens
         self._newest: Launched | None = None  # on the device, and not yet read
         # Of the step that is being prepared:
@@ -170,8 +190,9 @@ class LateBinding:
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
-        if sampled.shape[-1] > 1:
-            # What a drafter on the device tells, for a step that is prepared ahead.
+        if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
+            # What a drafter on the device tells, for a step that is prepared ahead; here there is
+            # none, or it has failed.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -354,7 +375,8 @@ class LateBinding:
         lengths = known[: len(request_ids)].copy()
         sampled = np.zeros(len(request_ids), np.int32)
         rows = np.arange(len(step.request_ids))
-        if step.request_ids != request_ids or self._gone:
+        changed = step.request_ids != request_ids or bool(self._gone)
+        if changed:
             row_of = batch.req_id_to_index
             for place, name in enumerate(step.request_ids):
                 rows[place] = -1 if name in self._gone else row_of.get(name, -1)
@@ -363,6 +385,10 @@ class LateBinding:
             tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
             lengths, sampled,
         )  # fmt: skip
+        if self._drafter is not None:
+            self._drafter.arrived(
+                step.made, step.request_ids, tokens[:, 0], rows if changed else None, len(lengths)
+            )
         return lengths, sampled
 
     # --- after a step was launched ------------------------------------------------------------
@@ -381,6 +407,7 @@ class LateBinding:
             start,
             places=bool(places),
             whole=bool(places) and places == self._bound,
+            made=None if self._drafter is None else self._drafter.launched(),
         )
         if self._session is None:
             return
@@ -391,5 +418,7 @@ class LateBinding:
                 newest.request_ids, batch.token_ids_cpu, newest.start, sampled, room=False,
                 whole=self._fits_ahead(rows),
             )  # fmt: skip
-        note = Note(self._session.wants_drafts, self._bound if places else None)
+        is_probed = self._drafter is not None and self._drafter.is_probed
+        wants_made = self._session.wants_made or is_probed
+        note = Note(self._session.wants_drafts, self._bound if places else None, wants_made)
         attach(output._model_runner_output, note)

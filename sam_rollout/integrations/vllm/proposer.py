@@ -19,7 +19,7 @@ from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
-from sam_rollout.integrations.vllm.scheduling import come_with_output, why_synchronous
+from sam_rollout.integrations.vllm.scheduling import come_with_output, has_places, why_synchronous
 from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
@@ -148,15 +148,16 @@ class SamProposer:
             record: Keep per-step and per-request records; someone must then call ``drain``.
 
         Raises:
-            ConfigError: A model is to draft in an engine that schedules a step ahead.
+            ConfigError: A model is to draft in an engine that schedules a step ahead, and not by
+                our scheduler.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
-        if late and self.config.drafts_with_model:
+        if late and self.config.drafts_with_model and not has_places(self._vllm_config):
             raise ConfigError(
                 "scheduler_config.async_scheduling",
                 True,
-                "must be false with sam.sources.model; where the package's entry points are "
-                "installed, it is",
+                "must be false with sam.sources.model where the package's entry points are not "
+                "installed",
             )
         self._runner = model_runner
         for attached in (
@@ -179,7 +180,8 @@ class SamProposer:
                 if self.exchange is None
                 else self.config.max_draft_tokens,
                 self.exchange is None and self._vllm_config.parallel_config.world_size == 1,
-                self._choose_drafts if drafts_are_used else None,
+                self._choose_drafts if drafts_are_used and not late else None,
+                ahead=drafts_are_used and late,
             )
         self.session = self._new_session(record) if drafts_are_used else None
         if late:
@@ -187,7 +189,10 @@ class SamProposer:
 
             group = get_tp_group()
             self._late_binding = pkgutil.resolve_name(self.late_binding)(
-                model_runner, self.session, group if group.world_size > 1 else None
+                model_runner,
+                self.session,
+                group if group.world_size > 1 else None,
+                self._engine_drafter if drafts_are_used else None,
             )
         elif drafts_are_used and come_with_output(self._vllm_config):
             from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
@@ -204,6 +209,8 @@ class SamProposer:
             hooks["heard"] = self._likeliest.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
+            # Passes are scheduled two steps after they were asked for, where that is done ahead.
+            hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         return DraftSession(
             self.config,
             RunnerRequests(self._runner),

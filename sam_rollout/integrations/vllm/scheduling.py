@@ -2,8 +2,9 @@
 
 vLLM keeps a list of methods of speculation that go together with asynchronous scheduling, all of
 which draft on the device, and schedules synchronously for every other. Ours drafts on the host and
-binds its drafts late (`late_binding.py`): while an engine's configuration is checked, our method
-stands on the list. This can go when vLLM asks the proposer instead.
+binds its drafts late (`late_binding.py`), those of a model that drafts on the device, too: while an
+engine's configuration is checked, its method stands on the list. This can go when vLLM asks the
+proposer instead.
 
 Where the engine schedules synchronously, drafts come with the output of a step
 (`drafts_with_output.py`), if that is known to fit.
@@ -27,6 +28,7 @@ from sam_rollout.integrations.vllm.settings import (
     has_settings,
     settings_of,
 )
+from sam_rollout.sources.model import BY_PASSES
 
 # Releases that the contract rows of both schedulers are checked against.
 KNOWN_RELEASES = ((0, 24), (0, 31))
@@ -63,8 +65,9 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
 
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
-    if has_model(vllm_config):
-        return "the host chooses between drafts of a model and of texts"
+    method = settings_of(vllm_config).sam.sources.model.method
+    if has_model(vllm_config) and method not in BY_PASSES:
+        return f"{method} reads on the host what was sampled"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
     for rule in rules:
@@ -111,6 +114,11 @@ def _returns_experts(vllm_config: Any) -> bool:
     return outputs.enable_return_routed_experts
 
 
+def has_places(vllm_config: Any) -> bool:
+    """Whether the scheduler gives places to drafts that are bound late, as they are wanted."""
+    return vllm_config.scheduler_config.scheduler_cls == SCHEDULER_CLASS
+
+
 def come_with_output(vllm_config: Any) -> bool:
     """Whether the scheduler takes drafts from a step's output."""
     return vllm_config.scheduler_config.scheduler_cls == SYNC_SCHEDULER_CLASS
@@ -140,7 +148,6 @@ def _settle_for_model(vllm_config: Any, vllm_version: str) -> None:
             vllm_config.parallel_config.pipeline_parallel_size,
             "must be 1 with sam.sources.model: stages share no embedding with a head",
         )
-    vllm_config.scheduler_config.async_scheduling = False
     if scheduler_of(vllm_config, vllm_version) is None:
         known = ", ".join(".".join(map(str, release)) for release in KNOWN_WITH_MODEL)
         raise ConfigError(
@@ -163,12 +170,16 @@ def choose_schedulers() -> None:
         if not drafts_here(self):
             original(self)
             return
-        names = module.NgramGPUTypes
-        if has_model(self):
-            _settle_for_model(self, vllm.__version__)
         asked = self.scheduler_config.async_scheduling
-        if asked is not False and not why_synchronous(self, vllm.__version__):
-            module.NgramGPUTypes = Literal[(*get_args(names), _METHOD)]
+        ahead = asked is not False and not why_synchronous(self, vllm.__version__)
+        if has_model(self):
+            if not ahead:  # vLLM itself may have nothing against it
+                self.scheduler_config.async_scheduling = False
+            _settle_for_model(self, vllm.__version__)
+        names = module.NgramGPUTypes
+        if ahead:
+            method = self.speculative_config.method
+            module.NgramGPUTypes = Literal[(*get_args(names), method)]
         try:
             original(self)
         finally:

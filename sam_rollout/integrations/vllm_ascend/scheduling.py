@@ -6,6 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
 # What the contract rows of late binding are checked against: vllm-ascend, vLLM.
@@ -29,4 +30,6 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         return f"late binding was not tried with {parallel.worker_cls}"
     if parallel.decode_context_parallel_size > 1:
         return "ranks that share a text know the positions of their own share only"
+    if settings_of(vllm_config).sam.drafts_with_model:
+        return "drafts of a model were not tried in vllm-ascend's asynchronous path"
     return ""

@@ -584,11 +584,13 @@ def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
 class Drafts:
     """A model beside a session: drafts where it was asked to, if it can."""
 
-    def __init__(self, *, works: bool = True) -> None:
+    def __init__(self, *, works: bool = True, after: int = 1) -> None:
         self.works, self.engine = works, None
+        self.asked = [False] * (after - 1)
 
     def __call__(self):
-        if not (self.works and self.engine and self.engine.session.wants_made):
+        self.asked.append(self.engine is not None and self.engine.session.wants_made)
+        if not (self.asked.pop(0) and self.works):
             return None
         return np.full((len(self.engine.texts), 2), 40, np.int32), None
 
@@ -599,7 +601,8 @@ def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
         {name: {"enabled": name == "own"} for name in NAMES}
         | {"model": {"enabled": True, "method": "ngram", "max_tokens": 2}}
     )
-    engine = Engine("a", sources=sources, gate=GateConfig("auto"), made=drafts)
+    after = 1 + len(drafts.asked)
+    engine = Engine("a", sources=sources, gate=GateConfig("auto"), made=drafts, made_after=after)
     gate = GateOnRecord()
     drafts.engine, gate.least_chance = engine, LOOK
     engine.session.gate, price = GuardedGate(gate), engine.session._price
@@ -615,6 +618,11 @@ def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
 def test_a_closed_gate_looks_when_the_models_drafts_are_there():
     """They are asked for first: a look without them would find less than there can be."""
     assert looks(Drafts()) == [False, False, True, True, True]
+
+
+def test_it_is_patient_where_steps_are_scheduled_ahead():
+    assert looks(Drafts(after=3)) == [False, False, False, False, True]
+    assert looks(Drafts(after=3, works=False)) == [False, False, False, False, True]
 
 
 def test_looks_go_on_where_the_model_cannot_draft_or_is_too_dear():

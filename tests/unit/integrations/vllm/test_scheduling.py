@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.scheduling import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
@@ -14,12 +14,18 @@ from sam_rollout.integrations.vllm.scheduling import (
 )
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
 from sam_rollout.integrations.vllm_ascend import scheduling as ascend
+from sam_rollout.sources.model import BY_PASSES, METHODS, WITH_FILES, ModelSourceConfig
 
 KNOWN = "0.31.0+cpu"
+NO_MODEL = ModelSourceConfig()
+HEAD = ModelSourceConfig(enabled=True, path="head")
 
 
-def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
+def config(
+    scheduling: str = "auto", model: ModelSourceConfig = NO_MODEL, **changed: object
+) -> SimpleNamespace:
     """What is asked of vLLM's configuration; `changed` by dotted names, `__` for the dot."""
+    sam = SamConfig(scheduling=scheduling, sources=SourcesConfig(model=model))
     made = SimpleNamespace(
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
@@ -35,7 +41,7 @@ def config(scheduling: str = "auto", **changed: object) -> SimpleNamespace:
         scheduler_config=SimpleNamespace(scheduler_cls=None),
         kv_transfer_config=None,
         speculative_config=SimpleNamespace(method="custom_class", model=PROPOSER_CLASS),
-        additional_config=engine_arguments(SamConfig(scheduling=scheduling))["additional_config"],
+        additional_config=engine_arguments(sam)["additional_config"],
     )
     for name, value in changed.items():
         section, _, field = name.rpartition("__")
@@ -95,9 +101,20 @@ def test_others_say_why_not(made, version, reason):
 def test_vllm_ascend_has_rules_of_its_own(version, vllm_version, parallel, reason, monkeypatch):
     monkeypatch.setattr(ascend, "installed", lambda: version)
     parallel = {"worker_cls": "auto", "decode_context_parallel_size": 1} | parallel
-    asked = SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
-    found = ascend.why_synchronous(asked, vllm_version)
+    sections = SimpleNamespace(**parallel)
+    found = ascend.why_synchronous(config(parallel_config=sections), vllm_version)
     assert reason in found and bool(found) == bool(reason)
+    with_head = ascend.why_synchronous(config(model=HEAD, parallel_config=sections), vllm_version)
+    assert (reason or "drafts of a model were not tried") in with_head
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_a_model_that_drafts_on_the_device_an_engine_may(method):
+    path = "head" if method in WITH_FILES else ""
+    made = config(model=ModelSourceConfig(enabled=True, method=method, path=path))
+    reason = "" if method in BY_PASSES else f"{method} reads on the host what was sampled"
+    assert why_synchronous(made, KNOWN) == reason
+    assert why_synchronous(made, "0.24.0") == reason
 
 
 def test_engines_of_the_same_dense_model_run_apart():
@@ -122,12 +139,7 @@ def test_stages_and_unknown_releases_leave_drafts_to_vllm(asynchronous, stages, 
 
 
 def test_a_model_that_drafts_is_told_its_passes_in_an_older_release_too():
-    model = {"enabled": True, "path": "head"}
-    sam = SamConfig.from_mapping({"sources": {"model": model}})
-    made = config(
-        scheduler_config__async_scheduling=False,
-        additional_config=engine_arguments(sam)["additional_config"],
-    )
+    made = config(model=HEAD, scheduler_config__async_scheduling=False)
     assert scheduler_of(made, "0.23.0") == SYNC_SCHEDULER_CLASS
     assert scheduler_of(made, "0.22.0") is None
 
