@@ -10,6 +10,7 @@ table of drafters in each README gets its figures, too; its words stay.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,8 @@ test composes the experiments and compares."""
 # Records below benchmarks/results in the order of their sections.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
-    "cluster_tiny_cpu",
-    "trajectories_tiny_cpu", "evaluate_tiny_cpu", "operators_tiny_cpu", "sampler", "drafter",
-    "vote_rules", "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate",
+    "cluster_tiny_cpu", "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
+    "operators_tiny_cpu", "sampler", "drafter", "vote_rules", "fuzz_drafter", "telemetry_overhead", "routing_tiny_cpu", "gate",
     "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "emulated_heads",
     "head_training_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
 )  # fmt: skip
@@ -110,6 +110,7 @@ def _templates() -> Environment:
         "fmt": format,
         "least_identical": _least_identical,
         "machine": _machine,
+        "median": statistics.median,
         "ratio": _ratio,
         "spread": _spread,
     }

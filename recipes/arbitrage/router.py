@@ -101,7 +101,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
         changes: Arguments of transformers' ``TrainingArguments``.
 
     Returns:
-        Of the pairs held out: ``quality``.
+        How many pairs it was ``trained`` on, and ``quality`` of the pairs held out.
     """
     from datasets import Dataset
     from scipy.special import softmax
@@ -114,6 +114,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
     )
 
     trained, held_out = split(pairs)
+    trained = balance(trained)
     tokenizer = AutoTokenizer.from_pretrained(base, truncation_side="left")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2, dtype="float32")
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -135,7 +136,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
         model,
         TrainingArguments(**arguments),
         DataCollatorWithPadding(tokenizer),
-        train_dataset=data(balance(trained)),
+        train_dataset=data(trained),
     )
     trainer.train()
     trainer.save_model()
@@ -143,7 +144,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
     chances = softmax(trainer.predict(data(held_out)).predictions, axis=1)[:, 1]
     held_out = held_out.assign(chance=chances)
     held_out.to_json(output / HELD_OUT, orient="records", lines=True)
-    found = quality(held_out)
+    found = {"trained": len(trained), **quality(held_out)}
     (output / QUALITY).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return found
 

@@ -215,7 +215,7 @@ def test_a_router_learns_what_a_text_shows(tmp_path):
     found = train(made_pairs(better=0.4), command.TINY_DRAFT, tmp_path / "router", **arguments)
     assert found["balanced_accuracy"] > 0.9
     held_out = pd.read_json(tmp_path / "router" / "held_out.jsonl", lines=True)
-    assert quality(held_out) == pytest.approx(found)
+    assert quality(held_out) | {"trained": found["trained"]} == pytest.approx(found)
     assert (tmp_path / "router" / "model.safetensors").exists()
 
 
