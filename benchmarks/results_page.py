@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
@@ -100,6 +102,24 @@ def _raw_and_equal(row: TimeRow | None) -> str:
     return f"The gain of its {row.title} is {raw:+.1%} raw, {equal:+.1%} at equal tokens. "
 
 
+def over_rsd(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Share of target steps at the router's points, and accuracy there less that of ``rsd``.
+
+    ``rsd`` is interpolated between its own points and those of both models alone.
+    """
+    known = sorted(
+        (row["target_share"], row["accuracy"]["value"])
+        for row in rows
+        if row["mode"] in ("rsd", "draft", "target")
+    )
+    return [
+        (share, row["accuracy"]["value"] - float(np.interp(share, *zip(*known, strict=True))))
+        for row in rows
+        if row["mode"] == "router"
+        for share in [row["target_share"]]
+    ]
+
+
 def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -112,6 +132,7 @@ def _templates() -> Environment:
         "least_identical": _least_identical,
         "machine": _machine,
         "median": statistics.median,
+        "over_rsd": over_rsd,
         "ratio": _ratio,
         "spread": _spread,
     }

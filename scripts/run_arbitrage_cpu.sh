@@ -2,7 +2,7 @@
 # Arbitrage with the tiny models on this machine's CPU: both models' steps are compared, a router is
 # trained on them, and every mode answers test problems, with drafts in the engines and without.
 #
-#   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
+#   bash scripts/run_arbitrage_cpu.sh              # about 9 minutes on two cores
 #   bash scripts/run_arbitrage_cpu.sh --rounds 3   # any option of the report
 #
 # Results: outputs/arbitrage_cpu/<time>/report.json and .png.
@@ -24,8 +24,8 @@ arbitrage() {  # arbitrage <command> [options...]
         --pairs "$OUTPUT_DIR/pairs.jsonl"
 }
 
-arbitrage collect --limit "${COLLECT:-256}"
+arbitrage collect --limit "${COLLECT:-192}"
 arbitrage train
 arbitrage calibrate
-arbitrage report --limit "${ANSWERS:-128}" --output "$OUTPUT_DIR/report.json" "$@"
+arbitrage report --shares 0.1 0.2 0.4 --limit "${ANSWERS:-96}" --output "$OUTPUT_DIR/report.json" "$@"
 echo "written: $OUTPUT_DIR/report.json and report.png"

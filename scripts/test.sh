@@ -202,6 +202,7 @@ scripts/install.sh cpu
 for old in "$ALL_RESULTS"/*; do
     kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # its run is over
 done
+rm -rf "$RESULTS" # of an earlier run that had this number
 mkdir -p "$RESULTS"
 trap end_parts EXIT
 trap 'exit 130' INT

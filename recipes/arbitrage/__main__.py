@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("command", choices=COMMANDS)
-    add = made.add_argument_group("models and data").add_argument
+    add = made.add_argument
     add("--draft", default=TINY_DRAFT, help="the small model: checkpoint folder or hub name")
     add("--target", default=TINY_MODEL, help="the large one, with the same vocabulary")
     add("--data", type=Path, help="parquet file of prepare_data; default: the synthetic task")
@@ -44,28 +44,23 @@ def parser() -> argparse.ArgumentParser:
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
     add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
-    add = made.add_argument_group("sampling").add_argument
     add("--delimiter", default="\\n\\n", help="text that ends a step; \\n is a line break")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--max-step-tokens", type=int, default=512, help="longer steps are cut")
     add("--max-tokens", type=int, default=4096, help="limit of an answer")
     add("--seed", type=int, default=0)
-    add = made.add_argument_group("engines").add_argument
     add("--dtype", default="bfloat16")
     add("--max-num-seqs", type=int, default=64, help="requests that run at once")
     add("--tensor-parallel-size", type=int, default=1, help="of the target")
     add("--memory", type=float, nargs=3, default=(0.2, 0.5, 0.1),
         metavar=("DRAFT", "TARGET", "JUDGE"), help="shares of a device's memory")  # fmt: skip
-    add = made.add_argument_group("router").add_argument
     add("--router", type=Path, help="its folder")
     add("--pairs", type=Path, default=Path("pairs.jsonl"), help="what collect writes")
     add("--target-samples", type=int, default=2, help="steps of the target to average over")
     add("--base", default=TINY_DRAFT, help="small language model that becomes the router")
     add("--epochs", type=float, default=2)
     add("--learning-rate", type=float, default=3e-4)
-    add("--batch", type=int, default=16)
-    add = made.add_argument_group("report").add_argument
     add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--shares", type=float, nargs="+", default=(0.05, 0.1, 0.2, 0.4), help="of target steps")
     add("--sides", nargs="+", choices=SIDES, default=tuple(SIDES), help="drafts in both engines")
@@ -126,15 +121,15 @@ def _collect(options: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     problems = _problems(options, "train")
-    models, sampling, arguments = _engines(options, problems)
     with (
         _reward(options) as reward,
-        authors(models, sampling, "on", arguments) as both,
+        authors(*_engines(options, problems), "on") as both,
         tqdm(total=len(problems), unit="answer") as bar,
     ):
         solutions = [problem.start() for problem in problems]
         settings = {"samples": options.target_samples, "seed": options.seed}
         pairs = collect(solutions, *both, reward, **settings, progress=bar.update)
+    options.pairs.parent.mkdir(parents=True, exist_ok=True)
     pairs.to_json(options.pairs, orient="records", lines=True)
     print(f"{len(pairs):,} steps; in {labels(pairs).sum():,} the target did better")
 
@@ -147,7 +142,6 @@ def _train(options: argparse.Namespace) -> None:
         options.router,
         num_train_epochs=options.epochs,
         learning_rate=options.learning_rate,
-        per_device_train_batch_size=options.batch,
     )
     print(json.dumps(found, indent=1))
 
@@ -170,8 +164,9 @@ def _report(options: argparse.Namespace) -> None:
     with _reward(options) as reward, router as engine:
         judges = {"reward": reward} | ({"router": Router(engine)} if asked else {})
         points = report.points(options.modes, thresholds)
-        setup = _engines(options, problems)
-        rows = report.measure(problems, points, judges, setup, options.sides, options.rounds)
+        rows = report.measure(
+            problems, points, judges, _engines(options, problems), options.sides, options.rounds
+        )
     print(report.table(rows).to_string(index=False))
     if options.output is None:
         return
@@ -180,12 +175,12 @@ def _report(options: argparse.Namespace) -> None:
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
         "machine": machine("torch", engine_package(), "transformers"),
-        # A folder's name says enough; where it lay on the machine that measured does not matter.
-        "setting": {name: value.rsplit("/", 1)[-1] for name, value in setting.items()},
+        # A name says enough; where it lay on the machine that measured does not matter.
+        "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,
-        "over_rsd": report.over_rsd(rows),
     }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     report.draw(rows, options.output.with_suffix(".png"))
 

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from recipes.arbitrage.router import annotated
@@ -40,24 +40,36 @@ class Sampling:
     seed: int = 0
 
 
-@dataclass
-class EngineAuthor:
-    """One of the two models in an engine; counts ``tokens`` that it wrote, and runs."""
+class Engine:
+    """A model in an engine."""
 
-    name: str
-    engine: LLM
-    sampling: Sampling
-    tokens: int = 0
-    run: int = 0
-    waiting: dict[str, asyncio.Future] = field(default_factory=dict)
+    def __init__(self, engine: LLM) -> None:
+        self.engine = engine
+        self.tokenizer = engine.get_tokenizer()
 
-    def __post_init__(self) -> None:
-        self.tokenizer = self.engine.get_tokenizer()
+    def begin(self) -> None:
+        """Begin another answering, as if the engine had read nothing before.
+
+        Raises:
+            RuntimeError: The engine still holds what it read.
+        """
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("the engine did not reset its prefix cache: requests are under way")
+
+
+class EngineAuthor(Engine):
+    """One of the two models; counts ``tokens`` that it wrote, and runs."""
+
+    def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
+        super().__init__(engine)
+        self.name, self.sampling = name, sampling
+        self.tokens = self.run = 0
+        self.waiting: dict[str, asyncio.Future] = {}
         self.names = itertools.count()  # of requests
 
     def begin(self) -> None:
-        """Begin another answering, as if the engine had done nothing before."""
-        self.engine.reset_prefix_cache()
+        """Begin another answering; drafts come from answers of the same one only."""
+        super().begin()
         self.run, self.tokens = self.run + 1, 0
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
@@ -75,7 +87,7 @@ class EngineAuthor:
         return step
 
     def work(self) -> None:
-        """Run one engine step; as ``Server.work``."""
+        """Run one engine step; as ``Author.work``."""
         if not self.waiting:
             return
         for output in self.engine.llm_engine.step():
@@ -113,15 +125,15 @@ class EngineAuthor:
 
 @contextmanager
 def authors(
-    models: dict[str, str], sampling: Sampling, side: str, arguments: dict[str, dict[str, Any]]
+    models: dict[str, str], sampling: Sampling, arguments: dict[str, dict[str, Any]], side: str
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
     """Run the draft model and the target for the length of a ``with`` statement.
 
     Args:
         models: ``DRAFT`` and ``TARGET`` to checkpoint folder or hub name.
         sampling: How both sample.
-        side: Of ``SIDES``: whether our drafter is in both engines.
         arguments: ``DRAFT`` and ``TARGET`` to engine arguments.
+        side: Of ``SIDES``: whether our drafter is in both engines.
 
     Raises:
         ValueError: The vocabularies differ: one model cannot go on from the other's tokens.
@@ -134,22 +146,21 @@ def authors(
         raise ValueError(f"{both}: must have one vocabulary, to go on from each other's tokens")
 
     def engine(name: str) -> Any:
-        prefixes = {"enable_prefix_caching": True}
-        return offline_engine(models[name], SIDES[side], SAMPLER, **prefixes | arguments[name])
+        settings = {"record": True, "enable_prefix_caching": True, **arguments[name]}
+        return offline_engine(models[name], SIDES[side], SAMPLER, **settings)
 
     with engine(DRAFT) as first, engine(TARGET) as second:
         yield EngineAuthor(DRAFT, first, sampling), EngineAuthor(TARGET, second, sampling)
 
 
-class _Judge:
+class _Judge(Engine):
     """A model of two classes that judges steps; calling it is a ``Score``, in 0..1."""
 
     task: str
     parameters: Any = None
 
     def __init__(self, engine: LLM) -> None:
-        self.engine = engine
-        self.tokenizer = engine.get_tokenizer()
+        super().__init__(engine)
         self.longest = engine.llm_engine.model_config.max_model_len
         self.waiting: list[tuple[str, asyncio.Future]] = []
 
@@ -164,7 +175,7 @@ class _Judge:
         return await answer
 
     def work(self) -> None:
-        """Judge all steps that wait; as ``Server.work``."""
+        """Judge all steps that wait; as ``Author.work``."""
         from vllm import TokensPrompt
 
         asked, self.waiting = self.waiting, []
@@ -219,9 +230,7 @@ class RewardModel(_Judge):
         return begin + "".join(one.text.strip() + self.tag for one in [*solution.steps, step])
 
 
-@contextmanager
-def judging_engine(model: str, memory: float) -> Iterator[LLM]:
+def judging_engine(model: str, memory: float) -> Any:
     """Run a model that classifies in a share of a device's memory, for a ``with`` statement."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
-    with offline_engine(model, SIDES["off"], enable_prefix_caching=True, **arguments) as engine:
-        yield engine
+    return offline_engine(model, SIDES["off"], enable_prefix_caching=True, **arguments)

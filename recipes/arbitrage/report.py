@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipes.arbitrage.engines import EngineAuthor, authors
+from recipes.arbitrage.engines import Engine, EngineAuthor, authors
 from recipes.arbitrage.steps import DRAFT, TARGET, Score, Solution, choice_of, solve
+from recipes.dapo_qwen3.evaluate import count_drafts
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.statistics import share
 
 Point = tuple[str, float]  # mode and tau
-Row = dict[str, Any]  # what became of a point, as JSON values
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def measure(
     setup: tuple[Any, ...],
     sides: Sequence[str],
     rounds: int,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     """Answer all problems at every point, and say what it took.
 
     Args:
@@ -63,23 +63,29 @@ def measure(
 
     Returns:
         One row a point: accuracy, tokens and steps of its first answers; by side the ``seconds`` of
-        each round, and how many answers were ``identical`` to the first in all rounds.
+        each round, draft tokens ``accepted`` in both engines in the last, and how many answers were
+        ``identical`` to the first in all rounds.
     """
-    rows: dict[Point, Row] = {}
+    rows: dict[Point, dict[str, Any]] = {}
     texts: dict[Point, list[list[int]]] = {}
-    models, sampling, arguments = setup
     for turn in range(rounds):
         for side in sides if turn % 2 == 0 else reversed(sides):
-            with authors(models, sampling, side, arguments) as (draft, target):
+            with authors(*setup, side) as (draft, target):
                 # What engines do in their first steps only is not timed.
-                for author in (draft, target):
-                    solve([one.start() for one in problems[:4]], author)
+                for mode in (
+                    DRAFT,
+                    TARGET,
+                    *sorted({"rsd", "router"} & {mode for mode, _ in tried}),
+                ):
+                    _answer(problems[:4], (mode, 0.5), judges, draft, target)
                 for point in tried:
                     solutions, seconds = _answer(problems, point, judges, draft, target)
                     first = texts.setdefault(point, [one.tokens for one in solutions])
                     row = rows.setdefault(point, _row(point, problems, solutions, draft, target))
                     row["seconds"].setdefault(side, []).append(seconds)
                     same = sum(one == two.tokens for one, two in zip(first, solutions, strict=True))
+                    drained = (one.engine.collective_rpc("sam_drain") for one in (draft, target))
+                    row["accepted"][side] = sum(count_drafts(one)[1] for one in drained)
                     row["identical"][side] = min(same, row["identical"].get(side, same))
                     print(f"round {turn + 1}, drafts {side}, {point}: {seconds:.1f} s", flush=True)
     return list(rows.values())
@@ -94,8 +100,9 @@ def _answer(
 ) -> tuple[list[Solution], float]:
     """Answers at a point, and the seconds they took."""
     solutions = [problem.start() for problem in problems]
-    draft.begin()
-    target.begin()
+    for one in (draft, target, *judges.values()):
+        if isinstance(one, Engine):
+            one.begin()
     begin = time.perf_counter()
     if point[0] in (DRAFT, TARGET):
         solve(solutions, {DRAFT: draft, TARGET: target}[point[0]])
@@ -110,7 +117,7 @@ def _row(
     solutions: Sequence[Solution],
     draft: EngineAuthor,
     target: EngineAuthor,
-) -> Row:
+) -> dict[str, Any]:
     steps = [step.author == TARGET for solution in solutions for step in solution.steps]
     right = sum(map(Problem.is_right, problems, solutions))
     return {
@@ -124,23 +131,11 @@ def _row(
         "target_tokens": target.tokens,
         "seconds": {},
         "identical": {},
+        "accepted": {},
     }
 
 
-def over_rsd(rows: Sequence[Row]) -> list[dict[str, float]]:
-    """Accuracy at the router's points less that of ``rsd`` at the same share of target steps.
-
-    ``rsd`` is interpolated between its own points and those of both models alone.
-    """
-    flat = pd.json_normalize(list(rows)).sort_values("target_share")
-    rsd = flat[flat["mode"].isin(["rsd", DRAFT, TARGET])]
-    routed = flat[flat["mode"] == "router"]
-    level = np.interp(routed["target_share"], rsd["target_share"], rsd["accuracy.value"])
-    difference = routed.assign(difference=routed["accuracy.value"] - level)
-    return difference[["target_share", "difference"]].to_dict("records")
-
-
-def table(rows: Sequence[Row]) -> pd.DataFrame:
+def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The rows for people; seconds are medians."""
     return pd.DataFrame(
         {
@@ -158,7 +153,7 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against the share of target steps, and against seconds, as a PNG."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -175,8 +170,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             left.errorbar(of["target_share"], height, spread, fmt="o-", color=colour, label=mode)
             for side, style in (("off", "o:"), ("on", "o-")):
                 if f"seconds.{side}" in of:
-                    right.plot(of[f"seconds.{side}"].map(statistics.median), height, style,
-                               color=colour, label=f"{mode}, drafts {side}")  # fmt: skip
+                    seconds = of[f"seconds.{side}"].map(statistics.median)
+                    right.plot(seconds, height, style, color=colour)
         left.set(xlabel="share of steps that are the target's", ylabel="accuracy")
         right.set(xlabel="seconds for all answers; dotted: without drafts in the engines")
         left.legend()

@@ -54,8 +54,7 @@ def collect(
     pairs = []
 
     async def compare(solution: Solution, drafted: Step) -> Step:
-        tries = (target.write(solution, sample) for sample in range(samples))
-        written = await asyncio.gather(*tries)
+        written = await asyncio.gather(*(target.write(solution, n) for n in range(samples)))
         theirs = [await reward(solution, step) for step in written]
         who, text = solution.identity, annotated(solution, drafted)
         pairs.append((who.group, text, await reward(solution, drafted), float(np.mean(theirs))))
@@ -74,8 +73,8 @@ def labels(pairs: pd.DataFrame) -> pd.Series:
 
 def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Pairs to train on and pairs held out; no problem is in both."""
-    problems = pairs["problem"].drop_duplicates()
-    is_held_out = pairs["problem"].isin(problems.sample(frac=held_out, random_state=0))
+    drawn = pairs["problem"].drop_duplicates().sample(frac=held_out, random_state=0)
+    is_held_out = pairs["problem"].isin(drawn)
     return pairs[~is_held_out], pairs[is_held_out]
 
 
@@ -129,6 +128,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
         "warmup_steps": 20,
         "logging_steps": 20,
         "save_strategy": "no",
+        "per_device_train_batch_size": 16,
         "report_to": "none",
         **changes,
     }
@@ -158,12 +158,11 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
     """
     better = labels(pairs)
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
-    advantage = pairs["target"] - pairs["draft"]
     return {
         "pairs": len(pairs),
         "share": float(better.mean()),
         "balanced_accuracy": float(right.mean()),
-        "spearman": float(pairs["chance"].corr(advantage, method="spearman")),
+        "spearman": float(pairs["chance"].corr(pairs["target"] - pairs["draft"], "spearman")),
     }
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from sam_rollout.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
+# Answers under way: enough to keep engines full, few enough for their prefix caches.
+MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
 
@@ -50,16 +52,11 @@ class Solution:
         return "".join(step.text for step in self.steps)
 
 
-@runtime_checkable
-class Server(Protocol):
-    """A model that coroutines wait for."""
+class Author(Protocol):
+    """A model that writes steps."""
 
     def work(self) -> None:
-        """Do what is next for those that wait; nothing if nobody does."""
-
-
-class Author(Server, Protocol):
-    """A model that writes steps."""
+        """Do what is next for those that wait for it; nothing if nobody does."""
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         """Write a solution's next step; ``sample`` numbers independent tries."""
@@ -84,20 +81,22 @@ def solve(
         solutions: Answers without steps; they are filled in.
         author: Who writes every step first.
         choose: What is made of it; by default it stays.
-        servers: What else is waited for; those that are no ``Server`` answer at once.
+        servers: What else is waited for; one that has no ``work`` answers at once.
         progress: Called whenever an answer ends.
     """
 
-    async def answer(solution: Solution) -> None:
-        while not solution.steps or not solution.steps[-1].last:
-            step = await author.write(solution)
-            solution.steps.append(await choose(solution, step) if choose else step)
+    async def answer(solution: Solution, room: asyncio.Semaphore) -> None:
+        async with room:
+            while not solution.steps or not solution.steps[-1].last:
+                step = await author.write(solution)
+                solution.steps.append(await choose(solution, step) if choose else step)
         progress()
 
-    working = [server for server in (author, *servers) if isinstance(server, Server)]
+    working = [server for server in (author, *servers) if hasattr(server, "work")]
 
     async def serve() -> None:
-        answers = asyncio.gather(*map(answer, solutions))
+        room = asyncio.Semaphore(MOST_AT_ONCE)
+        answers = asyncio.gather(*(answer(solution, room) for solution in solutions))
         while not answers.done():
             await asyncio.sleep(0)  # answers go on until each waits again
             for server in working:
@@ -122,12 +121,9 @@ def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -
         ValueError: The mode is unknown.
     """
 
-    async def rsd(solution: Solution, step: Step) -> Step:
-        doubtful = await judges["reward"](solution, step) < tau
-        return await target.write(solution) if doubtful else step
-
-    async def router(solution: Solution, step: Step) -> Step:
-        doubtful = await judges["router"](solution, step) > tau
+    async def rewrite(solution: Solution, step: Step) -> Step:
+        score = await judges["reward" if mode == "rsd" else mode](solution, step)
+        doubtful = score < tau if mode == "rsd" else score > tau
         return await target.write(solution) if doubtful else step
 
     async def oracle(solution: Solution, step: Step) -> Step:
@@ -135,7 +131,7 @@ def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -
         gain = await judges["reward"](solution, written) - await judges["reward"](solution, step)
         return written if gain > tau else step
 
-    choices = {"rsd": rsd, "router": router, "oracle": oracle}
+    choices = {"rsd": rewrite, "router": rewrite, "oracle": oracle}
     if mode not in choices:
         raise ValueError(f"mode {mode!r}: must be one of {', '.join(MODES)}")
     return choices[mode]

@@ -89,8 +89,12 @@ class Chain:
         claims.append([one[:3] for one in stated] == expected)
         if not expected:
             claims = [numbers[-1] == value]
-        elif self.modulus and stated and stated[-1][3] >= self.modulus:
-            claims.append(numbers[-1] == stated[-1][3] % self.modulus)
+        elif stated:
+            # What the line concludes, reduced where a modulus is due.
+            result, kept = stated[-1][3], numbers[-1]
+            due = bool(self.modulus) and result >= self.modulus
+            if due or kept != result:
+                claims.append(due and kept == result % self.modulus)
         self.result, self.done = numbers[-1], number + 1
         return claims
 

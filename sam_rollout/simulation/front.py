@@ -54,8 +54,9 @@ def replay(
             workload = workload.with_right(max(ks), progress)
     elif workload.chances is None:
         raise WorkloadError(
-            "neither texts nor steps with an open gate (requests' open_steps) were recorded: "
-            "record texts with rollout_telemetry.record_traces=true, or replay a run with sam=on"
+            "neither texts nor steps in which texts alone drafted (requests' open_steps) were "
+            "recorded: record texts with rollout_telemetry.record_traces=true, or replay a run "
+            "with sam=on"
         )
     with bar("simulating") as progress:
         outcomes = replay_settings(

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from recipes.arbitrage import __main__ as command
+from recipes.arbitrage import engines
 from recipes.arbitrage.engines import RewardModel, Router, authors, judging_engine
 from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Step, solve
 from recipes.dapo_qwen3.evaluate import TINY_MODEL
+from sam_rollout.config import GateConfig, SamConfig, sources_of
 
 pytestmark = pytest.mark.usefixtures("few_collections")
 
@@ -42,7 +44,9 @@ def solutions_of(options):
     return [problem.start() for problem in problems], command._engines(options, problems)
 
 
-def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_path):
+def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_path, monkeypatch):
+    always = SamConfig(gate=GateConfig("threshold", 1000), sources=sources_of("own"))
+    monkeypatch.setitem(engines.SIDES, "on", always)
     output = tmp_path / "report.json"
     options = ["report", *SMALL, "--router", str(router), "--shares", "0.5"]
     assert command.main([*options, "--output", str(output)]) == 0
@@ -51,6 +55,7 @@ def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_
     assert list(rows) == ["draft", "target", "rsd", "router", "oracle"]
     for row in rows.values():
         assert row["identical"] == {"off": 6, "on": 6}
+        assert row["accepted"]["off"] == 0 < row["accepted"]["on"]
         assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {
             "off": 1, "on": 1,
         }  # fmt: skip
@@ -66,8 +71,8 @@ def test_steps_of_one_model_are_its_answer_in_one_go(side):
     from vllm import TokensPrompt
 
     options = command.parser().parse_args(["report", *SMALL, "--max-step-tokens", "7"])
-    solutions, (models, sampling, arguments) = solutions_of(options)
-    with authors(models, sampling, side, arguments) as (_, target):
+    solutions, setup = solutions_of(options)
+    with authors(*setup, side) as (_, target):
         solve(solutions, target)
         asked = [target._parameters(one, 200, 0) for one in solutions]
         for parameters in asked:

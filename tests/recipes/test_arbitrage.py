@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.results_page import over_rsd
 from recipes.arbitrage import __main__ as command
 from recipes.arbitrage import report
 from recipes.arbitrage.router import (
@@ -242,10 +243,10 @@ ROWS = [
 
 
 def test_the_router_is_held_against_rsd_at_its_own_share():
-    first, second = report.over_rsd(ROWS)
-    assert first["difference"] == pytest.approx(0.4 - 0.35)
-    assert second["difference"] == pytest.approx(0.5 - 0.55)
-    assert report.over_rsd(ROWS[:3]) == []
+    (first, gained), (second, lost) = over_rsd(ROWS)
+    assert (first, second) == (0.25, 0.75)
+    assert gained == pytest.approx(0.4 - 0.35)
+    assert lost == pytest.approx(0.5 - 0.55)
 
 
 def test_a_mode_is_tried_with_each_threshold_once():

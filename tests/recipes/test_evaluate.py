@@ -266,7 +266,7 @@ def test_an_evaluation_that_cannot_be_made_is_status_2(monkeypatch, capsys, erro
     def fails(*_):
         raise error from ImportError("the cause")
 
-    monkeypatch.setattr(evaluate, "_rows", lambda _: [])
+    monkeypatch.setattr(evaluate, "rows_of", lambda _data, _limit: [])
     monkeypatch.setattr(evaluate, "evaluate", fails)
     assert evaluate.main([]) == 2
     said = capsys.readouterr().err
@@ -287,7 +287,7 @@ def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
             "responses": {},
         }
 
-    monkeypatch.setattr(evaluate, "_rows", lambda _: [])
+    monkeypatch.setattr(evaluate, "rows_of", lambda _data, _limit: [])
     monkeypatch.setattr(evaluate, "evaluate", found)
     assert evaluate.main([]) == status
     assert ("NO DRAFTS" in capsys.readouterr().out) == (drafted == 0)
