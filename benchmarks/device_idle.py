@@ -125,13 +125,13 @@ def measure(
     _, steps, parts = engine.collective_rpc("device_steps")[0]
     # The first step with all requests still has prompts behind it.
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
-    device_s = statistics.fmean(device_ms / 1e3 + TOKEN_US / 1e6 * tokens for _, tokens, _ in full)
-    idle_s = statistics.fmean(idle for *_, idle in full)
+    device_s = statistics.fmean(work for *_, work in full)
+    idle_s = statistics.fmean(idle for _, _, idle, _ in full)
     return {
         "steps": len(full),
         "step_ms": 1e3 * (device_s + idle_s),
         "idle_ms": 1e3 * idle_s,
-        "scored": statistics.fmean(tokens for _, tokens, _ in full) / count,
+        "scored": statistics.fmean(tokens for _, tokens, *_ in full) / count,
         # Steps of a closed gate do not wait, but for those that end something.
         **{
             part: 1e3 * statistics.median(column)

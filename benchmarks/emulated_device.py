@@ -39,7 +39,8 @@ class Device:
     token_s: float = 1e-5
     launch_s: float = 3e-4
     free_at: float = 0.0
-    steps: list[tuple[int, int, float]] = field(default_factory=list)  # requests, tokens, idle
+    # Requests, tokens, seconds idle before, seconds of work.
+    steps: list[tuple[int, int, float, float]] = field(default_factory=list)
     # Of steps that wait for the tokens of the one before, seconds of each of `PARTS`.
     parts: list[tuple[float, ...]] = field(default_factory=list)
     _marks: list[float] = field(default_factory=list)
@@ -63,8 +64,15 @@ class Device:
         while time.perf_counter() < end:
             pass
         now = time.perf_counter()
-        self.steps.append((requests, tokens, max(0.0, now - self.free_at)))
-        self.free_at = max(now, self.free_at) + self.step_s + self.token_s * tokens
+        self.steps.append((requests, tokens, max(0.0, now - self.free_at), 0.0))
+        self.free_at = max(now, self.free_at)
+        self.work(self.step_s + self.token_s * tokens)
+
+    def work(self, seconds: float) -> None:
+        """Take longer for the step that was launched last."""
+        self.free_at += seconds
+        *step, busy = self.steps[-1]
+        self.steps[-1] = (*step, busy + seconds)
 
     def wait(self, until: float) -> None:
         """Block the caller, and nobody else."""
@@ -252,7 +260,8 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
                 self.drafter.propose = self._pass
 
         def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
-            DEVICE.free_at += max(1, num_speculative_tokens) * DEVICE.step_s / 10
+            if DEVICE.steps:  # none while the engine warms up
+                DEVICE.work(max(1, num_speculative_tokens) * DEVICE.step_s / 10)
             return torch.zeros(len(next_token_ids), num_speculative_tokens, dtype=torch.int64)
 
         def _prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
@@ -309,6 +318,6 @@ class EmulatedWorkerExtension(SamWorkerExtension):
         DEVICE.steps.clear()
         DEVICE.parts.clear()
 
-    def device_steps(self) -> tuple[bool, list[tuple[int, int, float]], list[tuple[float, ...]]]:
+    def device_steps(self) -> tuple[bool, list[tuple[int, int, float, float]], list[tuple]]:
         """Whether it schedules asynchronously; requests, tokens, idle seconds; seconds of parts."""
         return self.model_runner.use_async_scheduling, list(DEVICE.steps), list(DEVICE.parts)

@@ -693,7 +693,7 @@ def simulate_command(
     ] = None,
     model_run: Annotated[
         list[Path] | None,
-        typer.Option(help="A run in which a model drafted, alone or joined; may be repeated."),
+        typer.Option(help="A run in which a model drafted, alone or joined; one of each."),
     ] = None,
     pass_cost: Annotated[
         float | None,

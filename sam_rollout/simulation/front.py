@@ -80,7 +80,13 @@ def _models(
             raise ValueError("--pass-cost: what a pass of the model takes of a decode step")
         return []
     found = [given_model(acceptance, pass_cost)] if acceptance else []
-    return found + [recorded_model(path, pass_cost) for path in runs]
+    found += [recorded_model(path, pass_cost) for path in runs]
+    titles = [model.title for model in found]
+    if not found:
+        raise ValueError("--pass-cost: of which model? --model-acceptance or --model-run says")
+    if len(set(titles)) < len(titles):
+        raise ValueError(f"of each kind of model one at a time, not {', '.join(titles)}")
+    return found
 
 
 def _fleet(workload: Workload, replicas: int | None, max_num_seqs: int | None) -> Fleet:

@@ -55,7 +55,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
     """
     from vllm import LLM, envs
 
-    from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, unmix
+    from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, end_core, unmix
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.engines import EXTENSION
 
@@ -97,15 +97,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
     # The last one first: forked ranks hold a copy of what tells the ranks of engines before them to
     # end, and those would be waited for in vain.
     for engine in reversed(engines):
-        core = engine.llm_engine.engine_core
-        core.shutdown()
-        # Nobody asks what the last step of an engine that schedules ahead came to. Its answer holds
-        # sockets: collected with all else that holds it, they may be waited for in vain.
-        inner = getattr(core, "engine_core", None)  # None: it is in a process of its own
-        executor = getattr(inner, "model_executor", None)
-        for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
-            if queue:
-                queue.clear()
+        end_core(engine)
         unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
     engines.clear()
     envs.disable_envs_cache()

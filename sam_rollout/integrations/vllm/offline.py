@@ -105,12 +105,25 @@ def offline_engine(
         yield engine
     finally:
         if engine is not None:
-            engine.llm_engine.engine_core.shutdown()
+            end_core(engine)
             unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, worker_extension)
         if multiprocessing is None:
             os.environ.pop(MULTIPROCESSING_ENV, None)
         del engine
         gc.collect()
+
+
+def end_core(engine: LLM) -> None:
+    """Shut an engine down, and drop what nobody will ask for any more."""
+    core = engine.llm_engine.engine_core
+    core.shutdown()
+    # What the last step of an engine that schedules ahead came to holds sockets: collected with all
+    # else that holds it, they may be waited for in vain.
+    inner = getattr(core, "engine_core", None)  # None: it is in a process of its own
+    executor = getattr(inner, "model_executor", None)
+    for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
+        if queue:
+            queue.clear()
 
 
 def unmix(worker: str, extension: str) -> None:

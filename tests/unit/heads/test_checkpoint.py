@@ -159,6 +159,9 @@ def test_hidden_states_are_taken_where_vllm_takes_them(layers, expected):
 def test_no_layer_of_a_small_policy_is_read_twice(layers):
     chosen = default_layers(layers)
     assert list(chosen) == sorted(set(chosen) & set(range(layers)))  # as vLLM puts them
+
+
+def test_a_policy_of_two_layers_is_refused():
     with pytest.raises(ConfigError, match="num_hidden_layers = 2: must be at least 3"):
         default_layers(2)
 

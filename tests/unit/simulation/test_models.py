@@ -90,3 +90,7 @@ def test_what_a_joined_run_accepted_is_nobody_elses(run_with, tmp_path):
 
     assert "a model drafted in this run, and its passes are in" in said("--calibration", run)
     assert "--pass-cost" in said("--calibration", costs, "--model-run", run)
+    forecast = ("--calibration", costs, "--pass-cost", 0.1)
+    assert "of which model?" in said(*forecast)
+    twice = said(*forecast, "--model-run", run, "--model-run", run)
+    assert "of each kind of model one at a time, not joined, joined" in twice
