@@ -22,6 +22,9 @@ from sam_rollout.integrations.vllm.offline import offline_engine
 if TYPE_CHECKING:
     from vllm import LLM
 
+# So many steps are judged at once, or as many as there are after so many turns: a call costs
+# about as much for a few steps as for one.
+MANY, PATIENCE = 32, 8
 SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Drafts come from the answer itself and from other answers to its question in the same run: texts
 # of an earlier mode would make the later ones of a comparison faster.
@@ -163,6 +166,7 @@ class _Judge(Engine):
         super().__init__(engine)
         self.longest = engine.llm_engine.model_config.max_model_len
         self.waiting: list[tuple[str, asyncio.Future]] = []
+        self.patience = PATIENCE
 
     def text(self, solution: Solution, step: Step) -> str:
         """What the model reads."""
@@ -175,12 +179,13 @@ class _Judge(Engine):
         return await answer
 
     def work(self) -> None:
-        """Judge all steps that wait; as ``Author.work``."""
+        """Judge all steps that wait, once they are many or have waited; as ``Author.work``."""
         from vllm import TokensPrompt
 
-        asked, self.waiting = self.waiting, []
-        if not asked:
+        self.patience -= bool(self.waiting)
+        if len(self.waiting) < MANY and self.patience:
             return
+        asked, self.waiting, self.patience = self.waiting, [], PATIENCE
         # What does not fit is left out at the beginning: the step in question stands at the end.
         prompts = [self.tokenizer(text)["input_ids"][-self.longest :] for text, _ in asked]
         outputs = self.engine.encode(

@@ -18,7 +18,7 @@ from sam_rollout.config import GateConfig, SamConfig, sources_of
 
 pytestmark = pytest.mark.usefixtures("few_collections")
 
-SMALL = ["--limit", "6", "--max-tokens", "200", "--max-step-tokens", "60", "--dtype", "float32",
+SMALL = ["--limit", "6", "--max-tokens", "120", "--max-step-tokens", "60", "--dtype", "float32",
          "--delimiter", "\\n"]  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_steps_of_one_model_are_its_answer_in_one_go(side):
         solve(solutions, target)
         asked = [target._parameters(one, 200, 0) for one in solutions]
         for parameters in asked:
-            parameters.stop, parameters.max_tokens = [], 200
+            parameters.stop, parameters.max_tokens = [], 120
         whole = target.engine.generate(
             [TokensPrompt(prompt_token_ids=one.prompt) for one in solutions],
             asked,
@@ -95,7 +95,8 @@ def judge_all(judge, solutions, steps):
             for one, step in zip(solutions, steps, strict=True)
         ]
         await asyncio.sleep(0)
-        judge.work()
+        for _ in range(engines.PATIENCE):
+            judge.work()
         return await asyncio.gather(*waiting)
 
     return asyncio.run(ask())
