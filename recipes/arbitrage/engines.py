@@ -73,6 +73,7 @@ class EngineAuthor(Engine):
     def begin(self) -> None:
         """Begin another answering; drafts come from answers of the same one only."""
         super().begin()
+        self.engine.collective_rpc("sam_drain")  # what was counted before is nobody's
         self.run, self.tokens = self.run + 1, 0
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:

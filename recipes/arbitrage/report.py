@@ -72,12 +72,8 @@ def measure(
         for side in sides if turn % 2 == 0 else reversed(sides):
             with authors(*setup, side) as (draft, target):
                 # What engines do in their first steps only is not timed.
-                for mode in (
-                    DRAFT,
-                    TARGET,
-                    *sorted({"rsd", "router"} & {mode for mode, _ in tried}),
-                ):
-                    _answer(problems[:4], (mode, 0.5), judges, draft, target)
+                for point in dict(tried).items():
+                    _answer(problems[:4], point, judges, draft, target)
                 for point in tried:
                     solutions, seconds = _answer(problems, point, judges, draft, target)
                     first = texts.setdefault(point, [one.tokens for one in solutions])
