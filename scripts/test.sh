@@ -17,7 +17,7 @@ ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
 # other. Runs on Ray need both cores and many processes: each has the machine for itself.
-GROUPS_OF_LANES=("lint integration contracts recipes|unit ascend" "e2e" "cluster")
+GROUPS_OF_LANES=("lint integration|unit ascend contracts recipes" "e2e" "cluster")
 # Of this run alone, named by its process: another one may be under way in the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"

@@ -179,6 +179,8 @@ def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[fl
         answers go on from; the report says which it was.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    rsd = pairs["draft"].quantile(list(shares), interpolation="lower")
-    # Rewards up to this one lie below the next number.
-    return {"router": router.tolist(), "rsd": np.nextafter(rsd, np.inf).tolist()}
+    # Rewards are often the same: of the thresholds there are, those that come closest.
+    taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
+    sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
+    rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]
+    return {"router": router.tolist(), "rsd": rsd}

@@ -183,7 +183,10 @@ def test_thresholds_send_the_share_that_was_asked():
     assert sent == pytest.approx([0.1, 0.5], abs=0.01)
     low = float((pairs["draft"] < 1).mean())
     sent = [(pairs["draft"] < tau).mean() for tau in taus["rsd"]]
-    assert sent == [pytest.approx(low), 1.0]  # rewards take two values only
+    assert sent == [pytest.approx(low), pytest.approx(low)]  # rewards take two values only
+    (none, everything) = calibrate(pairs, [0.0, 0.9])["rsd"]
+    assert (pairs["draft"] < none).sum() == 0
+    assert (pairs["draft"] < everything).all()
 
 
 def test_quality_of_a_router_that_knows_and_of_one_that_guesses():
