@@ -27,5 +27,5 @@ arbitrage() {  # arbitrage <command> [options...]
 arbitrage collect --limit "${COLLECT:-192}"
 arbitrage train
 arbitrage calibrate
-arbitrage report --shares 0.1 0.2 0.4 --limit "${ANSWERS:-96}" --output "$OUTPUT_DIR/report.json" "$@"
+arbitrage report --shares 0.1 0.3 --limit "${ANSWERS:-64}" --output "$OUTPUT_DIR/report.json" "$@"
 echo "written: $OUTPUT_DIR/report.json and report.png"
