@@ -295,6 +295,8 @@ VLLM_LATE_BINDING: Table = {
     },
     "v1.sample.logits_processor.builtin": {
         "MinTokensLogitsProcessor.min_toks": "counts tokens on the host: no step is prepared ahead",
+        "MinTokensLogitsProcessor.apply_with_spec_decode(logits, num_draft_tokens)":
+            "a row of a draft at a time, and of a bonus token as of one draft more",
     },
     "v1.worker.gpu_input_batch": {
         "InputBatch.prev_req_id_to_index": "rows whose input is on the device",

@@ -8,10 +8,12 @@ speculates; custom logits processors at start-up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
@@ -293,6 +295,11 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> torch.Tensor:
         """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
         if _changes_logits(sampling):
+            sampling, least = _without_min_tokens(sampling)
+            if least is not None:
+                # vLLM would hold a bonus token to the minimum as if no draft came before it.
+                places = [drafts + 1 for drafts in metadata.num_draft_tokens]
+                logits = least.apply_with_spec_decode(logits, places)
             # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
@@ -309,6 +316,18 @@ class KeyedRejectionSampler(RejectionSampler):
         top_k = None if sampling.top_k is None else sampling.top_k[requests]
         top_p = None if sampling.top_p is None else sampling.top_p[requests]
         return self._cut(logits, top_k, top_p)
+
+
+def _without_min_tokens(
+    sampling: SamplingMetadata,
+) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
+    """Take the rule on minimum lengths out of a batch's rules on logits, where it is at work."""
+    rules = list(sampling.logitsprocs.all)
+    least = [one for one in rules if isinstance(one, MinTokensLogitsProcessor) and is_active(one)]
+    if not least:
+        return sampling, None
+    others = LogitsProcessors(one for one in rules if one is not least[0])
+    return replace(sampling, logitsprocs=others), least[0]
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:

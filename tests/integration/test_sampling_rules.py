@@ -1,0 +1,84 @@
+"""vLLM's rules on logits in our verify steps: every row has its own place in the text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import LogitsProcessors, MinTokensLogitsProcessor
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from sam_rollout.config import RolloutSamplerConfig
+from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
+from sam_rollout.verification import NO_TOKEN, keyed_bits
+
+VOCABULARY, STOP, OTHER = 10, 3, 5
+
+
+class Rows:
+    def verify_bits(self, positions, request_of_row, stream=0):
+        return keyed_bits(request_of_row, positions, stream)
+
+
+def verify(
+    drafts: list[list[int]], written: list[int], minimum: int, kind: str = ""
+) -> list[list[int]]:
+    """What a step samples where a stop token is likeliest, and another token comes second.
+
+    Without a kind: the bonus tokens that vLLM samples.
+    """
+    least = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
+    params = SamplingParams(min_tokens=minimum, max_tokens=64, stop_token_ids=[STOP])
+    added = [(row, params, None, [OTHER] * length) for row, length in enumerate(written)]
+    least.update_state(BatchUpdate(len(drafts), (), added, ()))
+    counts = torch.tensor([len(draft) for draft in drafts])
+    rows = int(counts.sum()) + len(drafts)
+    bonus = torch.cumsum(counts + 1, 0) - 1
+    is_draft = torch.ones(rows, dtype=torch.bool)
+    is_draft[bonus] = False
+    metadata = replace(
+        SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu")),
+        target_logits_indices=is_draft.nonzero().squeeze(1),
+        bonus_logits_indices=bonus,
+        logits_indices=torch.arange(rows),
+    )
+    logits = torch.zeros(rows, VOCABULARY)
+    logits[:, OTHER], logits[:, STOP] = 50.0, 100.0
+    sampling = SamplingMetadata(
+        temperature=torch.ones(len(drafts)), all_greedy=False, all_random=True, top_p=None,
+        top_k=None, generators={}, max_num_logprobs=None, no_penalties=True, prompt_token_ids=None,
+        frequency_penalties=torch.zeros(0), presence_penalties=torch.zeros(0),
+        repetition_penalties=torch.zeros(0), output_token_ids=[], spec_token_ids=drafts,
+        allowed_token_ids_mask=None, bad_words_token_ids={}, logitsprocs=LogitsProcessors([least]),
+    )  # fmt: skip
+    if not kind:
+        bonus_logits = Sampler().apply_logits_processors(logits[bonus], sampling, True)
+        return [[token] for token in bonus_logits.argmax(dim=-1).tolist()]
+    sampler = KeyedRejectionSampler(
+        Sampler(), None, torch.device("cpu"), Rows(), RolloutSamplerConfig(kind)
+    )
+    tokens = sampler(metadata, None, logits, sampling).sampled_token_ids.tolist()
+    return [[token for token in row if token != NO_TOKEN] for row in tokens]
+
+
+@pytest.mark.parametrize("kind", ["coupled", "coupled_gumbel", "vectorised"])
+def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
+    """vLLM's own sampler lets no bonus token end a text that was too short before the step."""
+    drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]
+    written = [4, 4, 4, 4, 6]
+    assert verify(drafts, written, 6, kind) == [
+        [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
+        [OTHER, OTHER, STOP],  # a bonus token that ends it
+        [OTHER, OTHER],  # and one that is too early
+        [OTHER],
+        [STOP],
+    ]
+
+
+def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
+    assert verify([[OTHER] * 2], [4], 6) == [[OTHER]], "vLLM lets it end the text: ours can go"
