@@ -5,7 +5,7 @@
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
 and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
 asynchronous path (`emulated_device.py`) they are generated without speculation, with drafts at
-every step, and as `sam=on` does. Counted are identical responses; where two part, how far the
+every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part, how far the
 random number would have to move to draw either token (rounding may decide only what is nearly a
 tie), and the first position of difference.
 """
@@ -50,6 +50,8 @@ def settings(dtype: str) -> dict[str, Any]:
         found[f"off{ASYNCHRONOUS}"] = found["off"]
         found[f"k=8, always{ASYNCHRONOUS}"] = replace(SamConfig(), gate=always)
         found[f"sam=on{ASYNCHRONOUS}"] = SamConfig()
+        head = {"enabled": True, "path": f"{MODEL}_eagle3"}
+        found[f"sam=joined{ASYNCHRONOUS}"] = SamConfig.from_mapping({"sources": {"model": head}})
     return found
 
 
