@@ -5,9 +5,9 @@
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
 and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
 asynchronous path (`emulated_device.py`) they are generated without speculation, with drafts at
-every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part, how far the
-random number would have to move to draw either token (rounding may decide only what is nearly a
-tie), and the first position of difference.
+every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part,
+how far the random number would have to move to draw either token (rounding may decide only what is
+nearly a tie), and the first position of difference.
 """
 
 from __future__ import annotations

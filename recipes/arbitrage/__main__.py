@@ -94,12 +94,9 @@ def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) ->
     # Room for twice the drafts, because vLLM stops drafting close to the limit.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
-    draft, target, _ = options.memory
-    arguments = {
-        DRAFT: {**both, "gpu_memory_utilization": draft},
-        TARGET: {**both, "gpu_memory_utilization": target,
-                 "tensor_parallel_size": options.tensor_parallel_size},
-    }  # fmt: skip
+    memory = zip((DRAFT, TARGET), options.memory, strict=False)
+    arguments = {name: {**both, "gpu_memory_utilization": share} for name, share in memory}
+    arguments[TARGET]["tensor_parallel_size"] = options.tensor_parallel_size
     return {DRAFT: options.draft, TARGET: options.target}, sampling, arguments
 
 
@@ -136,14 +133,8 @@ def _collect(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     pairs = pd.read_json(options.pairs, lines=True, dtype={"problem": str})
-    found = train(
-        pairs,
-        options.base,
-        options.router,
-        num_train_epochs=options.epochs,
-        learning_rate=options.learning_rate,
-    )
-    print(json.dumps(found, indent=1))
+    changes = {"num_train_epochs": options.epochs, "learning_rate": options.learning_rate}
+    print(json.dumps(train(pairs, options.base, options.router, **changes), indent=1))
 
 
 def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
