@@ -18,7 +18,7 @@ from sam_rollout.config import GateConfig, SamConfig, sources_of
 
 pytestmark = pytest.mark.usefixtures("few_collections")
 
-SMALL = ["--limit", "6", "--max-tokens", "120", "--max-step-tokens", "60", "--dtype", "float32",
+SMALL = ["--limit", "4", "--max-tokens", "100", "--max-step-tokens", "60", "--dtype", "float32",
          "--delimiter", "\\n"]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_
     rows = {row["mode"]: row for row in record["points"]}
     assert list(rows) == ["draft", "target", "rsd", "router", "oracle"]
     for row in rows.values():
-        assert row["identical"] == {"off": 6, "on": 6}
+        assert row["identical"] == {"off": 4, "on": 4}
         assert row["accepted"]["off"] == 0 < row["accepted"]["on"]
         assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {
             "off": 1, "on": 1,
@@ -76,7 +76,7 @@ def test_steps_of_one_model_are_its_answer_in_one_go(side):
         solve(solutions, target)
         asked = [target._parameters(one, 200, 0) for one in solutions]
         for parameters in asked:
-            parameters.stop, parameters.max_tokens = [], 120
+            parameters.stop, parameters.max_tokens = [], 100
         whole = target.engine.generate(
             [TokensPrompt(prompt_token_ids=one.prompt) for one in solutions],
             asked,

@@ -85,8 +85,25 @@ def some(prompts) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(start, some) -> list[list[int]]:
-    return texts(generate(start(OFF), some, SIBLINGS, max_tokens=TOKENS))
+def without(start) -> Any:
+    """``without(prompts, siblings, sampler, **sampling)``: texts without drafts; asked for once."""
+    known: dict[str, list[list[int]]] = {}
+
+    def ask(
+        prompts: list[list[int]], siblings: int, sampler: str = "coupled", **sampling: Any
+    ) -> list[list[int]]:
+        name = repr((len(prompts), siblings, sampler, sampling))
+        if name not in known:
+            engine = start(OFF, sampler)
+            known[name] = texts(generate(engine, prompts, siblings, max_tokens=TOKENS, **sampling))
+        return known[name]
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def reference(without, some) -> list[list[int]]:
+    return without(some, SIBLINGS)
 
 
 def drained(engine: Any) -> tuple[dict[str, int], int, int]:
@@ -164,23 +181,22 @@ def test_texts_are_those_without_the_policys_own_layers(start, some, tmp_path):
     ids=["synchronous", "prepared ahead", "bound"],
 )
 def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
-    ahead, scored_ahead, start, some, monkeypatch
+    ahead, scored_ahead, start, some, without, monkeypatch
 ):
     monkeypatch.setattr(late_binding, "SCORED_AHEAD", scored_ahead)
-    off = generate(start(OFF, "coupled_gumbel"), some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     engine = start(sam(sampled=True), "coupled_gumbel", ahead)
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
-    assert texts(outputs) == texts(off)
+    assert texts(outputs) == without(some, SIBLINGS, "coupled_gumbel", top_p=0.95)
     _, drafted, accepted = drained(engine)
     # As good as all: a sum over more rows at once rounds differently.
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
 @both_ways
-def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(ahead, start, some):
-    off = generate(start(OFF, "stock"), some, max_tokens=TOKENS, temperature=0.0)
+def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(ahead, start, some, without):
     engine = start(sam("own"), "stock", ahead)
-    assert texts(generate(engine, some, max_tokens=TOKENS, temperature=0.0)) == texts(off)
+    found = texts(generate(engine, some, max_tokens=TOKENS, temperature=0.0))
+    assert found == without(some, 1, "stock", temperature=0.0)
     _, drafted, accepted = drained(engine)
     assert accepted > 0.95 * drafted > 0
 
@@ -195,13 +211,12 @@ def test_a_closed_gate_leaves_the_drafters_first_pass_alone(ahead, start, some, 
 
 
 @pytest.mark.parametrize("k", [3, 8])
-def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts):
+def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts, without):
     """The gate opens once few of 120 requests are left; ahead, it does so two steps later."""
     config = sam("own", "siblings", method="eagle3", k=k, gate=GateConfig("threshold", 24))
-    off = texts(generate(start(OFF), prompts, 5, max_tokens=TOKENS))
     told = []
     for engine in start(config), start(config, ahead=True):
-        assert texts(generate(engine, prompts, 5, max_tokens=TOKENS)) == off
+        assert texts(generate(engine, prompts, 5, max_tokens=TOKENS)) == without(prompts, 5)
         counters, drafted, accepted = drained(engine)
         told.append((counters["draft/model_tokens"], drafted, accepted / drafted))
     (made, drafted, share), (made_ahead, drafted_ahead, share_ahead) = told
