@@ -5,8 +5,14 @@
 FOLDER holds the sets that `benchmarks/real_traces.py` rebuilds; the record names their sources.
 
 Arctic Inference is measured if it can be imported. It registers itself with vLLM wherever it is
-installed, so put it beside the environment, not into it: `uv pip install --no-deps --target DIR
-arctic-inference==0.1.1`, then run with `PYTHONPATH=DIR`.
+installed, so put it beside the environment, not into it, and run with `PYTHONPATH=DIR`. Of 0.3.0
+only the suffix trees are needed, and the build of the whole asks for torch. From its unpacked
+source distribution, with nanobind 2.9.2 in the environment of PYTHON:
+
+    cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
+    cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding
+    mkdir DIR && cp -r arctic_inference arctic_inference.egg-info DIR
+    rm DIR/arctic_inference.egg-info/entry_points.txt
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ RECORDS = (
     "operators_tiny_cpu", "sampler", "drafter", "vote_rules", "fuzz_drafter",
     "telemetry_overhead", "routing_tiny_cpu", "gate", "device_idle", "fuzz_scheduling",
     "model_drafts_tiny_cpu", "emulated_heads",
-    "head_training_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
+    "head_training_tiny_cpu", "head_loops_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
 )  # fmt: skip
 
 
@@ -102,20 +102,20 @@ def _raw_and_equal(row: TimeRow | None) -> str:
     return f"The gain of its {row.title} is {raw:+.1%} raw, {equal:+.1%} at equal tokens. "
 
 
-def over_rsd(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Share of target steps at the router's points, and accuracy there less that of ``rsd``.
+def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
+    """Share of target steps at a mode's points, and accuracy there less that of another mode.
 
-    ``rsd`` is interpolated between its own points and those of both models alone.
+    The other one is interpolated between its own points and those of both models alone.
     """
     known = sorted(
         (row["target_share"], row["accuracy"]["value"])
         for row in rows
-        if row["mode"] in ("rsd", "draft", "target")
+        if row["mode"] in (other, "draft", "target")
     )
     return [
         (share, row["accuracy"]["value"] - float(np.interp(share, *zip(*known, strict=True))))
         for row in rows
-        if row["mode"] == "router"
+        if row["mode"] == mode
         for share in [row["target_share"]]
     ]
 
@@ -132,7 +132,7 @@ def _templates() -> Environment:
         "least_identical": _least_identical,
         "machine": _machine,
         "median": statistics.median,
-        "over_rsd": over_rsd,
+        "over": over,
         "ratio": _ratio,
         "spread": _spread,
     }

@@ -44,11 +44,31 @@ class Sampling:
 
 
 class Engine:
-    """A model in an engine."""
+    """A model in an engine that takes requests at any time, and steps when it is told to."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
         self.tokenizer = engine.get_tokenizer()
+        self.waiting: dict[str, asyncio.Future] = {}
+        self.names = itertools.count()  # of requests
+
+    async def ask(self, tokens: list[int], parameters: Any) -> Any:
+        """The output of a request, once ``work`` has brought it to its end."""
+        from vllm import TokensPrompt
+
+        name = str(next(self.names))
+        self.waiting[name] = asyncio.get_running_loop().create_future()
+        prompt = TokensPrompt(prompt_token_ids=tokens)
+        self.engine.llm_engine.add_request(name, prompt, parameters)
+        return await self.waiting[name]
+
+    def work(self) -> None:
+        """Run one engine step; as ``Author.work``."""
+        if not self.waiting:
+            return
+        for output in self.engine.llm_engine.step():
+            if output.finished:
+                self.waiting.pop(output.request_id).set_result(output)
 
     def begin(self) -> None:
         """Begin another answering, as if the engine had read nothing before.
@@ -67,8 +87,6 @@ class EngineAuthor(Engine):
         super().__init__(engine)
         self.name, self.sampling = name, sampling
         self.tokens = self.run = 0
-        self.waiting: dict[str, asyncio.Future] = {}
-        self.names = itertools.count()  # of requests
 
     def begin(self) -> None:
         """Begin another answering; drafts come from answers of the same one only."""
@@ -78,25 +96,12 @@ class EngineAuthor(Engine):
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         """Write a solution's next step; as ``Author.write``."""
-        from vllm import TokensPrompt
-
-        said, name = solution.tokens, str(next(self.names))
+        said = solution.tokens
         room = self.sampling.max_tokens - len(said)
-        prompt = TokensPrompt(prompt_token_ids=solution.prompt + said)
-        parameters = self._parameters(solution, room, sample)
-        self.waiting[name] = asyncio.get_running_loop().create_future()
-        self.engine.llm_engine.add_request(name, prompt, parameters)
-        step = self._step(await self.waiting[name], room)
+        output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
+        step = self._step(output.outputs[0], room)
         self.tokens += len(step.tokens)
         return step
-
-    def work(self) -> None:
-        """Run one engine step; as ``Author.work``."""
-        if not self.waiting:
-            return
-        for output in self.engine.llm_engine.step():
-            if output.finished:
-                self.waiting.pop(output.request_id).set_result(output.outputs[0])
 
     def _step(self, answer: Any, room: int) -> Step:
         """An output as a step: the last one if the model ended the answer, or no room is left."""
@@ -160,13 +165,12 @@ def authors(
 class _Judge(Engine):
     """A model of two classes that judges steps; calling it is a ``Score``, in 0..1."""
 
-    task: str
-    parameters: Any = None
+    def __init__(self, engine: LLM, task: str) -> None:
+        from vllm import PoolingParams
 
-    def __init__(self, engine: LLM) -> None:
         super().__init__(engine)
+        self.parameters = PoolingParams(task=task)
         self.longest = engine.llm_engine.model_config.max_model_len
-        self.waiting: list[tuple[str, asyncio.Future]] = []
         self.patience = PATIENCE
 
     def text(self, solution: Solution, step: Step) -> str:
@@ -175,35 +179,27 @@ class _Judge(Engine):
 
     async def __call__(self, solution: Solution, step: Step) -> float:
         """Judge a step that might come next."""
-        answer = asyncio.get_running_loop().create_future()
-        self.waiting.append((self.text(solution, step), answer))
-        return await answer
+        # What does not fit is left out at the beginning: the step in question stands at the end.
+        tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
+        output = await self.ask(tokens, self.parameters.clone())
+        # Of the last token, or of the whole text, the probability of the second class.
+        return float(output.outputs.data.reshape(-1, 2)[-1, 1])
 
     def work(self) -> None:
         """Judge all steps that wait, once they are many or have waited; as ``Author.work``."""
-        from vllm import TokensPrompt
-
         self.patience -= bool(self.waiting)
         if len(self.waiting) < MANY and self.patience:
             return
-        asked, self.waiting, self.patience = self.waiting, [], PATIENCE
-        # What does not fit is left out at the beginning: the step in question stands at the end.
-        prompts = [self.tokenizer(text)["input_ids"][-self.longest :] for text, _ in asked]
-        outputs = self.engine.encode(
-            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-            pooling_task=self.task,
-            pooling_params=self.parameters,
-            use_tqdm=False,
-        )
-        for (_, answer), output in zip(asked, outputs, strict=True):
-            # Of the last token, or of the whole text, the probability of the second class.
-            answer.set_result(float(output.outputs.data.reshape(-1, 2)[-1, 1]))
+        while self.waiting:
+            super().work()
+        self.patience = PATIENCE
 
 
 class Router(_Judge):
     """Chances that the target's step would have the higher process reward."""
 
-    task = "classify"
+    def __init__(self, engine: LLM) -> None:
+        super().__init__(engine, "classify")
 
     def text(self, solution: Solution, step: Step) -> str:
         """Question and steps, each with its author."""
@@ -213,19 +209,15 @@ class Router(_Judge):
 class RewardModel(_Judge):
     """Process rewards of a model that scores steps at a tag, such as Qwen2.5-Math-PRM-7B."""
 
-    task = "token_classify"
-
     def __init__(self, engine: LLM, tag: str) -> None:
-        from vllm import PoolingParams
-
-        super().__init__(engine)
+        super().__init__(engine, "token_classify")
         ids = self.tokenizer.encode(tag, add_special_tokens=False)
         if len(ids) != 1:
             raise ValueError(f"step tag {tag!r}: must be one token of the reward model")
         self.tag = tag
         # Some classes of vLLM answer at the tags only; others at every token.
         if engine.llm_engine.model_config.pooler_config.tok_pooling_type == "STEP":
-            self.parameters = PoolingParams(step_tag_id=ids[0])
+            self.parameters.step_tag_id = ids[0]
 
     def text(self, solution: Solution, step: Step) -> str:
         """The conversation, with the tag after every step."""

@@ -154,13 +154,16 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
 
     Returns:
         The number of ``pairs``, the ``share`` in which the target is better, ``balanced_accuracy``
-        at a chance of one half, and ``spearman``, the rank correlation of chance and advantage.
+        at a chance of one half, ``spearman``, the rank correlation of chance and advantage, and
+        ``mendable``, the share of better steps of the target where the draft model's reward is
+        below 1.
     """
     better = labels(pairs)
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
     return {
         "pairs": len(pairs),
         "share": float(better.mean()),
+        "mendable": float(better[pairs["draft"] < 1].mean()),
         "balanced_accuracy": float(right.mean()),
         "spearman": float(pairs["chance"].corr(pairs["target"] - pairs["draft"], "spearman")),
     }

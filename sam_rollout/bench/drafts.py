@@ -24,8 +24,8 @@ CONTEXT_K = 3  # of the curve against context length
 SEED = 11  # of the generated texts; they were fitted with another
 # Of single responses, where others have nothing more to draft from.
 SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM_24, sides.ARCTIC_4)
-TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.FIRST, sides.NGRAM,
-               sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
+TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
+               sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
 COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.results_page import over_rsd
+from benchmarks.results_page import over
 from recipes.arbitrage import __main__ as command
 from recipes.arbitrage import report
 from recipes.arbitrage.router import (
@@ -189,6 +189,11 @@ def test_thresholds_send_the_share_that_was_asked():
     assert (pairs["draft"] < everything).all()
 
 
+def test_quality_tells_how_many_wrong_steps_the_target_mends():
+    pairs = pd.DataFrame({"draft": [1.0, 0.5, 0.5, 0.0], "target": [1.0, 1.0, 0.5, 0.5]})
+    assert quality(pairs.assign(chance=0.5))["mendable"] == pytest.approx(2 / 3)
+
+
 def test_quality_of_a_router_that_knows_and_of_one_that_guesses():
     pairs = made_pairs()
     knows = quality(pairs.assign(chance=labels(pairs).astype(float)))
@@ -245,11 +250,13 @@ ROWS = [
 ]
 
 
-def test_the_router_is_held_against_rsd_at_its_own_share():
-    (first, gained), (second, lost) = over_rsd(ROWS)
+def test_a_mode_is_held_against_another_at_its_own_share():
+    (first, gained), (second, lost) = over(ROWS, "router", "rsd")
     assert (first, second) == (0.25, 0.75)
     assert gained == pytest.approx(0.4 - 0.35)
     assert lost == pytest.approx(0.5 - 0.55)
+    ((_, behind),) = over(ROWS, "rsd", "router")
+    assert behind == pytest.approx(0.5 - 0.45)
 
 
 def test_a_mode_is_tried_with_each_threshold_once():
