@@ -62,6 +62,8 @@ def speculators_head(shape: HeadShape) -> Any:
 
 def speculators_loss(head: Any, windows: Sequence[Sample]) -> Tensor:
     """The library's loss on packed windows: it pairs a state with the token that follows it."""
+    from speculators.losses import resolve_loss_config
+
     columns: dict[str, list[Tensor]] = {}
     for number, window in enumerate(windows):
         places = torch.arange(1, len(window.tokens))
@@ -75,7 +77,9 @@ def speculators_loss(head: Any, windows: Sequence[Sample]) -> Tensor:
         ):
             columns.setdefault(name, []).append(column)
     packed = {name: torch.cat(parts)[None] for name, parts in columns.items()}
-    return head(**packed, ttt_steps=SETTINGS.steps, ttt_step_loss_decay=1.0)[1]
+    loss = resolve_loss_config("kl_div", "eager")  # the other one needs a GPU
+    steps = {"ttt_steps": SETTINGS.steps, "ttt_step_loss_decay": 1.0}
+    return head(**packed, **steps, loss_config=loss)[1]
 
 
 def main() -> None:
@@ -85,7 +89,7 @@ def main() -> None:
     arguments = options.parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the library compiles its mask; a CPU takes minutes
     torch.set_num_threads(THREADS)
-    model_config = read_json(MODEL / CONFIG, "model")
+    model_config = read_json(MODEL / CONFIG, "model", MODEL)
     policy = Policy.load(str(MODEL), torch.device("cpu"))
     head, shape, *_ = fresh_head(model_config, SETTINGS.seed)
     learner = Learner(head, policy, SETTINGS.steps)

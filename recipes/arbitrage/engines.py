@@ -105,13 +105,9 @@ class EngineAuthor(Engine):
 
     def _step(self, answer: Any, room: int) -> Step:
         """An output as a step: the last one if the model ended the answer, or no room is left."""
-        delimiter, tokens = self.sampling.delimiter, list(answer.token_ids)
-        delimited = answer.stop_reason == delimiter
-        # Tokens that were verified together with the delimiter follow it, but not in the text.
-        while delimited and delimiter in self.tokenizer.decode(tokens[:-1]):
-            tokens.pop()
+        tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
-        return Step(tuple(tokens), answer.text, self.name, not goes_on)
+        return Step(tokens, answer.text, self.name, not goes_on)
 
     def _parameters(self, solution: Solution, room: int, sample: int) -> Any:
         from vllm import SamplingParams

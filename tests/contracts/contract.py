@@ -113,9 +113,23 @@ VLLM_SAMPLERS: Table = {
         "SpecDecodeMetadata.num_draft_tokens":
             "how many rows each request has, for leading an engine along known texts",
     },
+    "v1.engine.output_processor": {
+        "OutputProcessor.process_outputs": (
+            "tokens of a step are read first, then their log-probabilities, from the same output",
+            "new_token_ids = engine_core_output.new_token_ids",
+            "req_state.logprobs_processor.update_from_output(engine_core_output)"),
+    },
+    "v1.engine.detokenizer": {
+        "BaseIncrementalDetokenizer.update(new_token_ids, stop_terminated)":
+            "looks for stop strings; we hand it one token at a time",
+    },
+    "v1.engine.logprobs": {
+        "LogprobsProcessor.update_from_output(output)": "we cut them where the tokens were cut",
+    },
     "sampling_params": {
         "SamplingParams._validate_spec_decode": (
-            "requests that our verification would have to treat specially are refused by vLLM",
+            "requests that our verification would have to treat specially are refused, by vLLM or "
+            "by what we wrap around it",
             "self.min_p > _SAMPLING_EPS or self.logit_bias"),
     },
     "v1.sample.logits_processor": {

@@ -153,6 +153,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3},
     "penalty and top-k": {"frequency_penalty": 0.2, "top_k": 12},
     "min tokens": {"min_tokens": 150, "bad_words": ["7"]},
+    "stop strings": {"stop": ["= 1", "9."], "min_tokens": 30},
     "greedy": {"temperature": 0.0},
 }
 

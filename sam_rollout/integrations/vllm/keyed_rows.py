@@ -40,7 +40,8 @@ class RowKeys(LogitsProcessor):
         self._seed = config.model_config.seed or 0
         max_rows = config.scheduler_config.max_num_seqs
         self.keys = torch.zeros(max_rows, dtype=torch.int64, device=model_runner.device)
-        self._key_by_request: dict[str, int] = {}
+        # Request id -> the runner's state of the request, and its key.
+        self._key_by_request: dict[str, tuple[Any, int]] = {}
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
     def is_argmax_invariant(self) -> bool:
@@ -63,12 +64,15 @@ class RowKeys(LogitsProcessor):
         """Return the keys of live requests; those of requests that ended are forgotten."""
         live = self._runner.requests  # preempted ones, too, which keep their keys
         known = self._key_by_request
-        for request_id in [name for name in known if name not in live]:
-            del known[request_id]
-        for request_id in request_ids:
-            if request_id not in known:
-                known[request_id] = self._key_of(live[request_id])
-        return [known[request_id] for request_id in request_ids]
+        # An id may come again, as another request.
+        for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
+            del known[name]
+        joined = set(request_ids).difference(known)
+        if joined:  # in their order of arrival, whichever rows they have
+            for name, request in live.items():
+                if name in joined:
+                    known[name] = request, self._key_of(request)
+        return [known[name][1] for name in request_ids]
 
     def _key_of(self, request: Any) -> int:
         params = request.sampling_params

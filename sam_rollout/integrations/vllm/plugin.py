@@ -14,11 +14,13 @@ def register() -> None:
     """Apply what the installed vLLM needs; cheap and safe to call repeatedly."""
     from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
     from sam_rollout.integrations.vllm.drafter_weights import share_embeddings
+    from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
     from sam_rollout.integrations.vllm.runner_choice import allow_second_runner
     from sam_rollout.integrations.vllm.scheduling import choose_schedulers
 
     apply_cpu_workarounds()
     choose_schedulers()
+    keep_rules_with_drafts()
     allow_second_runner()
     if not any(map(find_spec, PLUGINS_FOR)):  # these have drafters of their own
         share_embeddings()

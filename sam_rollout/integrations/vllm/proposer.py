@@ -58,8 +58,13 @@ class RunnerRequests:
     """What a model runner of vLLM knows of its requests."""
 
     def __init__(self, runner: Any) -> None:
+        from vllm.v1.structured_output import StructuredOutputManager
+
         self._runner = runner
-        self._late = getattr(runner, "use_async_scheduling", False)
+        # A grammar would have to see drafts that are bound late. Where it cannot begin in the
+        # middle of a step (vLLM 0.23), it never sees what followed the end of thinking there.
+        begins = hasattr(StructuredOutputManager, "_get_constraint_start")
+        self._no_grammars = getattr(runner, "use_async_scheduling", False) or not begins
 
     @property
     def live(self) -> Collection[str]:
@@ -80,8 +85,7 @@ class RunnerRequests:
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
-        # A grammar would have to see drafts that are bound late.
-        has_grammar = self._late and sampling.structured_outputs is not None
+        has_grammar = self._no_grammars and sampling.structured_outputs is not None
         return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
 
 

@@ -296,16 +296,16 @@ class KeyedRejectionSampler(RejectionSampler):
         """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
         if _changes_logits(sampling):
             sampling, least = _without_min_tokens(sampling)
-            if least is not None:
-                # vLLM would hold a bonus token to the minimum as if no draft came before it.
-                places = [drafts + 1 for drafts in metadata.num_draft_tokens]
-                logits = least.apply_with_spec_decode(logits, places)
             # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
             drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
+            if least is not None:
+                # vLLM would hold a bonus token to the minimum as if no draft came before it.
+                places = [count + 1 for count in metadata.num_draft_tokens]
+                logits = least.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:
             return logits
         requests = layout.request_of_row

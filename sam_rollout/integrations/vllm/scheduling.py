@@ -22,6 +22,7 @@ from packaging.version import Version
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.vllm.drafter_check import check_engines_drafter
+from sam_rollout.integrations.vllm.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.settings import (
     MODEL_RUNNER_ENV,
     PROPOSER_CLASS,
@@ -170,6 +171,7 @@ def choose_schedulers() -> None:
         if not drafts_here(self):
             original(self)
             return
+        mark_as_ours(self.speculative_config)
         asked = self.scheduler_config.async_scheduling
         ahead = asked is not False and not why_synchronous(self, vllm.__version__)
         if has_model(self):

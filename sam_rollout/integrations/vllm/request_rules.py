@@ -1,0 +1,81 @@
+"""What requests can ask for where drafts are verified: vLLM's rules that several tokens break.
+
+* **Stop strings.** vLLM looks for them once for all tokens of a step, cuts the text there, and
+  keeps the tokens behind: with drafts a response has other token ids and log-probabilities than
+  without. Here they are looked for token by token, and nothing behind one is kept.
+* **Budgets of thinking tokens.** vLLM ends the thinking of another request of the batch in steps
+  without drafts, and counts drafts as thinking that have ended it. Refused, as vLLM refuses min-p.
+* **Log-probabilities of given tokens** are not gathered in verify steps. Refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+# Fields of SamplingParams that are not kept when drafts are verified.
+REFUSED = ("thinking_token_budget", "logprob_token_ids")
+_OURS = "sam_rollout"
+
+
+def mark_as_ours(speculative_config: Any) -> None:
+    """Say that an engine with this configuration drafts with ours; its requests are checked."""
+    setattr(speculative_config, _OURS, True)
+
+
+def keep_rules_with_drafts() -> None:
+    """Have vLLM keep its rules token by token; harmless when repeated."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+
+    for owner, name, make in (
+        (BaseIncrementalDetokenizer, "update", _one_by_one),
+        (LogprobsProcessor, "update_from_output", _as_many_as_tokens),
+        (SamplingParams, "_validate_spec_decode", _refusing),
+    ):
+        original = getattr(owner, name)
+        if not getattr(original, _OURS, False):
+            wrapper = functools.wraps(original)(make(original))
+            setattr(wrapper, _OURS, True)
+            setattr(owner, name, wrapper)
+
+
+def _one_by_one(original: Any) -> Any:
+    def update(self: Any, new_token_ids: list[int], stop_terminated: bool) -> str | None:
+        if not self.stop or len(new_token_ids) < 2:
+            return original(self, new_token_ids, stop_terminated)
+        for place, token in enumerate(new_token_ids, start=1):
+            is_last = place == len(new_token_ids)
+            found = original(self, [token], stop_terminated and is_last)
+            if found is not None:
+                del new_token_ids[place:]  # they are the step's, and handed on
+                return found
+        return None
+
+    return update
+
+
+def _as_many_as_tokens(original: Any) -> Any:
+    def update_from_output(self: Any, output: Any) -> None:
+        lists, count = output.new_logprobs, len(output.new_token_ids)
+        if lists is not None and len(lists.logprobs) > count:
+            output.new_logprobs = lists.slice_request(0, count)
+        original(self, output)
+
+    return update_from_output
+
+
+def _refusing(original: Any) -> Any:
+    def validate(self: Any, speculative_config: Any) -> None:
+        original(self, speculative_config)
+        if not getattr(speculative_config, _OURS, False):
+            return
+        for name in REFUSED:
+            if (value := getattr(self, name, None)) is not None:
+                raise ValueError(
+                    f"SamplingParams.{name} = {value}: must be left out in an engine with drafts, "
+                    "which vLLM does not keep it with (sam.enabled=false has none)"
+                )
+
+    return validate
