@@ -96,6 +96,17 @@ def test_arrival_order_repeats_in_another_engine(batch):
     assert other.becomes("x", x=params()) + other.becomes("y", ended=["x"], y=params()) == both
 
 
+def test_arrival_counts_whichever_rows_requests_get(batch):
+    """Some attention backends reorder a batch, by lengths and by what was cached."""
+    moved = batch.becomes("b", "a", a=params(), b=params())
+    assert moved == Batch().becomes("a", "b", a=params(), b=params())[::-1]
+
+
+def test_an_id_that_comes_again_is_another_request(batch):
+    first = batch.becomes("a", a=params(0))
+    assert batch.becomes("a", ended=[], a=params(1)) == [key(1)] != first
+
+
 def test_a_seed_of_the_request_decides_alone(batch):
     given = {"a": params(seed=9), "b": params(seed=9), "c": params(seed=8)}
     first, second, third = batch.becomes("a", "b", "c", **given)
