@@ -1,6 +1,6 @@
-"""Training a head with our loop, and with the draft model of the library speculators.
+"""Training our head, and the draft model of the library speculators, on the same texts.
 
-    python -m benchmarks.head_loops [--updates 300] [--output FILE]
+    python -m benchmarks.head_loops [--updates 200] [--output FILE]
 
 Needs speculators 0.9, whose pins do not agree with ours: ``pip install --no-deps speculators``.
 Both sides learn from the same windows of the same texts, with the same optimizer and learning rate,
@@ -85,8 +85,10 @@ def speculators_loss(head: Any, windows: Sequence[Sample]) -> Tensor:
 def main() -> None:
     """Train both heads in turns, compare, write."""
     options = parser(__doc__, "head_loops_tiny_cpu")
-    options.add_argument("--updates", type=int, default=300)
+    options.add_argument("--updates", type=int, default=200)
     arguments = options.parse_args()
+    if arguments.updates % BLOCK:
+        options.error(f"--updates {arguments.updates}: must be a multiple of {BLOCK}")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the library compiles its mask; a CPU takes minutes
     torch.set_num_threads(THREADS)
     model_config = read_json(MODEL / CONFIG, "model", MODEL)
@@ -116,7 +118,8 @@ def main() -> None:
         for name, (loss, optimizer) in sides.items():
             started = time.process_time()
             for number, batch in enumerate(windows, done):
-                factor = max(0.02, 1 - number / arguments.updates) * min(1, (number + 1) / 20)
+                rise, fall = (number + 1) / SETTINGS.warmup, 1 - number / arguments.updates
+                factor = max(0.02, fall) * min(1, rise)
                 optimizer.learn(functools.partial(loss, batch), factor)
             seconds[name].append((time.process_time() - started) / BLOCK)
         print(f"{done + BLOCK} updates: " + ", ".join(

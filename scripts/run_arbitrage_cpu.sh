@@ -24,7 +24,7 @@ arbitrage() {  # arbitrage <command> [options...]
         --pairs "$OUTPUT_DIR/pairs.jsonl"
 }
 
-arbitrage collect --limit "${COLLECT:-192}"
+arbitrage collect --limit "${COLLECT:-128}"
 arbitrage train
 arbitrage calibrate
 arbitrage report --shares 0.1 0.3 --limit "${ANSWERS:-64}" --output "$OUTPUT_DIR/report.json" "$@"

@@ -94,8 +94,11 @@ def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) ->
     # Room for twice the drafts, because vLLM stops drafting close to the limit.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
-    memory = zip((DRAFT, TARGET), options.memory, strict=False)
-    arguments = {name: {**both, "gpu_memory_utilization": share} for name, share in memory}
+    draft, target, _ = options.memory
+    arguments = {
+        DRAFT: {**both, "gpu_memory_utilization": draft},
+        TARGET: {**both, "gpu_memory_utilization": target},
+    }
     arguments[TARGET]["tensor_parallel_size"] = options.tensor_parallel_size
     return {DRAFT: options.draft, TARGET: options.target}, sampling, arguments
 

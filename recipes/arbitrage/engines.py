@@ -53,14 +53,18 @@ class Engine:
         self.names = itertools.count()  # of requests
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
-        """The output of a request, once ``work`` has brought it to its end."""
+        """The output of a request, once ``work`` has brought it to its end.
+
+        Raises:
+            ValueError: The engine refuses the request.
+        """
         from vllm import TokensPrompt
 
-        name = str(next(self.names))
-        self.waiting[name] = asyncio.get_running_loop().create_future()
+        name, ended = str(next(self.names)), asyncio.get_running_loop().create_future()
         prompt = TokensPrompt(prompt_token_ids=tokens)
         self.engine.llm_engine.add_request(name, prompt, parameters)
-        return await self.waiting[name]
+        self.waiting[name] = ended
+        return await ended
 
     def work(self) -> None:
         """Run one engine step; as ``Author.work``."""

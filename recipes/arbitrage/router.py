@@ -158,12 +158,12 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
         ``mendable``, the share of better steps of the target where the draft model's reward is
         below 1.
     """
-    better = labels(pairs)
+    better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
     return {
         "pairs": len(pairs),
         "share": float(better.mean()),
-        "mendable": float(better[pairs["draft"] < 1].mean()),
+        "mendable": float(better[wrong].mean()) if wrong.any() else 0.0,
         "balanced_accuracy": float(right.mean()),
         "spearman": float(pairs["chance"].corr(pairs["target"] - pairs["draft"], "spearman")),
     }

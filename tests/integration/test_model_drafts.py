@@ -92,7 +92,7 @@ def without(start) -> Any:
     def ask(
         prompts: list[list[int]], siblings: int, sampler: str = "coupled", **sampling: Any
     ) -> list[list[int]]:
-        name = repr((len(prompts), siblings, sampler, sampling))
+        name = repr((prompts, siblings, sampler, sampling))
         if name not in known:
             engine = start(OFF, sampler)
             known[name] = texts(generate(engine, prompts, siblings, max_tokens=TOKENS, **sampling))

@@ -85,13 +85,12 @@ def test_log_probabilities_end_with_the_tokens():
 )
 def test_what_drafts_break_is_refused_where_we_draft(asked):
     ours = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
-    (name, value), *_ = asked.items()
+    name, *_ = asked
     params = SamplingParams(**asked)
     params._validate_spec_decode(ours)
     mark_as_ours(ours)
-    with pytest.raises(ValueError, match=rf"SamplingParams\.{name} = \[?{str(value)[-2:]}"):
+    with pytest.raises(ValueError, match=f"SamplingParams.{name} = "):
         params._validate_spec_decode(ours)
-    params._validate_spec_decode(None)
     SamplingParams()._validate_spec_decode(ours)
 
 

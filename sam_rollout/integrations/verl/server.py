@@ -37,6 +37,7 @@ from sam_rollout.integrations.vllm.engine_group import (
     ask_engines,
     engine_count,
 )
+from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.startup_check import (
     PROBE_TOKENS,
@@ -143,6 +144,7 @@ class SamHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
+        keep_rules_with_drafts()  # where entry points are not installed
         await super().run_server(args)
         self._settings = settings = self._read_settings()
         bound = await ask_engines(self.engine, "sam_bind")

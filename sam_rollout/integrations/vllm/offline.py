@@ -75,9 +75,11 @@ def offline_engine(
     from vllm import LLM
     from vllm.platforms import current_platform
 
+    from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 
+    keep_rules_with_drafts()  # where entry points are not installed
     if current_platform.device_type == "npu":
         worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     arguments = {

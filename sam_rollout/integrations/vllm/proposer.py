@@ -62,7 +62,8 @@ class RunnerRequests:
 
         self._runner = runner
         # A grammar would have to see drafts that are bound late. Where it cannot begin in the
-        # middle of a step (vLLM 0.23), it never sees what followed the end of thinking there.
+        # middle of a step (vLLM 0.23, 0.24), it never sees what followed the end of thinking there;
+        # whether a request thinks is not asked.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         self._no_grammars = getattr(runner, "use_async_scheduling", False) or not begins
 

@@ -15,7 +15,7 @@ from typing import Any
 
 # Fields of SamplingParams that are not kept when drafts are verified.
 REFUSED = ("thinking_token_budget", "logprob_token_ids")
-_OURS = "sam_rollout"
+_OURS = "sam_rollout"  # on configurations, and on what is wrapped already
 
 
 def mark_as_ours(speculative_config: Any) -> None:
@@ -24,7 +24,10 @@ def mark_as_ours(speculative_config: Any) -> None:
 
 
 def keep_rules_with_drafts() -> None:
-    """Have vLLM keep its rules token by token; harmless when repeated."""
+    """Have vLLM keep its rules token by token; harmless when repeated.
+
+    In the process that takes requests, which need not be that of the engine.
+    """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
     from vllm.v1.engine.logprobs import LogprobsProcessor
@@ -74,8 +77,8 @@ def _refusing(original: Any) -> Any:
         for name in REFUSED:
             if (value := getattr(self, name, None)) is not None:
                 raise ValueError(
-                    f"SamplingParams.{name} = {value}: must be left out in an engine with drafts, "
-                    "which vLLM does not keep it with (sam.enabled=false has none)"
+                    f"SamplingParams.{name} = {value}: must be left out, vLLM does not keep it "
+                    "where drafts are verified (sam.enabled=false has none)"
                 )
 
     return validate

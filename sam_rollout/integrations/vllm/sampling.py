@@ -295,17 +295,17 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> torch.Tensor:
         """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
         if _changes_logits(sampling):
-            sampling, least = _without_min_tokens(sampling)
+            sampling, min_tokens = _without_min_tokens(sampling)
             # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
             drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
-            if least is not None:
+            if min_tokens is not None:
                 # vLLM would hold a bonus token to the minimum as if no draft came before it.
                 places = [count + 1 for count in metadata.num_draft_tokens]
-                logits = least.apply_with_spec_decode(logits, places)
+                logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:
             return logits
         requests = layout.request_of_row
@@ -321,13 +321,14 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    """Take the rule on minimum lengths out of a batch's rules on logits, where it is at work."""
-    rules = list(sampling.logitsprocs.all)
-    least = [one for one in rules if isinstance(one, MinTokensLogitsProcessor) and is_active(one)]
-    if not least:
-        return sampling, None
-    others = LogitsProcessors(one for one in rules if one is not least[0])
-    return replace(sampling, logitsprocs=others), least[0]
+    """Take the rule on minimum lengths out of a batch's rules on logits."""
+    others, found = [], None
+    for rule in sampling.logitsprocs.all:
+        if isinstance(rule, MinTokensLogitsProcessor):
+            found = rule
+        else:
+            others.append(rule)
+    return replace(sampling, logitsprocs=LogitsProcessors(others)), found
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:

@@ -4,10 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
+from sam_rollout.integrations.vllm.proposer import (
+    RunnerRequests,
+    SamProposer,
+    steps_in_lockstep,
+)
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources.siblings import SiblingsSourceConfig
@@ -194,3 +199,21 @@ def test_padding_waits_for_the_graphs_of_the_runner_it_is_bound_to(runner):
     runner.cudagraph_dispatcher = SimpleNamespace(dispatch=dispatch)
     runner.bind()
     assert runner.proposer.describe()["padding"] == f"every step of up to {MAX_ROWS} requests"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "begins_anywhere", "drafts"),
+    [(False, True, True), (False, False, False), (True, True, False)],
+)
+def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, drafts, monkeypatch):
+    if not begins_anywhere:  # vLLM 0.23 and 0.24
+        monkeypatch.delattr(StructuredOutputManager, "_get_constraint_start")
+    asked = {
+        name: SimpleNamespace(
+            sampling_params=SimpleNamespace(structured_outputs=grammar, extra_args=None)
+        )
+        for name, grammar in (("with", object()), ("without", None))
+    }
+    requests = RunnerRequests(SimpleNamespace(requests=asked, use_async_scheduling=ahead))
+    assert requests.is_control("with") != drafts
+    assert not requests.is_control("without")
