@@ -489,7 +489,7 @@ def head_train(
     ] = None,
     learning_rate: Annotated[
         float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
-    ] = 0.02,
+    ] = 0.05,
     batch: Annotated[int, typer.Option(min=1, help="Windows per update.")] = 8,
     window: Annotated[int, typer.Option(min=8, help="Part of a text in a batch, tokens.")] = 192,
     max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,

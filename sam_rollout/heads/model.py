@@ -132,7 +132,9 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
-            nn.init.normal_(matrix, std=0.45 / math.sqrt(shape.hidden_size))
+            # Small: the steps of the optimizer have a size of their own (`HeadOptimizer`), and are
+            # soon most of what a matrix is.
+            nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Draft `steps` tokens at every position at once: the training-time test.

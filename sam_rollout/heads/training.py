@@ -39,7 +39,7 @@ class TrainingSettings:
     steps: int = 3
     updates: int | None = 1500
     minutes: float | None = None
-    learning_rate: float = 0.02
+    learning_rate: float = 0.05
     batch: int = 8
     window: int = 192
     warmup: int = 20
