@@ -2,7 +2,7 @@
 # Arbitrage with the tiny models on this machine's CPU: both models' steps are compared, a router is
 # trained on them, and every mode answers test problems, with drafts in the engines and without.
 #
-#   bash scripts/run_arbitrage_cpu.sh              # about 9 minutes on two cores
+#   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
 #   bash scripts/run_arbitrage_cpu.sh --rounds 3   # any option of the report
 #
 # Results: outputs/arbitrage_cpu/<time>/report.json and .png.
