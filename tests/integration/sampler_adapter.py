@@ -20,6 +20,17 @@ from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
 from sam_rollout.verification import DraftLayout, keyed_bits
 
 
+def draft_and_bonus_rows(metadata: SpecDecodeMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a verify step's rows are: request by request, its drafts and then its bonus token."""
+    layout = DraftLayout(
+        metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
+    )
+    bonus_rows = layout.first_row + layout.counts
+    is_draft = torch.ones(layout.num_rows, dtype=torch.bool)
+    is_draft[bonus_rows] = False
+    return is_draft.nonzero().squeeze(1), bonus_rows
+
+
 class _Adapter(KeyedRejectionSampler):
     kind: str  # of RolloutSamplerConfig
 
@@ -42,10 +53,7 @@ class _Adapter(KeyedRejectionSampler):
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
         )
         bonus_ids = self.sampler().sampled_token_ids.view(-1)
-        bonus_rows = layout.first_row + layout.counts
-        is_draft = torch.ones(layout.num_rows, dtype=torch.bool)
-        is_draft[bonus_rows] = False
-        draft_rows = is_draft.nonzero().squeeze(1)
+        draft_rows, bonus_rows = draft_and_bonus_rows(metadata)
         rows = logits.new_full((layout.num_rows, logits.shape[1]), -float("inf"))
         rows[draft_rows] = logits[metadata.target_logits_indices]
         rows[bonus_rows, bonus_ids] = 0.0

@@ -16,6 +16,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from sam_rollout.config import RolloutSamplerConfig
 from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
 from sam_rollout.verification import NO_TOKEN, keyed_bits
+from tests.integration.sampler_adapter import draft_and_bonus_rows
 
 VOCABULARY, STOP, OTHER = 10, 3, 5
 
@@ -36,14 +37,12 @@ def verify(
     params = SamplingParams(min_tokens=minimum, max_tokens=64, stop_token_ids=[STOP])
     added = [(row, params, None, [OTHER] * length) for row, length in enumerate(written)]
     least.update_state(BatchUpdate(len(drafts), (), added, ()))
-    counts = torch.tensor([len(draft) for draft in drafts])
-    rows = int(counts.sum()) + len(drafts)
-    bonus = torch.cumsum(counts + 1, 0) - 1
-    is_draft = torch.ones(rows, dtype=torch.bool)
-    is_draft[bonus] = False
+    dummy = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+    draft_rows, bonus = draft_and_bonus_rows(dummy)
+    rows = len(draft_rows) + len(bonus)
     metadata = replace(
-        SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu")),
-        target_logits_indices=is_draft.nonzero().squeeze(1),
+        dummy,
+        target_logits_indices=draft_rows,
         bonus_logits_indices=bonus,
         logits_indices=torch.arange(rows),
     )
