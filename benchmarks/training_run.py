@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+DATA = REPOSITORY / "data" / "synthetic"  # where experiment=tiny_cpu looks for it
 CPU_FILE = "engine_cpu_s.json"
 ENGINE_PROCESS = "EngineCore"  # vLLM calls itself so
 POLL_S = 0.5
@@ -19,9 +20,14 @@ POLL_S = 0.5
 def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
     """Train the tiny profile; progress goes to the terminal, the log to ``run_dir/log.txt``.
 
+    The synthetic problems are made first where they are missing.
+
     Raises:
         RuntimeError: The run failed or took longer than ``timeout_s``.
     """
+    if not DATA.exists():
+        make = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
+        subprocess.run([*make, "--output-dir", DATA], cwd=REPOSITORY, check=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     main = [sys.executable, "-m", "recipes.dapo_qwen3.main", "experiment=tiny_cpu"]
     with (run_dir / "log.txt").open("w") as log:

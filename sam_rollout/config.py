@@ -17,7 +17,8 @@ from sam_rollout.sources import SOURCES
 # More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
 # the verify batch of every step grows with them.
 MAX_DRAFT_TOKENS = 32
-SAMPLERS = ("stock", "vectorised", "coupled", "coupled_gumbel")
+COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
+SAMPLERS = ("stock", "vectorised", *COUPLED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +193,7 @@ class RolloutSamplerConfig(Section):
     @property
     def is_coupled(self) -> bool:
         """Whether drafts leave texts the same, token for token."""
-        return self.kind in ("coupled", "coupled_gumbel")
+        return self.kind in COUPLED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 SHARE_OF_BUFFER = 0.25  # that one training step may replace: several steps are learned from
 _WARM_UP = 20  # updates
+# A head that knows nothing learns at first at so many times the rate, over so many updates.
+_EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # batches of new windows that are drafted over before they are learned from
 _SMOOTHING = 0.3  # of acceptance lengths, weight of the newest
 _RISE, _FALL = 1.002, 0.98  # what counts as better than the best; as worse than when it paused
@@ -111,7 +113,7 @@ class OnlineHead:
         settings: of `sam.sources.model.train`.
         peers: the processes that train it together.
         known: whether the head was trained before: its acceptance is then told beside that of the
-            head it becomes.
+            head it becomes. One that was not learns faster at first.
 
     Attributes:
         failed: the training failed and is over; the head is the last good one.
@@ -270,11 +272,10 @@ class OnlineHead:
             if self._peers.sum(stop).item():
                 break
             began_s = time.perf_counter()
-            factor = min(1.0, (self.updates + 1) / _WARM_UP)
             chosen = self._rng.choices(samples, k=self.settings.batch)
             try:
                 losses.append(
-                    self._optimizer.learn(functools.partial(learner.loss, chosen), factor)
+                    self._optimizer.learn(functools.partial(learner.loss, chosen), self._factor())
                 )
             except NoNumberError:
                 raise  # in all processes
@@ -288,6 +289,12 @@ class OnlineHead:
             raise ArithmeticError("weights of the head are no finite numbers any more")
         found = {"updates": float(len(losses))}
         return found | {"loss": sum(losses) / len(losses)} if losses else found
+
+    def _factor(self) -> float:
+        """What the learning rate is multiplied by in the next update."""
+        to_go = max(0.0, 1 - self.updates / _EAGER_UPDATES)
+        eager = 1.0 if self._first is not None else 1 + (_EAGER - 1) * to_go
+        return min(1.0, (self.updates + 1) / _WARM_UP) * eager
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` restores.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from sam_rollout.config import COUPLED
 from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
@@ -91,7 +92,7 @@ def _coupled(runs: list[Run]) -> bool | None:
     kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
     if any(kind is None for kind in kinds):
         return None
-    return len(set(kinds)) == 1 and kinds[0] in ("coupled", "coupled_gumbel")
+    return len(set(kinds)) == 1 and kinds[0] in COUPLED
 
 
 def _gap(both: Both, side: str) -> Gap | None:

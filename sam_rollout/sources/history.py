@@ -26,7 +26,7 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.metric import MAX, Metric
 from sam_rollout.settings import ConfigError, Section, setting
-from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.contract import Limits, SourceEntry, Usage
 from sam_rollout.sources.support.static import StaticTexts
 
 if TYPE_CHECKING:
@@ -203,6 +203,11 @@ class HistorySource(StaticTexts):
     def counters(self) -> Mapping[str, int]:
         """What happened to groups and responses."""
         return {f"history_{name}": count for name, count in self._counts.items()}
+
+    def usage(self) -> Usage:
+        """All memory: what is drafted from, what was written since, what waits for the disk."""
+        waiting = sum(self._waiting.values())
+        return Usage(bytes=self._nbytes + self._recorder.nbytes + waiting)
 
     def levels(self) -> Mapping[str, int]:
         """Memory, and size of the folder."""
@@ -405,7 +410,7 @@ SOURCE = SourceEntry(
         Metric(
             "history_bytes",
             "bytes",
-            "Memory of history that is drafted from when the step is drained.",
+            "Memory of history that is drafted from when the step is drained; part of bytes.",
         ),
         Metric(
             "history_disk_bytes",

@@ -82,7 +82,12 @@ class HeadTrainingConfig(Section):
     )
     window: int = setting(512, minimum=8, meaning="Tokens in a row that are kept of a response.")
     batch: int = setting(8, minimum=1, meaning="Windows of an update and training process.")
-    lr: float = setting(0.005, minimum=0, meaning="Learning rate of the head's matrices (Muon).")
+    lr: float = setting(
+        0.005,
+        minimum=0,
+        meaning="Learning rate of the head's matrices (Muon); a head that knows nothing yet begins "
+        "with 10 times as much, and comes down to it over 1,000 updates.",
+    )
     patience: int = setting(
         20,
         minimum=0,

@@ -28,7 +28,7 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.metric import MAX, Metric
 from sam_rollout.settings import Section, setting
-from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits, Source, SourceEntry
+from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits, Source, SourceEntry, Usage
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,10 @@ class TokenRecycling(Source):
     def counters(self) -> Mapping[str, int]:
         """Positions heard."""
         return {"recycling_positions": self._heard}
+
+    def usage(self) -> Usage:
+        """The table."""
+        return Usage(bytes=self._followers.nbytes)
 
     def levels(self) -> Mapping[str, int]:
         """Size of the table."""

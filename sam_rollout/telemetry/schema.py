@@ -197,7 +197,8 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("draft/live_requests", "requests", SUM,
      "Requests that still hold drafter state when the training step is drained; grows if something "
      "leaks."),
-    ("draft/bytes", "bytes", SUM, "Memory of drafter state when the step is drained."),
+    ("draft/bytes", "bytes", SUM, "Memory of drafter state when the step is drained; files that "
+     "engines of a node share (a corpus) are not in it."),
     ("draft/catch_up_tokens", "tokens", SUM, "Tokens read into automata."),
     ("draft/proposed_tokens", "tokens", SUM,
      "Draft tokens proposed; the engine may verify fewer."),

@@ -131,6 +131,28 @@ def test_the_head_it_began_with_does_not_learn(online, policy, samples):
     assert "first_length" not in learn(unknown, policy)
 
 
+def test_a_head_that_knows_nothing_learns_faster_at_first(online, policy, samples, monkeypatch):
+    factors = []
+
+    def learn_so(_self, _find_loss, factor):
+        factors.append(factor)
+        return 1.0
+
+    monkeypatch.setattr(module.HeadOptimizer, "learn", learn_so)
+
+    def of(head):
+        factors.clear()
+        while len(factors) < 1100:
+            head.buffer.add(samples[:1])
+            learn(head, policy, 2.0)
+        return torch.tensor(factors[:1100])
+
+    known, unknown = of(online()), of(online(known=False))
+    assert known[0] == 1 / 20 and (known[20:] == 1).all()
+    assert unknown[0] == 10 / 20 and 9.7 < unknown[20] < 10
+    assert (unknown[20:].diff() <= 0).all() and (unknown[1000:] == 1).all()
+
+
 def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy, samples):
     head = online()
     head.buffer.add(samples[:6])

@@ -83,6 +83,7 @@ def test_it_holds_one_table_whatever_it_hears(source):
     for _ in range(3):
         hear(source, range(VOCABULARY), range(VOCABULARY))
     assert source.levels() == held == {"recycling_bytes": 8 * VOCABULARY}
+    assert source.usage().bytes == 8 * VOCABULARY
     assert source.counters() == {"recycling_positions": 3 * VOCABULARY}
 
 
