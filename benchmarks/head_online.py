@@ -9,16 +9,19 @@ same: token ids of every response, rewards and norms of gradients are compared w
 without drafts. Finished runs stay in the work folder.
 
 The heads alone are tested on new responses, before they learn from these; the frozen one on the
-same responses, inside the run that trains it.
+same responses, inside the run that trains it. What `sam-rollout simulate` says of joined drafts, from
+the other runs' step times, stands beside what they brought.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -26,7 +29,11 @@ from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.dashboard.charts import COLOURS, STYLE
-from sam_rollout.sources.model import HeadTrainingConfig
+from sam_rollout.simulation.alternatives import replay_settings
+from sam_rollout.simulation.costs import CostTable
+from sam_rollout.simulation.models import recorded_model
+from sam_rollout.simulation.workload import read_workload
+from sam_rollout.sources.model import HeadTrainingConfig, ModelSourceConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TRAINING = "sam.sources.model.train"
@@ -51,12 +58,14 @@ SMALL = (
     "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
 )  # fmt: skip
 LIMIT_S = 1800
+PASSES = ModelSourceConfig().max_tokens  # of the head, in a step for which it drafts
 LEARNED = ("actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean")
 SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
     "rollout_s": "sam/engine/rollout_s",
     "engine_steps": "sam/engine/steps",
     "model_steps": "sam/draft/model_steps",
+    "model_s": "sam/draft/model_s",
     "step_s": "timing_s/step",
     **{
         name: f"sam/head_training/{name}"
@@ -146,6 +155,31 @@ def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]
     }
 
 
+def forecast(
+    folders: dict[str, Path], series: dict[str, dict[str, list]], steps: Iterable[int]
+) -> dict[str, Any]:
+    """What a replay of the run without drafts says that joined drafts bring, beside what they did.
+
+    Costs of steps are those of the runs without drafts and with texts alone. A pass of the head is
+    told by the host's time in it, as a share of the mean step without drafts.
+    """
+    recorded = [RunFolder(folders[side]).read("engine_steps").to_pandas() for side in ("off", "on")]
+    table = CostTable.of_steps(pd.concat([one[one["split"] == "train"] for one in recorded]))
+    frozen, off = series["frozen"], series["off"]
+    drafted = sum(frozen["model_steps"])
+    passes = PASSES * drafted + sum(frozen["engine_steps"]) - drafted
+    decode_s = sum(off["rollout_s"]) / sum(off["engine_steps"])
+    share = sum(frozen["model_s"]) / passes / decode_s
+    model = recorded_model(folders["frozen"], share)
+    k, gains = model.chances.max_k, []
+    for step in steps:
+        workload = read_workload(folders["off"], step).with_right(k)
+        outcomes = replay_settings(workload, table, workload.fleet, [0], [k], models=[model])
+        joined = outcomes[f"{model.title}, auto, k up to {k}"]
+        gains.append(outcomes["baseline"].rollout_s / joined.rollout_s)
+    return {"pass_share": share, "k": k, "rollout_s": median_interval(gains)}
+
+
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
     """Acceptance of the heads alone, and of whole runs, over the training steps."""
     with matplotlib.rc_context(STYLE):
@@ -205,6 +239,7 @@ def main() -> None:
     record = {
         "machine": about, "setting": setting, "rows": rows, "same": same,
         "against_off": against_off(series), "series": series,
+        "forecast": forecast(folders, series, range(2, arguments.steps + 1)),
     }  # fmt: skip
     write_record(record, arguments.output)
     draw(series, arguments.output.with_suffix(".png"))

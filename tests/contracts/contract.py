@@ -109,6 +109,9 @@ VLLM_SAMPLERS: Table = {
     "v1.sample.ops.topk_topp_sampler": {
         "apply_top_k_top_p(logits, k, p)": "the cuts of both our samplers",
     },
+    "v1.sample.ops.topk_topp_triton": {
+        "apply_top_k_top_p_triton(logits, k, p)": "the same on GPUs, for any number of rows",
+    },
     "v1.spec_decode.metadata": {
         "SpecDecodeMetadata.logits_indices":
             "which scheduled token each row of a verify step belongs to",

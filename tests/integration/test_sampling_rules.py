@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import RolloutSamplerConfig
+from sam_rollout.integrations.vllm import sampling as ours
 from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
 from sam_rollout.verification import NO_TOKEN, keyed_bits
 from tests.integration.sampler_adapter import draft_and_bonus_rows
@@ -81,3 +83,24 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
 
 def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
     assert verify([[OTHER] * 2], [4], 6) == [[OTHER]], "vLLM lets it end the text: ours can go"
+
+
+def test_gpus_cut_by_the_same_kernel_in_steps_of_any_size(monkeypatch):
+    """A verify step has more rows than one without drafts; vLLM 0.23 and 0.24 look at the number."""
+
+    def search(logits, k, p):
+        return "search", logits, k, p
+
+    def by_rows(logits, k, p):
+        return logits
+
+    module = ours.topk_topp_sampler
+    monkeypatch.setattr(module, "apply_top_k_top_p_triton", search, raising=False)
+    monkeypatch.setattr(module, "apply_top_k_top_p", by_rows)
+    on_gpu, p = SimpleNamespace(device=torch.device("cuda")), torch.ones(1)
+    assert ours.cut(on_gpu, None, p) == ("search", on_gpu, None, p)
+    assert ours.cut(on_gpu, None, None) is on_gpu, "nothing is cut"
+    logits = torch.zeros(1, VOCABULARY)
+    assert ours.cut(logits, None, p) is logits, "not on a GPU"
+    monkeypatch.delattr(module, "apply_top_k_top_p_triton")
+    assert ours.cut(on_gpu, None, p) is on_gpu, "without Triton"

@@ -16,7 +16,8 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -91,6 +92,21 @@ def installed_sampler(model_runner: Any) -> str:
     return drawing.config.kind
 
 
+def cut(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+) -> torch.Tensor:
+    """Cut by top-k and top-p as vLLM does; on GPUs by one kernel, whatever the number of rows.
+
+    vLLM 0.23 and 0.24 sort where there are fewer than 8 rows, and search for the edge where there
+    are more. What they keep at the edge may differ, and a verify step has more rows than a step
+    without drafts.
+    """
+    search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
+    if search is None or logits.device.type != "cuda" or (k is None and p is None):
+        return topk_topp_sampler.apply_top_k_top_p(logits, k, p)
+    return search(logits, k, p)
+
+
 class KeyedTopKTopPSampler(TopKTopPSampler):
     """Draws the tokens of steps without drafts, from keyed random numbers.
 
@@ -100,7 +116,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
     """
 
-    _cut = staticmethod(apply_top_k_top_p)
+    _cut = staticmethod(cut)
 
     def __init__(self, logprobs_mode: str, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
         super().__init__(logprobs_mode)
@@ -168,7 +184,7 @@ class KeyedRejectionSampler(RejectionSampler):
             simulates.
     """
 
-    _cut = staticmethod(apply_top_k_top_p)
+    _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
 
     def __init__(
