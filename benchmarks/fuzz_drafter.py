@@ -11,8 +11,8 @@ Every token drafted from own text has to be one that followed, in that text, the
 went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
 with itself at every distance. A draft from other sources has to go on, token after token, as some
 known text did. With policy `fixed` it has all the tokens there can be. When all requests have
-ended, nothing may be held. The first failure ends the run with its seed; a run that meets none
-writes down what it has gone through.
+ended, own text and siblings may hold nothing. The first failure ends the run with its seed; a run
+that meets none writes down what it has gone through.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class Fuzz:
         usage, counters = self._drafter.usage(), self._drafter.counters()
         levels = self._drafter.levels()
         assert usage.live_requests == 0, levels
-        assert usage.bytes == 0 or self._of_run, levels  # whose texts stay
+        held = {source.name: source.usage().bytes for source in self._drafter.sources}
+        assert not any(held[name] for name in held.keys() & {"own", "siblings"}), held
         for source in ("history", "run"):
             assert counters.get(f"draft/{source}_failures", 0) == 0, counters
         refused = counters.get("draft/shared_refused", 0)

@@ -9,14 +9,15 @@ same: token ids of every response, rewards and norms of gradients are compared w
 without drafts. Finished runs stay in the work folder.
 
 The heads alone are tested on new responses, before they learn from these; the frozen one on the
-same responses, inside the run that trains it. What `sam-rollout simulate` says of joined drafts, from
-the other runs' step times, stands beside what they brought.
+same responses, inside the run that trains it. What the simulator says of joined drafts, from step
+times of the other runs, stands beside what they brought.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable
 from sam_rollout.simulation.models import recorded_model
 from sam_rollout.simulation.workload import read_workload
-from sam_rollout.sources.model import HeadTrainingConfig, ModelSourceConfig
+from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TRAINING = "sam.sources.model.train"
@@ -58,7 +59,6 @@ SMALL = (
     "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
 )  # fmt: skip
 LIMIT_S = 1800
-PASSES = ModelSourceConfig().max_tokens  # of the head, in a step for which it drafts
 LEARNED = ("actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean")
 SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
@@ -161,17 +161,19 @@ def forecast(
     """What a replay of the run without drafts says that joined drafts bring, beside what they did.
 
     Costs of steps are those of the runs without drafts and with texts alone. A pass of the head is
-    told by the host's time in it, as a share of the mean step without drafts.
+    told by the host's time in it, as a share of the mean step without drafts. Chances are those of
+    the run with the frozen head, whose gate let it draft less often than the replay pays for: the
+    forecast is rather low.
     """
     recorded = [RunFolder(folders[side]).read("engine_steps").to_pandas() for side in ("off", "on")]
     table = CostTable.of_steps(pd.concat([one[one["split"] == "train"] for one in recorded]))
     frozen, off = series["frozen"], series["off"]
+    model = recorded_model(folders["frozen"], pass_share=0.0)
     drafted = sum(frozen["model_steps"])
-    passes = PASSES * drafted + sum(frozen["engine_steps"]) - drafted
+    passes = model.passes * drafted + sum(frozen["engine_steps"]) - drafted
     decode_s = sum(off["rollout_s"]) / sum(off["engine_steps"])
     share = sum(frozen["model_s"]) / passes / decode_s
-    model = recorded_model(folders["frozen"], share)
-    k, gains = model.chances.max_k, []
+    model, k, gains = replace(model, pass_share=share), model.chances.max_k, []
     for step in steps:
         workload = read_workload(folders["off"], step).with_right(k)
         outcomes = replay_settings(workload, table, workload.fleet, [0], [k], models=[model])

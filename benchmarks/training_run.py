@@ -24,8 +24,9 @@ def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
 
     Raises:
         RuntimeError: The run failed or took longer than ``timeout_s``.
+        CalledProcessError: The problems could not be made.
     """
-    if not DATA.exists():
+    if not all((DATA / f"{part}.parquet").exists() for part in ("train", "test")):
         make = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
         subprocess.run([*make, "--output-dir", DATA], cwd=REPOSITORY, check=True)
     run_dir.mkdir(parents=True, exist_ok=True)

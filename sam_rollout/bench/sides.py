@@ -172,7 +172,7 @@ class OwnSession(Session):
         self._session.end_step()
 
     def nbytes(self) -> int | None:
-        """Bytes of all automata."""
+        """Bytes of all sources."""
         return self.drafter.usage().bytes
 
 

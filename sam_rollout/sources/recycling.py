@@ -113,6 +113,11 @@ SOURCE = SourceEntry(
     order=40,
     metrics=(
         Metric("recycling_positions", "tokens", "Positions whose likeliest next token was kept."),
-        Metric("recycling_bytes", "bytes", "Size of the table of likeliest next tokens.", MAX),
+        Metric(
+            "recycling_bytes",
+            "bytes",
+            "Size of the table of likeliest next tokens; part of bytes.",
+            MAX,
+        ),
     ),
 )

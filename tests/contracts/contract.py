@@ -107,10 +107,9 @@ VLLM_SAMPLERS: Table = {
             "a row of a draft at a time, and of a bonus token as of one draft more",
     },
     "v1.sample.ops.topk_topp_sampler": {
-        "apply_top_k_top_p(logits, k, p)": "the cuts of both our samplers",
-    },
-    "v1.sample.ops.topk_topp_triton": {
-        "apply_top_k_top_p_triton(logits, k, p)": "the same on GPUs, for any number of rows",
+        "apply_top_k_top_p(logits, k, p)": (
+            "the cuts of both our samplers; on GPUs by the function that it calls for many rows",
+            "return apply_top_k_top_p_triton(logits, k, p)"),
     },
     "v1.spec_decode.metadata": {
         "SpecDecodeMetadata.logits_indices":

@@ -92,14 +92,20 @@ def installed_sampler(model_runner: Any) -> str:
     return drawing.config.kind
 
 
-def cut(
-    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
-) -> torch.Tensor:
-    """Cut by top-k and top-p as vLLM does; on GPUs by one kernel, whatever the number of rows.
+def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+    """Cut by top-k and top-p as vLLM does; on GPUs never by sorting.
 
-    vLLM 0.23 and 0.24 sort where there are fewer than 8 rows, and search for the edge where there
-    are more. What they keep at the edge may differ, and a verify step has more rows than a step
-    without drafts.
+    On GPUs vLLM 0.23 and 0.24 sort where there are fewer than 8 rows, and search for the edge where
+    there are more. What they keep at the edge may differ, and a verify step has more rows than a
+    step without drafts. vLLM 0.31 always searches, up to 64 rows in another way than beyond.
+
+    Args:
+        logits: float32 [rows, vocabulary]; may be overwritten.
+        k: integer [rows], None for no cut by number.
+        p: float [rows], None for no cut by probability.
+
+    Returns:
+        float32 [rows, vocabulary], minus infinity where a token is cut.
     """
     search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
     if search is None or logits.device.type != "cuda" or (k is None and p is None):

@@ -90,8 +90,8 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert counters["history_groups_found"] == 1
     assert counters["history_groups_missing"] == 2
     assert levels["history_bytes"] > 0 and levels["history_disk_bytes"] > 4 * 60
-    written = 4 * len(PROMPT + RESPONSE)  # of running requests, a part of the prompt at least
-    assert 4 * 20 < engine.source.usage().bytes - levels["history_bytes"] < 3 * written
+    of_texts = engine.source.usage().bytes - levels["history_bytes"]
+    assert of_texts >= 4 * len(RESPONSE), "what requests write is kept until the disk has it"
 
 
 def test_the_current_step_is_not_history(tmp_path):
