@@ -110,7 +110,8 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     trained, nothing, on = series["trained"], series["from nothing"], series["on"]
     late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
-    against = [a / b for a, b in zip(trained["length"], trained["first_length"], strict=True)]
+    pairs = list(zip(trained["length"], trained["first_length"], strict=True))[late]
+    against = [a / b for a, b in pairs if a is not None]
     ahead = [
         a > b for a, b in zip(nothing["acceptance_length"], on["acceptance_length"], strict=True)
     ]
@@ -118,8 +119,8 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     rows = [
         {
             "row": "trained",
-            "least_against_frozen": min(against[late]),
-            "mean_against_frozen": sum(against[late]) / len(against[late]),
+            "least_against_frozen": min(against),
+            "mean_against_frozen": sum(against) / len(against),
             "joined_against_texts": tokens["trained"] / tokens["on"],
             "joined_against_frozen": tokens["trained"] / tokens["frozen"],
         },
@@ -162,8 +163,7 @@ def forecast(
 
     Costs of steps are those of the runs without drafts and with texts alone. A pass of the head is
     told by the host's time in it, as a share of the mean step without drafts. Chances are those of
-    the run with the frozen head, whose gate let it draft less often than the replay pays for: the
-    forecast is rather low.
+    the run with the frozen head, whose gate let it draft less often than the replay pays for.
     """
     recorded = [RunFolder(folders[side]).read("engine_steps").to_pandas() for side in ("off", "on")]
     table = CostTable.of_steps(pd.concat([one[one["split"] == "train"] for one in recorded]))
@@ -195,7 +195,8 @@ def draw(series: dict[str, dict[str, list]], path: Path) -> None:
         }
         names = [name for name in series if name != "off"]
         for name, curve in curves.items():
-            left.plot(range(1, len(curve) + 1), curve, color=COLOURS[names.index(name)], label=name)
+            found = [(n, length) for n, length in enumerate(curve, 1) if length is not None]
+            left.plot(*zip(*found, strict=True), color=COLOURS[names.index(name)], label=name)
         right.set_title("Drafts of texts and head together")
         for number, name in enumerate(names):
             curve = series[name]["acceptance_length"]
@@ -223,9 +224,10 @@ def main() -> None:
     for side, folder in folders.items():
         steps = RunFolder(folder).read_train_steps()
         series[side] = {
-            short: [steps[n][name] for n in sorted(steps)]
+            # None in steps that had no time for a look at new texts.
+            short: [steps[n].get(name) for n in sorted(steps)]
             for short, name in SHOWN.items()
-            if all(name in step for step in steps.values())
+            if any(name in step for step in steps.values())
         }
     rows = summary(series)
     same = {side: compared(folders[side], folders["off"]) for side in SIDES if side != "off"}

@@ -39,7 +39,9 @@ TARGETS = (
     ("trained", "mean_against_frozen", 1.0),
     ("trained", "joined_against_texts", 1.1),
     ("trained", "budget_to_spare", 0.0),
+    ("from nothing", "joined_against_texts", 1.0),
     ("from nothing", "budget_to_spare", 0.0),
+    ("by default", "budget_to_spare", 0.0),
     ("all sides", "identical", 1.0),
     ("all sides", "same_updates", 1.0),
 )

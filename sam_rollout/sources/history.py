@@ -205,7 +205,7 @@ class HistorySource(StaticTexts):
         return {f"history_{name}": count for name, count in self._counts.items()}
 
     def usage(self) -> Usage:
-        """Memory of what is drafted from, of what requests write, and of what waits for the disk."""
+        """Memory of what is drafted from, what requests write, and what waits for the disk."""
         waiting = sum(self._waiting.values())
         return Usage(bytes=self._nbytes + self._recorder.nbytes + waiting)
 

@@ -86,7 +86,7 @@ def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
 
 
 def test_gpus_cut_by_the_same_kernel_in_steps_of_any_size(monkeypatch):
-    """A verify step has more rows than one without drafts; vLLM 0.23 and 0.24 look at the number."""
+    """A verify step has more rows than one without; vLLM 0.23 and 0.24 look at the number."""
 
     def search(logits, k, p):
         return "search", logits, k, p
