@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },
-    "report": {"dashboard", "sources", "statistics", "telemetry"},
+    "report": {"config", "dashboard", "sources", "statistics", "telemetry"},
     "dashboard": {"sources", "telemetry"},
     "sizing": {"config", "sources"},
     "doctor": {"composition", "config", "sizing"},
