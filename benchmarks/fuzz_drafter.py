@@ -157,7 +157,6 @@ class Fuzz:
         )
         siblings = config.sources.siblings
         self._share = siblings.enabled and siblings.share
-        self._of_run = config.sources.run.enabled
         self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
         self._live: list[Request] = []
         self._retired: list[str] = []

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.keyed_rows import RowKeys
 from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
+from sam_rollout.integrations.vllm.sampling import cut
 from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, settings_of
 from sam_rollout.verification import (
     NO_TOKEN,
@@ -219,7 +219,7 @@ class KeyedSampling:
         top_p: torch.Tensor | None,
         *_others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = apply_top_k_top_p(logits, top_k, top_p)
+        logits = cut(logits, top_k, top_p)
         return self._draw(logits, slots, positions), logits
 
     def _verify(
