@@ -56,12 +56,14 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     lora = lora or (policy.get("lora") or {}).get("rank")
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
     for reason, holds in (
-        (f"actor_rollout_ref.actor.strategy = fsdp2, not {strategy}", strategy == "fsdp2"),
+        (f"actor_rollout_ref.actor.strategy = fsdp2 or megatron, not {strategy}",
+         strategy in ("fsdp2", "megatron")),
         ("algorithm.rollout_correction.bypass_mode = false: its hidden states are those of the "
          "pass over old log-probabilities", not correction.get("bypass_mode")),
         ("a policy without LoRA", not lora),
         (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
          backend == "naive"),
+        *_rules_of_megatron(config),
         *_rules_of_matrices(config, shape),
     ):  # fmt: skip
         if not holds:
@@ -75,13 +77,22 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
         check_trainable(model.folder, _config_of(shape), f"{model.PATH}.path")
 
 
+def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
+    """What takes texts apart, or layers, in ways that are not put together again."""
+    settings = config.actor_rollout_ref.actor.get("megatron") or {}
+    for name in ("dynamic_context_parallel", "use_megatron_fsdp"):
+        place = f"actor_rollout_ref.actor.megatron.{name}"
+        yield f"{place} = false, not true", not settings.get(name)
+
+
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
     """What a head's training asks of the policy's matrices: those of a text model, unpacked."""
     run = config.actor_rollout_ref
     path, packs = run.model.path, run.rollout.get("quantization")
-    qat = ((run.actor.get("fsdp_config") or {}).get("qat") or {}).get("enable")
     yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
-    yield "actor_rollout_ref.actor.fsdp_config.qat.enable = false, not true", not qat
+    for engine in ("fsdp_config", "megatron"):
+        qat = ((run.actor.get(engine) or {}).get("qat") or {}).get("enable")
+        yield f"actor_rollout_ref.actor.{engine}.qat.enable = false, not true", not qat
     for files in _policy_configs(config, shape):
         others = [key for key in _OTHER_INPUTS if files.get(key)]
         yield f"a policy that reads text alone: {path} has {', '.join(others)}", not others

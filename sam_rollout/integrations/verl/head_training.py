@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import (
     Dispatch,
     make_nd_compute_dataproto_dispatch_fn,
@@ -25,11 +24,12 @@ from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from sam_rollout.heads.checkpoint import is_fresh
-from sam_rollout.heads.hidden_states import STORED, Policy
+from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.writing import load_head, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
+from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.head_update import PREFIX
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
@@ -47,9 +47,10 @@ class HeadTraining:
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
         self._source = EngineSettings.from_mapping(extra).sam.sources.model
-        self._engine = worker.actor.engine
+        engine = worker.actor.engine
+        self._part = _part_of(engine, worker.config.actor.strategy)
         self._model_path = str(worker.config.model.path)
-        self._model_config = self._engine.model_config.hf_config.to_dict()
+        self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
         with torch.random.fork_rng(devices=[]):  # the policy's training draws from it
             head = load_head(path, self._model_config)
@@ -58,9 +59,9 @@ class HeadTraining:
         known = not is_fresh(path)
         self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
         share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
-        rng, windows = random.Random(peers.rank), max(1, round(share))
+        rng, windows = random.Random(engine.get_data_parallel_rank()), max(1, round(share))
         layers = head.shape.target_layers
-        self._capture = StateCapture(self._engine, layers, settings.window, windows, rng)
+        self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
         self._passes, self._due = 0, False
 
     def reading(self, responses: int) -> Any:
@@ -83,16 +84,9 @@ class HeadTraining:
         self.online.charge(self._capture.spent_s)
         self.online.problem = self._capture.problem
         device = torch.empty(0).to(get_device_id()).device
-        return self.online.learn(self._policy, device, seconds * self._source.train.every_steps)
-
-    def _policy(self) -> Policy:
-        """The policy's two matrices, whole, on this process's device."""
-        module = self._engine.module
-        inputs, outputs = (
-            part.weight for part in (module.get_input_embeddings(), module.get_output_embeddings())
+        return self.online.learn(
+            self._part.matrices, device, seconds * self._source.train.every_steps
         )
-        embeddings = _whole(inputs)
-        return Policy(None, embeddings, embeddings if outputs is inputs else _whole(outputs))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What a sync brings the engines."""
@@ -127,9 +121,14 @@ class HeadTraining:
             print(f"No draft head in {folder}: it is trained from the run's first one.", flush=True)
 
 
-def _whole(weight: Tensor) -> Tensor:
-    weight = weight.detach().to(get_device_id())
-    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).float()
+def _part_of(engine: Any, strategy: str) -> PolicyPart:
+    """What of the policy lies in this process; its training engine must be initialised."""
+    if strategy != "megatron":
+        return FsdpPart(engine)
+    # Not at the top: Megatron is there only where a run trains with it.
+    from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
+
+    return MegatronPart(engine)
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):

@@ -1,8 +1,9 @@
 """Takes windows of responses, with their hidden states, out of verl's pass over log-probabilities.
 
-That pass runs over every response of a training step anyway (FSDP2, `compute_log_prob`). Hooks keep
-the outputs of the layers that a head reads, of micro-batches with a response to learn from, and are
-gone when the pass is over.
+That pass (`compute_log_prob`) runs over every response of a training step anyway. Hooks keep the
+outputs of the layers that a head reads, of micro-batches with a response to learn from, and are
+gone when the pass is over. Processes that share texts then put together what each has of a window,
+and keep it in turns.
 """
 
 from __future__ import annotations
@@ -10,24 +11,47 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from verl.utils.device import get_device_id
 
 from sam_rollout.heads.hidden_states import STORED, Sample, draw_start
+from sam_rollout.integrations.verl.policy_part import PolicyPart
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Of a response; its first token is number `begin` of its micro-batch."""
+
+    begin: int
+    tokens: Tensor  # on the host
+    prompt: int
+    place: int  # of the process that keeps it
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    """Of some of a window's tokens, after one layer; all on the host."""
+
+    window: _Window
+    layer: int
+    tokens: Tensor
+    states: Tensor
 
 
 class StateCapture:
     """Of one training process.
 
     Args:
-        engine: verl's FSDP engine of the policy.
+        part: of the policy, in this process.
         layers: after how many layers states are taken; 0 are the embeddings.
         window: tokens in a row that are kept of a response.
         windows: most of them in a pass, in each process.
-        rng: draws where in a response its window lies.
+        rng: draws where in a response its window lies; the same in processes that share texts.
 
     Attributes:
         taken: windows since `running` began.
@@ -36,21 +60,22 @@ class StateCapture:
     """
 
     def __init__(
-        self, engine: Any, layers: Sequence[int], window: int, windows: int, rng: random.Random
+        self, part: PolicyPart, layers: Sequence[int], window: int, windows: int, rng: random.Random
     ) -> None:
         self.taken: list[Sample] = []
         self.spent_s = 0.0
         self.problem: Exception | None = None
-        self._engine, self._window, self._rng = engine, window, rng
-        base = engine.module.base_model
-        self._modules = [base.layers[i - 1] if i else base.embed_tokens for i in layers]
-        self._modules.append(base.norm)
-        # Processes that share a sequence see the same responses: each keeps every n-th.
-        self._group = _sequence_group(engine)
-        self._share = 1 if self._group is None else torch.distributed.get_world_size(self._group)
-        self._place = 0 if self._group is None else torch.distributed.get_rank(self._group)
-        self._most = windows * self._share
-        self._seen = self._expected = 0
+        self._part, self._window, self._rng = part, window, rng
+        self._modules, self._outputs_count = part.modules(layers), len(layers) + 1
+        self._most = windows * part.share
+        self._kept = 0  # so far, by all processes that share texts
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen, self._expected = 0, 1
+        self._windows: list[list[_Window]] = []  # by micro-batch
+        self._steps: dict[int, int] = {}  # by chunk of the policy
+        self._states: list[_States] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = False
 
@@ -62,95 +87,124 @@ class StateCapture:
             responses: that these passes will read.
         """
         self.taken, self.spent_s, self.problem = [], 0.0, None
-        self._seen, self._expected = 0, max(1, responses)
+        self._expected = max(1, responses)
         hooks = [
-            module.register_forward_hook(self._keeper(number))
-            for number, module in enumerate(self._modules)
+            module.register_forward_hook(self._keeper(place))
+            for place, module in self._modules.items()
         ]
-        self._forward_step = self._engine.forward_step
-        self._engine.forward_step = self._step
         try:
-            yield
+            with self._part.watched(self._step):
+                yield
+            self._timed(self._put_together)
         finally:
-            del self._engine.__dict__["forward_step"]
             for hook in hooks:
                 hook.remove()
-            self._outputs.clear()
+            self._forget()
 
-    def _keeper(self, number: int) -> Any:
+    def _keeper(self, place: int) -> Any:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
-                self._outputs[number] = output[0] if isinstance(output, tuple) else output
+                self._outputs[place] = output[0] if isinstance(output, tuple) else output
 
         return keep
 
-    def _step(self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = self._choose(len(micro_batch["input_ids"].offsets()) - 1)
-        self._open = bool(rows)
+    def _step(self, chunk: int, micro_batch: Any, run: Callable[[Any], Any]) -> Any:
+        """Run a micro-batch through a chunk; every chunk sees all of them in the same order."""
+        number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
+        if number == len(self._windows):
+            self._windows.append([])
+            self._timed(lambda: self._windows[-1].extend(self._draw(micro_batch)))
+        windows = self._windows[number] if self.problem is None else []
+        self._open = bool(windows)
         try:
-            result = self._forward_step(micro_batch, *args, **kwargs)
+            result = run(micro_batch)
         finally:
             self._open = False
-        if rows and self.problem is None:
-            started_s = time.perf_counter()
-            try:
-                self._take(micro_batch, rows)
-            except Exception as error:  # the pass itself is right
-                self.problem = error
+        if windows:
+            self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
-            self.spent_s += time.perf_counter() - started_s
         return result
 
-    def _choose(self, responses: int) -> list[tuple[int, bool]]:
-        """Rows to take of a micro-batch, evenly spread over the pass; whether by this process."""
-        rows = []
-        for row in range(responses):
-            before, after = (
-                (self._seen + more) * min(self._most, self._expected) // self._expected
-                for more in (0, 1)
-            )
-            if after > before:
-                rows.append((row, before % self._share == self._place))
-            self._seen += 1
-        return rows
+    def _timed(self, work: Callable[[], None]) -> None:
+        started_s = time.perf_counter()
+        try:
+            work()
+        except Exception as error:  # the pass itself is right
+            self.problem, self.taken = error, []
+        self.spent_s += time.perf_counter() - started_s
 
-    @torch.no_grad()
-    def _take(self, micro_batch: Any, rows: Sequence[tuple[int, bool]]) -> None:
+    def _draw(self, micro_batch: Any) -> list[_Window]:
+        """Windows to keep of a micro-batch, evenly spread over the pass."""
+        windows: list[_Window] = []
         ids = micro_batch["input_ids"]
+        chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]
+        if not chosen:
+            return []
         offsets = ids.offsets().tolist()
-        prompts = ids.offsets().diff() - micro_batch["responses"].offsets().diff()
-        outputs = [self._whole(self._outputs[n]) for n in range(len(self._modules))]
-        padded = len(outputs[0]) == len(offsets) - 1 and outputs[0].shape[1] < offsets[-1]
-        for row, own in rows:
-            begin, end, prompt = offsets[row], offsets[row + 1], int(prompts[row])
-            if not own or end - begin < prompt + 3:
+        responses = micro_batch["responses"].offsets().diff().tolist()
+        for row in chosen:
+            begin, end = offsets[row], offsets[row + 1]
+            prompt = end - begin - responses[row]
+            if responses[row] < 3:
                 continue
             start = draw_start(self._rng, end - begin, prompt, self._window)
-            length = min(self._window, end - begin - start)
-            if padded:
-                parts = [x[row, start : start + length] for x in outputs]
-            else:
-                parts = [x[0, begin + start : begin + start + length] for x in outputs]
-            states, last = torch.cat(parts[:-1], -1), parts[-1]
-            tokens = ids.values()[begin + start : begin + start + length]
-            self.taken.append(
-                Sample(
-                    tokens.cpu(), states.to("cpu", STORED), last.to("cpu", STORED),
-                    max(0, prompt - start),
-                )
-            )  # fmt: skip
+            tokens = ids.values()[begin + start : min(end, begin + start + self._window)]
+            place = self._kept % self._part.share
+            windows.append(_Window(begin + start, tokens.cpu(), max(0, prompt - start), place))
+            self._kept += 1
+        return windows
 
-    def _whole(self, output: Tensor) -> Tensor:
-        """The hidden states of whole texts, of which a process may compute a part."""
-        if self._group is None:
-            return output
-        parts = [torch.empty_like(output) for _ in range(self._share)]
-        torch.distributed.all_gather(parts, output.contiguous(), group=self._group)
-        return torch.cat(parts, 1)
+    def _keeps_next(self) -> bool:
+        """Whether the next response is one of those that a window is kept of."""
+        before, after = (
+            (self._seen + more) * min(self._most, self._expected) // self._expected
+            for more in (0, 1)
+        )
+        self._seen += 1
+        return after > before
 
+    @torch.no_grad()
+    def _take(self, micro_batch: Any, windows: Sequence[_Window]) -> None:
+        """Keep of the micro-batch's states those of windows' tokens."""
+        if not self._outputs:
+            return
+        tokens = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
+        for window in windows:
+            places = tokens - window.begin
+            rows = ((places >= 0) & (places < len(window.tokens))).nonzero()[:, 0]
+            for layer, output in self._outputs.items():
+                states = output.flatten(0, -2)[rows.to(output.device)].to("cpu", STORED)
+                self._states.append(_States(window, layer, places[rows], states))
 
-def _sequence_group(engine: Any) -> Any:
-    """The processes that share a text (Ulysses); None where each has texts of its own."""
-    if not engine.use_ulysses_sp:
-        return None
-    return engine.ulysses_device_mesh["sp"].get_group()
+    @torch.no_grad()
+    def _put_together(self) -> None:
+        """Bring every window's states to the process that keeps it.
+
+        Raises:
+            PeerError: another process could not keep its states.
+            RuntimeError: states of some tokens are nowhere.
+        """
+        shared, problem = bool(self._part.sharers), self.problem
+        device = torch.empty(0, device=get_device_id() if shared else "cpu").device
+        for peers in self._part.sharers:
+            try:
+                peers.check(problem, device)
+            except Exception as error:
+                problem = error
+        if problem is not None:
+            raise problem
+        for window in [window for windows in self._windows for window in windows]:
+            length = len(window.tokens)
+            shape = (length, self._outputs_count, self._part.hidden)
+            whole = torch.zeros(shape, dtype=STORED, device=device)
+            for found in self._states:
+                if found.window is window:
+                    whole[found.tokens, found.layer] = found.states.to(device)
+            for peers in self._part.sharers:
+                peers.sum(whole)  # what others have is zero here
+            if not bool(whole.any(-1).all()):
+                raise RuntimeError("a layer of the policy gave no states of some tokens")
+            if window.place == self._part.place:
+                whole = whole.cpu()
+                states, last = whole[:, :-1].flatten(1), whole[:, -1].clone()
+                self.taken.append(Sample(window.tokens, states.contiguous(), last, window.prompt))

@@ -59,7 +59,7 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
 @pytest.mark.parametrize(
     ("override", "field", "reason"),
     [
-        ("actor_rollout_ref.actor.strategy=fsdp", TRAIN, "strategy = fsdp2, not fsdp"),
+        ("actor_rollout_ref.actor.strategy=fsdp", TRAIN, "strategy = fsdp2 or megatron, not fsdp"),
         ("algorithm.rollout_correction.bypass_mode=true", TRAIN, "bypass_mode = false"),
         ("actor_rollout_ref.model.lora_rank=8", TRAIN, "a policy without LoRA"),
         (f"{MODEL}.enabled=false", TRAIN, f"needs {MODEL}.enabled = true"),
@@ -76,12 +76,14 @@ def test_a_head_that_cannot_be_trained_ends_the_run_before_it_begins(override, f
         check(changed("experiment=tiny_cpu", "sam=trained", override))
 
 
-def test_a_run_on_megatron_is_told_that_it_cannot_train_its_head():
-    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs .* fsdp2, not megatron"):
-        check(changed("experiment=qwen3_235b_910c", "sam=trained"))
+@pytest.mark.parametrize("name", ["dynamic_context_parallel", "use_megatron_fsdp", "qat.enable"])
+def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name):
+    override = f"actor_rollout_ref.actor.megatron.{name}=true"
+    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs .*megatron.{name} = false"):
+        check(changed("experiment=qwen3_235b_910c", "sam=trained", f"{MODEL}.path=''", override))
 
 
-@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c"])
+@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"])
 def test_presets_train_a_head_of_their_own(preset):
     config = changed(f"experiment={preset}", "sam=trained", f"{MODEL}.path=''")
     run = check(config)

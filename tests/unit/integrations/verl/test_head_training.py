@@ -13,7 +13,7 @@ from sam_rollout.heads import online
 from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import load_head
-from sam_rollout.integrations.verl import head_training
+from sam_rollout.integrations.verl import head_training, policy_part
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.server_adapter import SamServerAdapter
 from sam_rollout.integrations.vllm.head_update import PREFIX
@@ -47,6 +47,9 @@ class Engine:
     def __init__(self, module):
         self.module, self.model_config = module, SimpleNamespace(hf_config=module.config)
 
+    def get_data_parallel_rank(self):
+        return 0
+
     def forward_step(self, micro_batch):
         return self.module(torch.nested.to_padded_tensor(micro_batch["input_ids"], 0))
 
@@ -57,6 +60,7 @@ def make(policy, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(online, "time", Clock())
     monkeypatch.setattr(head_training, "get_device_id", lambda: torch.device("cpu"))
+    monkeypatch.setattr(policy_part, "get_device_id", lambda: torch.device("cpu"))
 
     def make(**train):
         model = {"enabled": True, "path": str(HEAD), "train": {"enabled": True, **train}}
@@ -70,7 +74,8 @@ def make(policy, monkeypatch):
             )
         )
         model = SimpleNamespace(path=POLICY)
-        config = SimpleNamespace(rollout=rollout, model=model)
+        actor = SimpleNamespace(strategy="fsdp2")
+        config = SimpleNamespace(rollout=rollout, model=model, actor=actor)
         worker = SimpleNamespace(config=config, actor=SimpleNamespace(engine=engine))
         return HeadTraining(worker), engine
 

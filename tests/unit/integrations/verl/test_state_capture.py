@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from sam_rollout.integrations.verl import state_capture
+from sam_rollout.integrations.verl.policy_part import FsdpPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
+from tests.processes import in_processes
 
 HIDDEN, LAYERS = 4, 5
 
@@ -43,7 +46,8 @@ class Engine:
     """What of verl's FSDP engine is used, with responses packed into a row, or padded."""
 
     def __init__(self, packed):
-        self.module = SimpleNamespace(base_model=Policy())
+        config = SimpleNamespace(hidden_size=HIDDEN)
+        self.module = SimpleNamespace(base_model=Policy(), config=config)
         self.use_ulysses_sp = False
         self.packed = packed
 
@@ -68,7 +72,7 @@ TEXTS = [(2, list(range(10, 22))), (5, list(range(40, 48))), (3, list(range(60, 
 
 def capture(packed=True, window=8, windows=9, layers=(0, 2, 3)):
     engine = Engine(packed)
-    return engine, StateCapture(engine, layers, window, windows, random.Random(0))
+    return engine, StateCapture(FsdpPart(engine), layers, window, windows, random.Random(0))
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -128,33 +132,49 @@ def test_short_responses_have_nothing_to_learn_from():
     assert [int(s.tokens[0]) for s in found.taken] == [7]
 
 
-def test_processes_that_share_texts_take_turns(monkeypatch):
+class Mesh:
+    """Of Ulysses, over all processes."""
+
+    def __getitem__(self, _name):
+        return SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
+
+
+def shared(rank, breaks=None):
+    """Windows of two processes that share every text, and why there are none."""
+    state_capture.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
-    engine.use_ulysses_sp = True
-    engine.ulysses_device_mesh = {"sp": SimpleNamespace(get_group=object)}
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()
     plain = engine.module.base_model.forward
-    for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda group, rank=rank: rank)
-        halves = []
 
-        def half(ids, rank=rank, halves=halves):
-            ids = torch.nn.functional.pad(ids, (0, ids.shape[1] % 2))
-            halves[:] = ids.chunk(2, 1)
-            return plain(halves[rank])
+    def half(ids):
+        return plain(torch.nn.functional.pad(ids, (0, ids.shape[1] % 2)).chunk(2, 1)[rank])
 
-        def gather(parts, own, group, rank=rank, halves=halves):
-            step = int((own - halves[rank][..., None])[0, 0, 0])  # how many layers were run
-            for part, ids in zip(parts, halves, strict=True):
-                part.copy_((ids + step)[..., None].expand_as(part))
+    engine.module.base_model.forward = half
+    part = FsdpPart(engine)
+    if breaks == rank:
+        part.tokens = None
+    found = StateCapture(part, (0, 2), 8, 2, random.Random(0))
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    return [(s.tokens, s.states.float(), s.last.float()) for s in found.taken], repr(found.problem)
 
-        monkeypatch.setattr(engine.module.base_model, "forward", half)
-        monkeypatch.setattr(torch.distributed, "all_gather", gather)
-        found = StateCapture(engine, (0, 2), 8, 2, random.Random(0))
-        with found.running(3):
-            engine.forward_step(micro_batch(*TEXTS), scale=1)
-        first = [int(sample.tokens[0]) for sample in found.taken]
-        texts = [next(i for i, (_, text) in enumerate(TEXTS) if t in text) for t in first]
-        assert texts == [[0, 2], [1]][rank]
-        for sample in found.taken:
-            assert (sample.last.float()[:, 0] == sample.tokens + LAYERS + 1).all()
+
+def test_processes_that_share_texts_take_turns():
+    for (taken, problem), numbers in zip(in_processes(shared, 2), ([0, 2], [1]), strict=True):
+        assert problem == "None" and len(taken) == len(numbers)
+        for (tokens, states, last), number in zip(taken, numbers, strict=True):
+            assert set(tokens) <= set(TEXTS[number][1])
+            assert (states[:, -1] == tokens + 2).all() and (last[:, 0] == tokens + LAYERS + 1).all()
+
+
+def test_none_of_those_that_share_texts_waits_for_one_that_fails():
+    (taken, other), (_, own) = in_processes(shared, 2, 1)
+    assert not taken and "PeerError" in other and "TypeError" in own
+
+
+def test_states_that_a_layer_does_not_give_are_a_problem():
+    engine, found = capture()
+    engine.module.base_model.layers[2].forward = lambda x: torch.zeros_like(x)
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    assert not found.taken and "gave no states" in str(found.problem)

@@ -1,0 +1,136 @@
+"""The part of a policy that lies in one of verl's training processes, as FSDP2 divides it.
+
+`policy_part_megatron.py` has the same for Megatron. Both tell where in a process states appear,
+and which tokens they are of; `state_capture.py` puts them together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from verl.utils.device import get_device_id
+
+from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.peers import Peers
+
+PADDING = -1  # in place of a token's number
+ForwardStep = Callable[..., Any]
+Step = Callable[[int, Any, Callable[[Any], Any]], Any]
+
+
+class PolicyPart(Protocol):
+    """What of the policy lies in this process.
+
+    Attributes:
+        hidden: length of a hidden state.
+        sharers: groups of processes among which the states of the same texts are spread: over all
+            groups' members that can be reached from a process.
+        share: how many processes that are.
+        place: which of them this one is.
+    """
+
+    hidden: int
+    sharers: Sequence[Peers]
+    share: int
+    place: int
+
+    def modules(self, layers: Sequence[int]) -> Mapping[int, nn.Module]:
+        """Modules of this process that give states.
+
+        Args:
+            layers: after how many layers states are taken; 0 are the embeddings.
+
+        Returns:
+            By the place in `layers`; behind the last place what the output matrix is applied to.
+        """
+
+    def watched(self, step: Step) -> Any:
+        """A context in which verl's forward passes run as parts of `step`.
+
+        Args:
+            step: is given which chunk of the policy runs, a micro-batch, and what runs it.
+        """
+
+    def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
+        """Which token of a micro-batch each of an output's states is of.
+
+        Args:
+            output: [..., hidden], of one of `modules`, in the pass over this micro-batch.
+
+        Returns:
+            On the host, in the order of the states; tokens are counted over all texts in a row,
+            from 0 on. `PADDING` where there is none.
+        """
+
+    def matrices(self) -> Policy:
+        """The policy's two matrices, whole, on this process's device, in float32."""
+
+
+class FsdpPart:
+    """With FSDP2: every layer runs in every process, over texts or (Ulysses) a part of them."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._base = engine.module.base_model
+        self.hidden = engine.module.config.hidden_size
+        group = engine.ulysses_device_mesh["sp"].get_group() if engine.use_ulysses_sp else None
+        peers = Peers(group)
+        self.sharers: Sequence[Peers] = [peers] if group is not None else []
+        self.share, self.place = peers.size, peers.rank
+
+    def modules(self, layers: Sequence[int]) -> dict[int, nn.Module]:
+        base = self._base
+        modules = [base.layers[n - 1] if n else base.embed_tokens for n in layers]
+        return dict(enumerate([*modules, base.norm]))
+
+    @contextmanager
+    def watched(self, step: Step) -> Iterator[None]:
+        forward = self._engine.forward_step
+
+        def forward_step(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(0, micro_batch, lambda batch: forward(batch, *args, **kwargs))
+
+        with replaced(self._engine, forward_step):
+            yield
+
+    def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
+        offsets = micro_batch["input_ids"].offsets().tolist()
+        rows, total = output.shape[1], offsets[-1]
+        if len(output) == len(offsets) - 1 and rows < total:  # texts padded to the longest
+            texts = itertools.pairwise(offsets)
+            return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
+        return padded_tokens(0, total, rows * self.share)[rows * self.place :][:rows]
+
+    def matrices(self) -> Policy:
+        module = self._engine.module
+        inputs, outputs = (
+            part.weight for part in (module.get_input_embeddings(), module.get_output_embeddings())
+        )
+        embeddings = _whole(inputs)
+        return Policy(None, embeddings, embeddings if outputs is inputs else _whole(outputs))
+
+
+@contextmanager
+def replaced(engine: Any, forward_step: ForwardStep) -> Iterator[None]:
+    """Let an engine call another function for every micro-batch."""
+    engine.forward_step = forward_step
+    try:
+        yield
+    finally:
+        del engine.__dict__["forward_step"]
+
+
+def padded_tokens(begin: int, length: int, rows: int) -> Tensor:
+    """The numbers of a text's tokens, from `begin` on, and padding behind them, as int64 [rows]."""
+    return torch.arange(begin, begin + rows).masked_fill_(torch.arange(rows) >= length, PADDING)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    weight = weight.detach().to(get_device_id())
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).float()

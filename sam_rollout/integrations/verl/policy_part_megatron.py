@@ -1,0 +1,128 @@
+"""The part of a policy that lies in one of verl's training processes, as Megatron divides it.
+
+Layers lie on pipeline stages, in one or (virtual stages) several chunks; a text's tokens on the
+processes of context and sequence parallelism; rows of the two matrices on those of tensor
+parallelism, of the first and the last stage. Megatron comes with a vendor's image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor, nn
+from verl.utils.device import get_device_id
+from verl.utils.megatron_utils import unwrap_model
+
+from sam_rollout.heads.hidden_states import Policy
+from sam_rollout.heads.peers import Peers
+from sam_rollout.integrations.verl.policy_part import Step, padded_tokens, replaced
+
+
+class MegatronPart:
+    """With Megatron, on CUDA, or with MindSpeed, on NPUs.
+
+    Args:
+        engine: verl's, of a model of megatron-core's GPTModel.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._chunks = [unwrap_model(chunk) for chunk in engine.module]
+        config = self._chunks[0].config
+        self.hidden = config.hidden_size
+        self._contexts = Peers(parallel_state.get_context_parallel_group())
+        self._stages = Peers(parallel_state.get_model_parallel_group())  # tensor and pipeline
+        self.sharers: Sequence[Peers] = [
+            peers for peers in (self._contexts, self._stages) if peers.size > 1
+        ]
+        self.share = self._contexts.size * self._stages.size
+        self.place = self._contexts.rank * self._stages.size + self._stages.rank
+        self._tensor = Peers(parallel_state.get_tensor_model_parallel_group())
+        self._divides_rows = config.sequence_parallel and self._tensor.size > 1
+        self._packing: Any = None
+
+    def modules(self, layers: Sequence[int]) -> dict[int, nn.Module]:
+        found: dict[int, nn.Module] = {}
+        for chunk in self._chunks:
+            mine = {layer.layer_number: layer for layer in chunk.decoder.layers}
+            if chunk.pre_process:
+                mine[0] = chunk.embedding
+            found |= {place: mine[layer] for place, layer in enumerate(layers) if layer in mine}
+            if chunk.post_process:
+                found[len(layers)] = chunk.decoder.final_layernorm
+        # Without sequence parallelism all processes of tensor parallelism have the same states.
+        return found if self._divides_rows or self._tensor.rank == 0 else {}
+
+    @contextmanager
+    def watched(self, step: Step) -> Iterator[None]:
+        forward = self._engine.forward_step
+
+        def forward_step(batches: Iterator[Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+            chunk = self._chunks.index(unwrap_model(model))
+            return step(
+                chunk, next(batches), lambda batch: forward(iter([batch]), model, *args, **kwargs)
+            )
+
+        hooks = [
+            chunk.register_forward_pre_hook(self._keep_packing, with_kwargs=True)
+            for chunk in self._chunks
+        ]
+        try:
+            with replaced(self._engine, forward_step):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._packing = None
+
+    def _keep_packing(self, _model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        self._packing = kwargs.get("packed_seq_params")
+
+    def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
+        offsets = micro_batch["input_ids"].offsets().tolist()
+        count = len(offsets) - 1
+        rows = len(output) * (self._tensor.size if self._divides_rows else 1)
+        if self._packing is None:  # texts side by side
+            widths = [rows * self._contexts.size] * count
+        else:
+            widths = self._packing.cu_seqlens_q_padded.diff().tolist()
+        texts = [
+            self._of_text(padded_tokens(offsets[i], offsets[i + 1] - offsets[i], widths[i]))
+            for i in range(count)
+        ]
+        tokens = torch.stack(texts, 1) if self._packing is None else torch.cat(texts)
+        if self._divides_rows:
+            tokens = tokens.chunk(self._tensor.size)[self._tensor.rank]
+        return tokens.flatten()
+
+    def _of_text(self, tokens: Tensor) -> Tensor:
+        """Those in this process: of twice as many pieces, one from the front, one from the back."""
+        if self._contexts.size == 1:
+            return tokens
+        pieces = tokens.chunk(2 * self._contexts.size)
+        return torch.cat([pieces[self._contexts.rank], pieces[-1 - self._contexts.rank]])
+
+    def matrices(self) -> Policy:
+        first, last = self._chunks[0], self._chunks[-1]
+        with self._engine.eval_mode():  # brings back what is offloaded
+            embeddings = self._whole(
+                first.embedding.word_embeddings.weight if first.pre_process else None
+            )
+            if first.share_embeddings_and_output_weights:
+                return Policy(None, embeddings, embeddings)
+            outputs = self._whole(last.output_layer.weight if last.post_process else None)
+        return Policy(None, embeddings, outputs)
+
+    def _whole(self, rows: Tensor | None) -> Tensor:
+        """A matrix, from the rows that some processes have of it; others have none."""
+        vocabulary = self._engine.model_config.hf_config.vocab_size
+        shape, dtype = (vocabulary, self.hidden), self._engine.param_dtype
+        whole = torch.zeros(shape, dtype=dtype, device=get_device_id())
+        if rows is not None:
+            part = whole[len(rows) * self._tensor.rank :][: len(rows)]
+            part.copy_(rows.detach()[: len(part)])  # behind the vocabulary rows are padding
+        return self._stages.sum(whole).float()

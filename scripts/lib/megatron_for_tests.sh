@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Fetches Megatron-Core and mbridge into .cache/megatron, after scripts/install.sh cpu; a second call
+# does nothing. Not into .venv: verl would import them in every run on a CPU. Called by tests.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+CONSTRAINTS="$ROOT/constraints/megatron-tests.txt"
+TARGET="$CACHE_DIR/megatron"
+
+cmp --quiet "$CONSTRAINTS" "$TARGET/pins.txt" && exit 0
+find_uv "$ROOT/.venv/bin/python"
+configure_uv
+rm -rf "$TARGET" "$TARGET.new"
+"$UV" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
+    -r "$CONSTRAINTS"
+cp "$CONSTRAINTS" "$TARGET.new/pins.txt"
+mv "$TARGET.new" "$TARGET"

@@ -1,0 +1,245 @@
+"""Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
+
+    python -m tests.integration.megatron_probe FOLDER POLICY HEAD SIZE...
+
+To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. Sizes: of tensor,
+pipeline, virtual pipeline and context parallelism; 1 where texts are packed, else 0; 1 with
+sequence parallelism, else 0. Writes what process N found into FOLDER/N.pt.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import distributed
+from transformers import AutoConfig
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+
+from sam_rollout.config import SamConfig
+from sam_rollout.integrations.verl.head_training import HeadTraining
+from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
+from sam_rollout.integrations.verl.state_capture import StateCapture
+from sam_rollout.integrations.vllm.settings import EngineSettings
+
+LENGTHS = (
+    (3, 12),
+    (2, 9),
+    (15, 26),
+    (1, 7),
+    (4, 40),
+    (1, 11),
+    (9, 31),
+    (2, 8),
+)  # of prompts, and of prompts with their responses
+WINDOW = 8
+OTHER_LAYERS = (0, 5)
+STEPS = 2
+# Fusions are kernels of CUDA's.
+ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
+    (
+        "gradient_accumulation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "bias_activation_fusion",
+        "apply_rope_fusion",
+        "persist_layer_norm",
+    ),
+    False,
+)
+
+
+def texts() -> list[list[int]]:
+    """Token ids of prompts with their responses."""
+    rng = random.Random(0)
+    return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
+
+
+def batch() -> TensorDict:
+    """The texts as verl hands them to its engine, two in a micro-batch."""
+
+    def nested(rows: list[list[int]]) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
+
+    pairs = [
+        (text[:prompt], text[prompt:]) for text, (prompt, _) in zip(texts(), LENGTHS, strict=True)
+    ]
+    tensors = {
+        "input_ids": nested(texts()),
+        "prompts": nested([prompt for prompt, _ in pairs]),
+        "responses": nested([response for _, response in pairs]),
+        "loss_mask": nested([[1] * len(response) for _, response in pairs]),
+        "temperature": torch.ones(len(pairs)),
+    }
+    settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2}
+    return tensordict_utils.get_tensordict(tensors, settings)
+
+
+def make_engine(policy: Path, sizes: tuple[int, ...]) -> MegatronEngineWithLMHead:
+    tensor, pipeline, virtual, context, packed, sequence = sizes
+    config = AutoConfig.from_pretrained(policy)
+    model = SimpleNamespace(
+        hf_config=config,
+        local_path=str(policy),
+        model_type="language_model",
+        architectures=config.architectures,
+        share_embeddings_and_output_weights=config.tie_word_embeddings,
+        mtp=SimpleNamespace(enable=False, enable_train=False),
+        lora={},
+        tokenizer=SimpleNamespace(pad_token_id=0),
+        get=lambda _name, default=None: default,
+        get_processor=lambda: None,
+    )
+    settings = McoreEngineConfig(
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        context_parallel_size=context,
+        use_remove_padding=bool(packed),
+        vanilla_mbridge=True,
+        param_offload=True,
+        override_transformer_config=ON_CPU | {"sequence_parallel": bool(sequence)},
+    )
+    optimizer = McoreOptimizerConfig(lr=1e-3, total_training_steps=10, lr_decay_steps=10)
+    engine = MegatronEngineWithLMHead(model, settings, optimizer, CheckpointConfig())
+    engine.initialize()
+    return engine
+
+
+def make_head(engine: Any, policy: Path, head: Path) -> HeadTraining:
+    model = {"enabled": True, "path": str(head), "train": {"enabled": True, "window": WINDOW}}
+    settings = EngineSettings(SamConfig.from_mapping({"sources": {"model": model}}))
+    vllm = SimpleNamespace(additional_config=settings.arguments()["additional_config"])
+    config = SimpleNamespace(
+        rollout=SimpleNamespace(engine_kwargs=SimpleNamespace(vllm=vllm)),
+        actor=SimpleNamespace(strategy="megatron"),
+        model=SimpleNamespace(path=policy),
+    )
+    return HeadTraining(SimpleNamespace(config=config, actor=SimpleNamespace(engine=engine)))
+
+
+def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
+    """Of the pass that verl makes over a step's responses; nothing but on the last stage."""
+    with engine.eval_mode(), torch.no_grad():
+        output = engine.forward_backward_batch(data, None, forward_only=True)
+    return list(output["model_output"]["log_probs"].unbind()) if output else []
+
+
+def train(engine: Any, data: TensorDict) -> None:
+    """A step of the policy."""
+
+    def loss(model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        return -model_output["log_probs"].values().float().mean(), {}
+
+    with engine.train_mode():
+        engine.train_batch(data, loss)
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    """The policy's, as engines get them."""
+    found = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
+    engine.to("cpu")
+    return found
+
+
+def without_head(engine: Any, data: TensorDict) -> dict[str, Any]:
+    passes = []
+    for _ in range(STEPS):
+        passes.append(log_probs(engine, data))
+        train(engine, data)
+    return {"log_probs": passes, "weights": weights(engine), "random": torch.get_rng_state()}
+
+
+def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[str, Any]:
+    head = make_head(engine, policy, path)
+    passes, taken, learned, matrices = [], [], [], []
+    for _ in range(STEPS):
+        head.is_due()
+        with head.reading(len(LENGTHS)):
+            passes.append(log_probs(engine, data))
+        taken.append([vars(sample) for sample in head._capture.taken])
+        learned.append(head.learn(1.0))
+        train(engine, data)
+        whole = head._part.matrices()
+        matrices.append((whole.embeddings, whole.output))
+    return {
+        "log_probs": passes,
+        "weights": weights(engine),
+        "random": torch.get_rng_state(),
+        "taken": taken,
+        "learned": learned,
+        "matrices": matrices,
+        "failed": head.online.failed,
+        "head": dict(head.weights()),
+    }
+
+
+class BrokenPart(MegatronPart):
+    """Of a policy, in a process that cannot tell its tokens."""
+
+    def tokens(self, *_args: Any) -> torch.Tensor:
+        raise ArithmeticError("cannot tell")
+
+
+def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
+    """Of other layers; and where a process fails."""
+    for kind in (MegatronPart, BrokenPart if distributed.get_rank() == 0 else MegatronPart):
+        capture = StateCapture(kind(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
+        with capture.running(len(LENGTHS)):
+            known = log_probs(engine, data)
+        yield {
+            "log_probs": known,
+            "taken": [vars(sample) for sample in capture.taken],
+            "problem": repr(capture.problem),
+        }
+
+
+def process(
+    rank: int, folder: Path, policy: Path, head: Path, sizes: tuple[int, ...], count: int
+) -> None:
+    store = distributed.FileStore(str(folder / "store"), count)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    data = batch()
+    torch.manual_seed(0)
+    found: dict[str, Any] = {"texts": texts(), "prompts": [prompt for prompt, _ in LENGTHS]}
+    found["without"] = without_head(make_engine(policy, sizes), data)
+    torch.manual_seed(0)
+    engine = make_engine(policy, sizes)
+    found["with"] = with_head(engine, data, policy, head)
+    found["others"] = list(captures(engine, data))
+    torch.save(found, folder / f"{rank}.pt")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, policy, head = (Path(argument) for argument in sys.argv[1:4])
+    sizes = tuple(int(argument) for argument in sys.argv[4:])
+    tensor, pipeline, _, context, _, _ = sizes
+    count = tensor * pipeline * context
+    # What is imported is imported once.
+    forking = multiprocessing.get_context("fork")
+    processes = [
+        forking.Process(
+            target=process, args=(rank, folder, policy, head, sizes, count), daemon=True
+        )
+        for rank in range(count)
+    ]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join()
+    sys.exit(max(abs(one.exitcode) for one in processes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A head learns along with a policy that Megatron divides, and the policy is as without it.
+
+verl's Megatron engine and Megatron-Core run as installed, on a CPU (tests/megatron_on_cpu); several
+processes at once, in `megatron_probe.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sam_rollout.heads.writing import write_fresh_head
+from tests.integration.conftest import MODEL, REPOSITORY
+
+MEGATRON = (REPOSITORY / "tests" / "megatron_on_cpu", REPOSITORY / ".cache" / "megatron")
+LIMIT_S = 240
+HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
+FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1 apart
+pytestmark = pytest.mark.timeout(LIMIT_S + 30)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How a policy is divided."""
+
+    tensor: int
+    pipeline: int
+    virtual: int
+    context: int
+    packed: int
+    sequence: int
+
+    @property
+    def processes(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the processes found, with a policy that transformers reads, too."""
+
+    sizes: Sizes
+    policy: Path
+    found: list[dict[str, Any]]
+
+    @property
+    def reference(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.policy, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny policy with two matrices that differ, and a head that knows nothing."""
+    folder, head = tmp_path_factory.mktemp("untied"), tmp_path_factory.mktemp("head")
+    model = AutoModelForCausalLM.from_pretrained(MODEL, tie_word_embeddings=False)
+    model.lm_head.weight.data.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(folder)
+    write_fresh_head(head, model.config.to_dict(), str(folder), 3)
+    return folder, head
+
+
+@pytest.fixture(
+    scope="module",
+    params=[Sizes(2, 2, 2, 2, packed=1, sequence=1), Sizes(2, 1, 1, 2, packed=0, sequence=0)],
+    ids=["everything divided", "side by side"],
+)
+def run(request: Any, untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    subprocess.run([REPOSITORY / "scripts" / "lib" / "megatron_for_tests.sh"], check=True)
+    sizes: Sizes = request.param
+    policy, head = (Path(MODEL), Path(f"{MODEL}_eagle3")) if sizes.packed else untied
+    folder = tmp_path_factory.mktemp("megatron")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (*MEGATRON, REPOSITORY)),
+        "VERL_PLATFORM": "cpu",
+    }
+    program = [sys.executable, "-W", "ignore", "-m", "tests.integration.megatron_probe"]
+    arguments = [folder, policy, head, *vars(sizes).values()]
+    done = subprocess.run(
+        [*program, *map(str, arguments)],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = range(sizes.processes)
+    return Run(sizes, policy, [torch.load(folder / f"{n}.pt", weights_only=False) for n in ranks])
+
+
+def test_the_policy_learns_as_without_a_head(run: Run) -> None:
+    passes = 0
+    for found in run.found:
+        without, with_head = found["without"], found["with"]
+        for step in range(2):
+            pairs = zip(without["log_probs"][step], with_head["log_probs"][step], strict=True)
+            for one, other in pairs:
+                assert torch.equal(one, other)
+                passes += 1
+        assert without["weights"].keys() == with_head["weights"].keys()
+        for name, weight in without["weights"].items():
+            assert torch.equal(weight, with_head["weights"][name]), name
+        assert torch.equal(without["random"], with_head["random"])
+    assert passes
+    before = run.reference.state_dict()
+    after = run.found[0]["with"]["weights"]
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert not torch.equal(before[name], after[name])
+
+
+def farthest(states: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest distance of a token's states, as a share of their length."""
+    distance = (states.float() - expected.float()).norm(dim=1)
+    return float((distance / expected.float().norm(dim=1)).max())
+
+
+def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...]) -> None:
+    """Every response's window lies in one process, with the states that transformers computes."""
+    texts, model, seen = run.found[0]["texts"], run.reference, []
+    for sample in samples:
+        tokens = sample["tokens"].tolist()
+        number, start = next(
+            (number, start)
+            for number, text in enumerate(texts)
+            for start in range(len(text))
+            if text[start : start + len(tokens)] == tokens
+        )
+        seen.append(number)
+        assert sample["prompt"] == max(0, run.found[0]["prompts"][number] - start)
+        with torch.no_grad():
+            output = model.model(torch.tensor([texts[number]]), output_hidden_states=True)
+        part = slice(start, start + len(tokens))
+        expected = torch.cat([output.hidden_states[layer][0, part] for layer in layers], -1)
+        assert farthest(sample["states"], expected) < FAR
+        assert farthest(sample["last"], output.last_hidden_state[0, part]) < FAR
+    assert sorted(seen) == list(range(len(texts)))
+
+
+def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
+    first = [found["with"]["taken"][0] for found in run.found]
+    counts = {len(samples) for samples in first}
+    assert counts == {len(run.found[0]["texts"]) // run.sizes.processes}  # they take turns
+    check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
+
+
+def test_embeddings_are_a_layer_too(run: Run) -> None:
+    trained = run.found[0]["with"]["weights"]
+    for found in run.found:
+        for sample in found["others"][0]["taken"]:
+            hidden = sample["states"].shape[1] // len(OTHER_LAYERS)
+            rows = trained["model.embed_tokens.weight"][sample["tokens"]]
+            assert torch.equal(sample["states"][:, :hidden], rows)
+
+
+def test_matrices_are_the_policys_of_now(run: Run) -> None:
+    model = run.reference
+    for found in run.found:
+        embeddings, output = found["with"]["matrices"][1]
+        weights = found["with"]["weights"]
+        assert torch.equal(embeddings, weights["model.embed_tokens.weight"].float())
+        if model.config.tie_word_embeddings:
+            assert output is embeddings or torch.equal(output, embeddings)
+        else:
+            assert torch.equal(output, weights["lm_head.weight"].float())
+        assert not torch.equal(embeddings, model.get_input_embeddings().weight.float())
+
+
+def test_one_head_learns_in_all_processes(run: Run) -> None:
+    first = run.found[0]["with"]
+    assert first["learned"][0]["updates"] > 0 and not first["failed"]
+    for found in run.found:
+        head = found["with"]["head"]
+        assert found["with"]["learned"][0]["loss"] == first["learned"][0]["loss"]
+        assert all(torch.equal(weight, head[name]) for name, weight in first["head"].items())
+
+
+def test_where_a_process_cannot_keep_states_none_waits_for_it(run: Run) -> None:
+    for rank, found in enumerate(run.found):
+        broken = found["others"][1]
+        own = rank == 0
+        assert ("ArithmeticError" if own else "PeerError") in broken["problem"]
+        assert not broken["taken"]
+        known = zip(found["others"][0]["log_probs"], broken["log_probs"], strict=True)
+        assert all(torch.equal(one, other) for one, other in known)
