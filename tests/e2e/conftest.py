@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
-    """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left."""
+    """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left.
 
-    def run(*overrides: str) -> FinishedRun:
+    ``paths`` are searched for modules, in every process of the run.
+    """
+
+    def run(*overrides: str, paths: Sequence[Path] = (REPOSITORY,)) -> FinishedRun:
         run_dir, log_path = tmp_path / "run", tmp_path / "log.txt"
         command = [sys.executable, "-m", "recipes.dapo_qwen3.main", *SMALL, f"run_dir={run_dir}"]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "HF_HUB_OFFLINE": "1",
             "WANDB_MODE": "offline",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -9,6 +9,7 @@ import pytest
 
 from sam_rollout.dashboard import layout
 from sam_rollout.telemetry.curve import CURVE_NAME
+from tests import megatron
 from tests.integration.wandb_file import read_wandb
 
 RESPONSES_PER_PROMPT = 8
@@ -97,6 +98,36 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     later = re.compile(r"compare/|sam/draft/accepted_|sam/control/\w+_so_far|sam/head_training/")
     assert all(map(later.match, absent))
     assert "sam/tail/time_s" in (run.folder.path / "metrics.jsonl").read_text()
+
+
+def test_a_head_learns_along_on_megatron(train):
+    """What an accelerator brings has a stand-in; division: tests/integration/test_megatron.py."""
+    actor = "actor_rollout_ref.actor"
+    settings = [
+        f"+{actor}.megatron.override_transformer_config.{name}={str(value).lower()}"
+        for name, value in megatron.ON_CPU.items()
+    ]
+    run = train(
+        "training=megatron",
+        f"{actor}.strategy=megatron",  # the CPU's file says fsdp2
+        f"~{actor}.fsdp_config",
+        f"{actor}.megatron.vanilla_mbridge=true",
+        *settings,
+        "sam=trained",
+        "sam.sources.model.train.budget=0.3",
+        "trainer.total_training_steps=2",
+        paths=megatron.find(),
+    )
+    steps = run.steps
+    _assert_trained(steps, 2)
+    _assert_recorded(run, steps[2], 2)
+    assert steps[1]["sam/head_training/updates"] > 0
+    for metrics in steps.values():
+        assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
+        # With states of other layers or tokens most drafts would be wrong.
+        assert metrics["sam/head_training/length"] > 2.5
+        assert metrics["sam/draft/accepted_model"] > 0
+    assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
 
 
 def test_baseline_with_verls_own_refill(train):

@@ -31,6 +31,7 @@ from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.settings import EngineSettings
+from tests.megatron import ON_CPU
 
 LENGTHS = (
     (3, 12),
@@ -45,18 +46,6 @@ LENGTHS = (
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-# Fusions are kernels of CUDA's.
-ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
-    (
-        "gradient_accumulation_fusion",
-        "bias_dropout_fusion",
-        "masked_softmax_fusion",
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-        "persist_layer_norm",
-    ),
-    False,
-)
 
 
 def texts() -> list[list[int]]:

@@ -19,9 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sam_rollout.heads.writing import write_fresh_head
+from tests import megatron
 from tests.integration.conftest import MODEL, REPOSITORY
 
-MEGATRON = (REPOSITORY / "tests" / "megatron_on_cpu", REPOSITORY / ".cache" / "megatron")
 LIMIT_S = 240
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
 FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1 apart
@@ -74,12 +74,11 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ids=["everything divided", "side by side"],
 )
 def run(request: Any, untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    subprocess.run([REPOSITORY / "scripts" / "lib" / "megatron_for_tests.sh"], check=True)
     sizes: Sizes = request.param
     policy, head = (Path(MODEL), Path(f"{MODEL}_eagle3")) if sizes.packed else untied
     folder = tmp_path_factory.mktemp("megatron")
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(path) for path in (*MEGATRON, REPOSITORY)),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in megatron.find()),
         "VERL_PLATFORM": "cpu",
     }
     program = [sys.executable, "-W", "ignore", "-m", "tests.integration.megatron_probe"]

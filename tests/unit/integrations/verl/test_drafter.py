@@ -83,7 +83,9 @@ def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name):
         check(changed("experiment=qwen3_235b_910c", "sam=trained", f"{MODEL}.path=''", override))
 
 
-@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"])
+@pytest.mark.parametrize(
+    "preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"]
+)
 def test_presets_train_a_head_of_their_own(preset):
     config = changed(f"experiment={preset}", "sam=trained", f"{MODEL}.path=''")
     run = check(config)
