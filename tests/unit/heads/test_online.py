@@ -17,6 +17,7 @@ from sam_rollout.heads.online import OnlineHead, Patience, SampleBuffer
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import TrainableHead
+from sam_rollout.integrations.verl.policy_part import FsdpPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.schema import metric_name
@@ -303,7 +304,7 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
 
 
 class Engine:
-    """What `StateCapture` takes of verl's engine: texts are padded, and read by a real model."""
+    """What `FsdpPart` takes of verl's engine: texts are padded, and read by a real model."""
 
     use_ulysses_sp = False
 
@@ -330,7 +331,8 @@ def _train_policy(policy, traces, head):
         ]
         ids, responses = (torch.nested.nested_tensor(p, layout=torch.jagged).long() for p in parts)
         micro_batch = {"input_ids": ids, "responses": responses}
-        capture = StateCapture(engine, default_layers(6), 24, 8, random.Random(step))
+        part = FsdpPart(engine)
+        capture = StateCapture(part, default_layers(6), 24, 8, random.Random(step))
         with capture.running(8) if head else contextlib.nullcontext(), torch.no_grad():
             old = engine.forward_step(micro_batch)
         if online:
