@@ -143,13 +143,13 @@ class OnlineHead:
         self._spent_s += seconds
 
     def learn(
-        self, find_policy: Callable[[], Policy], device: torch.device, seconds: float
+        self, find_policy: Callable[[Peers], Policy], device: torch.device, seconds: float
     ) -> dict[str, float]:
         """Look at the new windows, and learn for a while.
 
         Args:
             find_policy: gives the policy's matrices of now, on the device, the same in all
-                processes; it is asked only where there is time.
+                processes, or raises in all; it is asked only where there is time.
             seconds: this step's share of time. What a step leaves or overdraws is the next one's.
 
         Returns:
@@ -204,19 +204,14 @@ class OnlineHead:
         late = self._peers.rank == 0 and not there_is_time
         return not self._peers.sum(torch.tensor([float(late)], device=device)).item()
 
-    def _begin(self, find_policy: Callable[[], Policy], device: torch.device) -> Learner:
+    def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         """Bring everything to the device; in all processes, or in none."""
-        problem = learner = None
-        try:
-            self._move(device)
-            learner = self._learner(self.trainable.head, find_policy())
-        except Exception as error:
-            problem = error
-        self._peers.check(problem, device)
+        self._peers.attempt(lambda: self._move(device), device)
+        policy, head = find_policy(self._peers), self.trainable.head
+        learner = self._peers.attempt(lambda: self._learner(head, policy), device)
         if not self._begun:
-            self._peers.take_over(self.trainable.head.state_dict().values())
+            self._peers.take_over(head.state_dict().values())
             self._begun = True
-        assert learner is not None
         return learner
 
     def _learner(self, head: Eagle3Head, policy: Policy) -> Learner:
@@ -248,12 +243,9 @@ class OnlineHead:
 
     def _accepted(self, learner: Learner, samples: Sequence[Sample]) -> Acceptance:
         """Of the texts of all processes."""
-        problem, counts = None, torch.zeros(2 * self._steps + 2, device=learner.output.device)
-        try:
-            counts = count_accepted(learner, samples)
-        except Exception as error:
-            problem = error
-        self._peers.check(problem, counts.device)
+        counts = self._peers.attempt(
+            lambda: count_accepted(learner, samples), learner.output.device
+        )
         return Acceptance.of(self._peers.sum(counts))
 
     def _update(self, learner: Learner, started_s: float) -> dict[str, float]:

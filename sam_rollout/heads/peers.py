@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+
+T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
@@ -52,6 +54,20 @@ class Peers:
                 raise PeerError("another process of the training failed; see its log")
         if problem is not None:
             raise problem
+
+    def attempt(self, work: Callable[[], T], device: torch.device) -> T:
+        """Do what waits for no other process; it has failed in all where it failed in one.
+
+        Raises:
+            PeerError: it failed in another.
+        """
+        problem, found = None, None
+        try:
+            found = work()
+        except Exception as error:
+            problem = error
+        self.check(problem, device)
+        return found  # type: ignore[return-value]
 
 
 ALONE = Peers()

@@ -27,6 +27,7 @@ from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from sam_rollout.config import SamConfig
+from sam_rollout.heads.peers import Peers
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
@@ -159,7 +160,7 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
         taken.append([vars(sample) for sample in head._capture.taken])
         learned.append(head.learn(1.0))
         train(engine, data)
-        whole = head._part.matrices()
+        whole = head._part.matrices(Peers(distributed.group.WORLD))
         matrices.append((whole.embeddings, whole.output))
     return {
         "log_probs": passes,

@@ -20,7 +20,6 @@ from verl.single_controller.base.decorator import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from sam_rollout.heads.checkpoint import is_fresh
@@ -29,7 +28,7 @@ from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.writing import load_head, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
-from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart
+from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.head_update import PREFIX
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
@@ -83,15 +82,13 @@ class HeadTraining:
         self.online.buffer.add(taken)
         self.online.charge(self._capture.spent_s)
         self.online.problem = self._capture.problem
-        device = torch.empty(0).to(get_device_id()).device
-        return self.online.learn(
-            self._part.matrices, device, seconds * self._source.train.every_steps
-        )
+        share_s = seconds * self._source.train.every_steps
+        return self.online.learn(self._part.matrices, this_device(), share_s)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What a sync brings the engines."""
         for name, tensor in self.online.trainable.head.state_dict().items():
-            sent = tensor.to(get_device_id())
+            sent = tensor.to(this_device())
             # A CPU's engine computes in float32, as the head is trained.
             yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
@@ -111,7 +108,7 @@ class HeadTraining:
             FileNotFoundError: others find it.
         """
         file = folder / STATE_FILE
-        votes = torch.tensor([float(file.exists())]).to(get_device_id())
+        votes = torch.tensor([float(file.exists())]).to(this_device())
         found = self._peers.sum(votes).item()
         if found == self._peers.size:
             self.online.load_state_dict(torch.load(file, map_location="cpu"))

@@ -68,8 +68,12 @@ class PolicyPart(Protocol):
             from 0 on. `PADDING` where there is none.
         """
 
-    def matrices(self) -> Policy:
-        """The policy's two matrices, whole, on this process's device, in float32."""
+    def matrices(self, peers: Peers) -> Policy:
+        """The policy's two matrices, whole, on this process's device, in float32.
+
+        Args:
+            peers: all processes; where one has no memory for the matrices, this fails in all.
+        """
 
 
 class FsdpPart:
@@ -107,13 +111,15 @@ class FsdpPart:
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
         return padded_tokens(0, total, rows * self.share)[rows * self.place :][:rows]
 
-    def matrices(self) -> Policy:
+    def matrices(self, peers: Peers) -> Policy:
         module = self._engine.module
         inputs, outputs = (
             part.weight for part in (module.get_input_embeddings(), module.get_output_embeddings())
         )
+        tied = outputs is inputs
+        peers.attempt(lambda: find_room(inputs.shape, tied), this_device())
         embeddings = _whole(inputs)
-        return Policy(None, embeddings, embeddings if outputs is inputs else _whole(outputs))
+        return Policy(None, embeddings, embeddings if tied else _whole(outputs))
 
 
 @contextmanager
@@ -126,11 +132,25 @@ def replaced(engine: Any, forward_step: ForwardStep) -> Iterator[None]:
         del engine.__dict__["forward_step"]
 
 
+def this_device() -> torch.device:
+    """Where this process computes."""
+    return torch.empty(0, device=get_device_id()).device
+
+
+def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
+    """As much memory as two matrices take, or one, and what one is made of.
+
+    For a look before processes put them together: then others would wait for one that has none.
+    """
+    count = 2 if tied else 3
+    return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]
+
+
 def padded_tokens(begin: int, length: int, rows: int) -> Tensor:
     """The numbers of a text's tokens, from `begin` on, and padding behind them, as int64 [rows]."""
     return torch.arange(begin, begin + rows).masked_fill_(torch.arange(rows) >= length, PADDING)
 
 
 def _whole(weight: Tensor) -> Tensor:
-    weight = weight.detach().to(get_device_id())
+    weight = weight.detach().to(this_device())
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).float()

@@ -7,19 +7,24 @@ parallelism, of the first and the last stage. Megatron comes with a vendor's ima
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor, nn
-from verl.utils.device import get_device_id
 from verl.utils.megatron_utils import unwrap_model
 
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.peers import Peers
-from sam_rollout.integrations.verl.policy_part import Step, padded_tokens, replaced
+from sam_rollout.integrations.verl.policy_part import (
+    Step,
+    find_room,
+    padded_tokens,
+    replaced,
+    this_device,
+)
 
 
 class MegatronPart:
@@ -34,6 +39,7 @@ class MegatronPart:
         self._chunks = [unwrap_model(chunk) for chunk in engine.module]
         config = self._chunks[0].config
         self.hidden = config.hidden_size
+        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # of a matrix
         self._contexts = Peers(parallel_state.get_context_parallel_group())
         self._stages = Peers(parallel_state.get_model_parallel_group())  # tensor and pipeline
         self.sharers: Sequence[Peers] = [
@@ -57,7 +63,7 @@ class MegatronPart:
         # Without sequence parallelism all processes of tensor parallelism have the same states.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def watched(self, step: Step) -> Iterator[None]:
         forward = self._engine.forward_step
 
@@ -106,22 +112,28 @@ class MegatronPart:
         pieces = tokens.chunk(2 * self._contexts.size)
         return torch.cat([pieces[self._contexts.rank], pieces[-1 - self._contexts.rank]])
 
-    def matrices(self) -> Policy:
+    def matrices(self, peers: Peers) -> Policy:
         first, last = self._chunks[0], self._chunks[-1]
-        with self._engine.eval_mode():  # brings back what is offloaded
+        tied = first.share_embeddings_and_output_weights
+        with contextlib.ExitStack() as stack:
+
+            def prepare() -> list[Tensor]:
+                stack.enter_context(self._engine.eval_mode())  # brings back what is offloaded
+                return find_room(self._shape, tied)
+
+            peers.attempt(prepare, this_device())
             embeddings = self._whole(
                 first.embedding.word_embeddings.weight if first.pre_process else None
             )
-            if first.share_embeddings_and_output_weights:
+            if tied:
                 return Policy(None, embeddings, embeddings)
             outputs = self._whole(last.output_layer.weight if last.post_process else None)
         return Policy(None, embeddings, outputs)
 
     def _whole(self, rows: Tensor | None) -> Tensor:
         """A matrix, from the rows that some processes have of it; others have none."""
-        vocabulary = self._engine.model_config.hf_config.vocab_size
-        shape, dtype = (vocabulary, self.hidden), self._engine.param_dtype
-        whole = torch.zeros(shape, dtype=dtype, device=get_device_id())
+        dtype, device = self._engine.param_dtype, this_device()
+        whole = torch.zeros(self._shape, dtype=dtype, device=device)
         if rows is not None:
             part = whole[len(rows) * self._tensor.rank :][: len(rows)]
             part.copy_(rows.detach()[: len(part)])  # behind the vocabulary rows are padding

@@ -9,6 +9,7 @@ and keep it in turns.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.utils.device import get_device_id
 
 from sam_rollout.heads.hidden_states import STORED, Sample, draw_start
-from sam_rollout.integrations.verl.policy_part import PolicyPart
+from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,27 +184,38 @@ class StateCapture:
             PeerError: another process could not keep its states.
             RuntimeError: states of some tokens are nowhere.
         """
-        shared, problem = bool(self._part.sharers), self.problem
-        device = torch.empty(0, device=get_device_id() if shared else "cpu").device
-        for peers in self._part.sharers:
-            try:
-                peers.check(problem, device)
-            except Exception as error:
-                problem = error
-        if problem is not None:
-            raise problem
+        room = self._room_for_all()
+        incomplete = False
         for window in [window for windows in self._windows for window in windows]:
-            length = len(window.tokens)
-            shape = (length, self._outputs_count, self._part.hidden)
-            whole = torch.zeros(shape, dtype=STORED, device=device)
+            shape = (len(window.tokens), self._outputs_count, self._part.hidden)
+            whole = torch.zeros(shape, dtype=STORED)
             for found in self._states:
                 if found.window is window:
-                    whole[found.tokens, found.layer] = found.states.to(device)
-            for peers in self._part.sharers:
-                peers.sum(whole)  # what others have is zero here
-            if not bool(whole.any(-1).all()):
-                raise RuntimeError("a layer of the policy gave no states of some tokens")
+                    whole[found.tokens, found.layer] = found.states
+            if room is not None:
+                summed = room[: len(whole)].copy_(whole)
+                for peers in self._part.sharers:
+                    peers.sum(summed)  # what others have is zero here
+                if window.place == self._part.place:
+                    whole.copy_(summed)
             if window.place == self._part.place:
-                whole = whole.cpu()
+                incomplete |= not bool(whole.any(-1).all())
                 states, last = whole[:, :-1].flatten(1), whole[:, -1].clone()
                 self.taken.append(Sample(window.tokens, states.contiguous(), last, window.prompt))
+        if incomplete:  # not before all have put together what they have
+            raise RuntimeError("a layer of the policy gave no states of some tokens")
+
+    def _room_for_all(self) -> Tensor | None:
+        """Where processes that share texts put windows together; raises in all where one failed."""
+
+        def find() -> Tensor | None:
+            if self.problem is not None:
+                raise self.problem
+            if not self._part.sharers:
+                return None
+            shape = (self._window, self._outputs_count, self._part.hidden)
+            return torch.empty(shape, dtype=STORED, device=this_device())
+
+        for peers in self._part.sharers:
+            find = functools.partial(peers.attempt, find, this_device())
+        return find()

@@ -46,7 +46,7 @@ def clock(monkeypatch):
 
 
 def learn(head, policy, seconds=AMPLE_S):
-    return head.learn(lambda: policy, torch.device("cpu"), seconds)
+    return head.learn(lambda _peers: policy, torch.device("cpu"), seconds)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from sam_rollout.heads import online
 from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import load_head
-from sam_rollout.integrations.verl import head_training, policy_part
+from sam_rollout.integrations.verl import policy_part
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.server_adapter import SamServerAdapter
 from sam_rollout.integrations.vllm.head_update import PREFIX
@@ -59,7 +59,6 @@ def make(policy, monkeypatch):
     """A head's training in a worker of one process; settings of `sam.sources.model.train`."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(online, "time", Clock())
-    monkeypatch.setattr(head_training, "get_device_id", lambda: torch.device("cpu"))
     monkeypatch.setattr(policy_part, "get_device_id", lambda: torch.device("cpu"))
 
     def make(**train):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sam_rollout.integrations.verl import state_capture
+from sam_rollout.integrations.verl import policy_part
 from sam_rollout.integrations.verl.policy_part import FsdpPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from tests.processes import in_processes
@@ -139,9 +139,9 @@ class Mesh:
         return SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
 
 
-def shared(rank, breaks=None):
+def shared(rank, broken=None):
     """Windows of two processes that share every text, and why there are none."""
-    state_capture.get_device_id = lambda: torch.device("cpu")
+    policy_part.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
     engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()
     plain = engine.module.base_model.forward
@@ -151,8 +151,8 @@ def shared(rank, breaks=None):
 
     engine.module.base_model.forward = half
     part = FsdpPart(engine)
-    if breaks == rank:
-        part.tokens = None
+    if broken and rank == 1:
+        setattr(part, *broken)
     found = StateCapture(part, (0, 2), 8, 2, random.Random(0))
     with found.running(3):
         engine.forward_step(micro_batch(*TEXTS), scale=1)
@@ -167,9 +167,13 @@ def test_processes_that_share_texts_take_turns():
             assert (states[:, -1] == tokens + 2).all() and (last[:, 0] == tokens + LAYERS + 1).all()
 
 
-def test_none_of_those_that_share_texts_waits_for_one_that_fails():
-    (taken, other), (_, own) = in_processes(shared, 2, 1)
-    assert not taken and "PeerError" in other and "TypeError" in own
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(("tokens", None), "TypeError"), (("hidden", 1 << 45), "can't allocate memory")],
+)
+def test_none_of_those_that_share_texts_waits_for_one_that_fails(broken, reason):
+    (taken, other), (_, own) = in_processes(shared, 2, broken)
+    assert not taken and "PeerError" in other and reason in own
 
 
 def test_states_that_a_layer_does_not_give_are_a_problem():
