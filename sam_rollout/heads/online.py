@@ -198,11 +198,11 @@ class OnlineHead:
         }
 
     def _agree(self, there_is_time: bool, device: torch.device) -> bool:
-        """Whether the first process has time; raises in all where one could not keep windows."""
+        """Whether all processes have time; raises in all where one could not keep windows."""
         problem, self.problem = self.problem, None
         self._peers.check(problem, device)
-        late = self._peers.rank == 0 and not there_is_time
-        return not self._peers.sum(torch.tensor([float(late)], device=device)).item()
+        late = torch.tensor([float(not there_is_time)], device=device)
+        return not self._peers.sum(late).item()
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         """Bring everything to the device; in all processes, or in none."""
@@ -257,10 +257,9 @@ class OnlineHead:
         while True:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
-            late = self._peers.rank == 0 and not more
-            # All go on, or none: not where one has nothing to learn from, or has failed.
+            # All go on, or none: not where one has failed, has no time, or nothing to learn from.
             self._peers.check(problem, device)
-            stop = torch.tensor([float(late or not samples)], device=device)
+            stop = torch.tensor([float(not more or not samples)], device=device)
             if self._peers.sum(stop).item():
                 break
             began_s = time.perf_counter()

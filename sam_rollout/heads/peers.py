@@ -56,7 +56,9 @@ class Peers:
             raise problem
 
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
-        """Do what waits for no other process; it has failed in all where it failed in one.
+        """Do something of this process's own; it has failed in all where it failed in one.
+
+        Where other groups are asked within, all processes have to ask them in the same order.
 
         Raises:
             PeerError: it failed in another.

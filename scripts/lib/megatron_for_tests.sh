@@ -7,6 +7,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 CONSTRAINTS="$ROOT/constraints/megatron-tests.txt"
 TARGET="$CACHE_DIR/megatron"
 
+mkdir -p "$CACHE_DIR"
+exec 9> "$TARGET.lock"
+flock 9 # two runs of the tests in one checkout
 cmp --quiet "$CONSTRAINTS" "$TARGET/pins.txt" && exit 0
 find_uv "$ROOT/.venv/bin/python"
 configure_uv

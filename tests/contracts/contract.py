@@ -939,7 +939,8 @@ VERL_HEAD_TRAINING: Table = {
             "wrapped: within it, hooks on the policy's layers see the whole micro-batch",
             "raw_output = self.module("),
         "FSDPEngineWithLMHead.prepare_model_inputs": (
-            "texts are packed into one row, or padded on the right",
+            "texts are packed into one row, of which Ulysses takes a part, or padded on the right",
+            "input_ids_rmpad, position_ids_rmpad, pad_size = ulysses_pad_and_slice_inputs(",
             "input_ids = torch.nested.to_padded_tensor("),
         "FSDPEngine.get_data_parallel_rank()":
             "processes that share texts draw the same windows of them",
@@ -963,6 +964,14 @@ VERL_HEAD_TRAINING: Table = {
         "gptmodel_forward_model_engine": (
             "how texts were packed is seen by a hook, which is given keywords",
             "packed_seq_params=packed_seq_params,"),
+    },
+    "models.mcore.model_forward_fused": {
+        "fused_forward_model_engine": ("the same", "packed_seq_params=packed_seq_params,"),
+    },
+    "utils.megatron.pipeline_parallel": {
+        "make_batch_generator(batches, vpp_size)": (
+            "every chunk of a process gets the same micro-batches in the same order",
+            "batch_generator = [batches] * vpp_size"),
     },
     "models.mcore.util": {
         "preprocess_thd_engine": (

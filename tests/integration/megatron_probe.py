@@ -1,17 +1,18 @@
 """Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
 
-    python -m tests.integration.megatron_probe FOLDER POLICY HEAD SIZE...
+    python -m tests.integration.megatron_probe FOLDER POLICY HEAD SIZES
 
-To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. Sizes: of tensor,
-pipeline, virtual pipeline and context parallelism; 1 where texts are packed, else 0; 1 with
-sequence parallelism, else 0. Writes what process N found into FOLDER/N.pt.
+To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. SIZES: those of
+`tests.megatron.Sizes`, as JSON. Writes what process N found into FOLDER/N.pt.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import random
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +24,18 @@ from torch import distributed
 from transformers import AutoConfig
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils
+from verl.utils.megatron_utils import unwrap_model
 from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from sam_rollout.config import SamConfig
 from sam_rollout.heads.peers import Peers
+from sam_rollout.integrations.verl import policy_part_megatron
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.settings import EngineSettings
-from tests.megatron import ON_CPU
+from tests.megatron import ON_CPU, Sizes
 
 LENGTHS = (
     (3, 12),
@@ -47,6 +50,7 @@ LENGTHS = (
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
+LIMIT_S = 200
 
 
 def texts() -> list[list[int]]:
@@ -55,17 +59,16 @@ def texts() -> list[list[int]]:
     return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
 
 
-def batch() -> TensorDict:
-    """The texts as verl hands them to its engine, two in a micro-batch."""
+def batch(replica: int, replicas: int) -> TensorDict:
+    """A replica's texts as verl hands them to its engine, two in a micro-batch."""
 
     def nested(rows: list[list[int]]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
 
-    pairs = [
-        (text[:prompt], text[prompt:]) for text, (prompt, _) in zip(texts(), LENGTHS, strict=True)
-    ]
+    own, lengths = texts()[replica::replicas], LENGTHS[replica::replicas]
+    pairs = [(text[:prompt], text[prompt:]) for text, (prompt, _) in zip(own, lengths, strict=True)]
     tensors = {
-        "input_ids": nested(texts()),
+        "input_ids": nested(own),
         "prompts": nested([prompt for prompt, _ in pairs]),
         "responses": nested([response for _, response in pairs]),
         "loss_mask": nested([[1] * len(response) for _, response in pairs]),
@@ -75,8 +78,7 @@ def batch() -> TensorDict:
     return tensordict_utils.get_tensordict(tensors, settings)
 
 
-def make_engine(policy: Path, sizes: tuple[int, ...]) -> MegatronEngineWithLMHead:
-    tensor, pipeline, virtual, context, packed, sequence = sizes
+def make_engine(policy: Path, sizes: Sizes) -> MegatronEngineWithLMHead:
     config = AutoConfig.from_pretrained(policy)
     model = SimpleNamespace(
         hf_config=config,
@@ -90,15 +92,18 @@ def make_engine(policy: Path, sizes: tuple[int, ...]) -> MegatronEngineWithLMHea
         get=lambda _name, default=None: default,
         get_processor=lambda: None,
     )
+    overrides = ON_CPU | {"sequence_parallel": sizes.sequence}
+    if sizes.first_stage:
+        overrides["num_layers_in_first_pipeline_stage"] = sizes.first_stage
     settings = McoreEngineConfig(
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline,
-        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-        context_parallel_size=context,
-        use_remove_padding=bool(packed),
+        tensor_model_parallel_size=sizes.tensor,
+        pipeline_model_parallel_size=sizes.pipeline,
+        virtual_pipeline_model_parallel_size=sizes.virtual if sizes.virtual > 1 else None,
+        context_parallel_size=sizes.context,
+        use_remove_padding=sizes.packed,
         vanilla_mbridge=True,
         param_offload=True,
-        override_transformer_config=ON_CPU | {"sequence_parallel": bool(sequence)},
+        override_transformer_config=overrides,
     )
     optimizer = McoreOptimizerConfig(lr=1e-3, total_training_steps=10, lr_decay_steps=10)
     engine = MegatronEngineWithLMHead(model, settings, optimizer, CheckpointConfig())
@@ -155,7 +160,7 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
     passes, taken, learned, matrices = [], [], [], []
     for _ in range(STEPS):
         head.is_due()
-        with head.reading(len(LENGTHS)):
+        with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
         learned.append(head.learn(1.0))
@@ -185,7 +190,7 @@ def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
     """Of other layers; and where a process fails."""
     for kind in (MegatronPart, BrokenPart if distributed.get_rank() == 0 else MegatronPart):
         capture = StateCapture(kind(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
-        with capture.running(len(LENGTHS)):
+        with capture.running(len(data)):
             known = log_probs(engine, data)
         yield {
             "log_probs": known,
@@ -194,39 +199,57 @@ def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
         }
 
 
-def process(
-    rank: int, folder: Path, policy: Path, head: Path, sizes: tuple[int, ...], count: int
-) -> None:
+def why_no_matrices(engine: Any) -> str:
+    """The error in this process where the first one has no memory for them."""
+
+    def no_room(*_args: Any) -> Any:
+        raise MemoryError
+
+    if distributed.get_rank() == 0:
+        policy_part_megatron.find_room = no_room
+    try:
+        MegatronPart(engine).matrices(Peers(distributed.group.WORLD))
+    except Exception as error:
+        return repr(error)
+    return "none"
+
+
+def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
+    count = sizes.processes
     store = distributed.FileStore(str(folder / "store"), count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    data = batch()
-    torch.manual_seed(0)
     found: dict[str, Any] = {"texts": texts(), "prompts": [prompt for prompt, _ in LENGTHS]}
-    found["without"] = without_head(make_engine(policy, sizes), data)
     torch.manual_seed(0)
     engine = make_engine(policy, sizes)
+    replica = found["replica"] = engine.get_data_parallel_rank()
+    data = batch(replica, sizes.data)
+    found["without"] = without_head(engine, data)
+    torch.manual_seed(0)
+    engine = make_engine(policy, sizes)
+    found["layers"] = sum(len(unwrap_model(chunk).decoder.layers) for chunk in engine.module)
     found["with"] = with_head(engine, data, policy, head)
     found["others"] = list(captures(engine, data))
+    found["no_matrices"] = why_no_matrices(engine)
     torch.save(found, folder / f"{rank}.pt")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     folder, policy, head = (Path(argument) for argument in sys.argv[1:4])
-    sizes = tuple(int(argument) for argument in sys.argv[4:])
-    tensor, pipeline, _, context, _, _ = sizes
-    count = tensor * pipeline * context
+    sizes = Sizes(**json.loads(sys.argv[4]))
     # What is imported is imported once.
     forking = multiprocessing.get_context("fork")
     processes = [
-        forking.Process(
-            target=process, args=(rank, folder, policy, head, sizes, count), daemon=True
-        )
-        for rank in range(count)
+        forking.Process(target=process, args=(rank, folder, policy, head, sizes), daemon=True)
+        for rank in range(sizes.processes)
     ]
     for one in processes:
         one.start()
+    last_s = time.monotonic() + LIMIT_S
     for one in processes:
+        one.join(max(0.0, last_s - time.monotonic()))
+    for one in processes:  # that wait for each other
+        one.kill()
         one.join()
     sys.exit(max(abs(one.exitcode) for one in processes))
 

@@ -7,6 +7,7 @@ processes at once, in `megatron_probe.py`.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -29,26 +30,10 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 30)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How a policy is divided."""
-
-    tensor: int
-    pipeline: int
-    virtual: int
-    context: int
-    packed: int
-    sequence: int
-
-    @property
-    def processes(self) -> int:
-        return self.tensor * self.pipeline * self.context
-
-
-@dataclass(frozen=True)
 class Run:
     """What the processes found, with a policy that transformers reads, too."""
 
-    sizes: Sizes
+    sizes: megatron.Sizes
     policy: Path
     found: list[dict[str, Any]]
 
@@ -70,21 +55,26 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[Sizes(2, 2, 2, 2, packed=1, sequence=1), Sizes(2, 1, 1, 2, packed=0, sequence=0)],
-    ids=["everything divided", "side by side"],
+    params=[
+        megatron.Sizes(
+            tensor=2, pipeline=2, virtual=2, first_stage=4, context=2, packed=True, sequence=True
+        ),
+        megatron.Sizes(tensor=2, context=2, data=2),
+    ],
+    ids=["layers and texts divided", "texts side by side in two replicas"],
 )
 def run(request: Any, untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    sizes: Sizes = request.param
-    policy, head = (Path(MODEL), Path(f"{MODEL}_eagle3")) if sizes.packed else untied
+    sizes: megatron.Sizes = request.param
+    # Two matrices are the first and the last stage's.
+    policy, head = untied if sizes.pipeline > 1 else (Path(MODEL), Path(f"{MODEL}_eagle3"))
     folder = tmp_path_factory.mktemp("megatron")
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(path) for path in megatron.find()),
         "VERL_PLATFORM": "cpu",
     }
     program = [sys.executable, "-W", "ignore", "-m", "tests.integration.megatron_probe"]
-    arguments = [folder, policy, head, *vars(sizes).values()]
     done = subprocess.run(
-        [*program, *map(str, arguments)],
+        [*program, str(folder), str(policy), str(head), json.dumps(vars(sizes))],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -144,6 +134,10 @@ def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
     first = [found["with"]["taken"][0] for found in run.found]
     counts = {len(samples) for samples in first}
     assert counts == {len(run.found[0]["texts"]) // run.sizes.processes}  # they take turns
+    layers = run.reference.config.num_hidden_layers
+    first_stage = run.sizes.first_stage or layers // run.sizes.pipeline
+    stages = {first_stage} if run.sizes.pipeline == 1 else {first_stage, layers - first_stage}
+    assert {found["layers"] for found in run.found} == stages
     check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
 
 
@@ -169,6 +163,11 @@ def test_matrices_are_the_policys_of_now(run: Run) -> None:
         assert not torch.equal(embeddings, model.get_input_embeddings().weight.float())
 
 
+def test_where_a_process_has_no_memory_for_matrices_none_waits_for_it(run: Run) -> None:
+    first, *others = [found["no_matrices"] for found in run.found]
+    assert "MemoryError" in first and all("PeerError" in other for other in others)
+
+
 def test_one_head_learns_in_all_processes(run: Run) -> None:
     first = run.found[0]["with"]
     assert first["learned"][0]["updates"] > 0 and not first["failed"]
@@ -181,8 +180,10 @@ def test_one_head_learns_in_all_processes(run: Run) -> None:
 def test_where_a_process_cannot_keep_states_none_waits_for_it(run: Run) -> None:
     for rank, found in enumerate(run.found):
         broken = found["others"][1]
-        own = rank == 0
-        assert ("ArithmeticError" if own else "PeerError") in broken["problem"]
-        assert not broken["taken"]
+        if found["replica"] == run.found[0]["replica"]:
+            assert ("PeerError" if rank else "ArithmeticError") in broken["problem"]
+            assert not broken["taken"]
+        else:  # the head's training asks it later
+            assert broken["problem"] == "None" and broken["taken"]
         known = zip(found["others"][0]["log_probs"], broken["log_probs"], strict=True)
         assert all(torch.equal(one, other) for one, other in known)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.heads.checkpoint import HeadShape, is_fresh, read_head, shape_for
@@ -78,11 +78,17 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """What takes texts apart, or layers, in ways that are not put together again."""
-    settings = config.actor_rollout_ref.actor.get("megatron") or {}
-    for name in ("dynamic_context_parallel", "use_megatron_fsdp"):
+    """Refuse what spreads texts or layers in ways that are not put together again."""
+    for name in (
+        "dynamic_context_parallel", "use_megatron_fsdp",
+        # A graph that is replayed runs no hooks.
+        "override_transformer_config.cuda_graph_impl",
+        "override_transformer_config.enable_cuda_graph",
+        "override_transformer_config.external_cuda_graph",
+    ):  # fmt: skip
         place = f"actor_rollout_ref.actor.megatron.{name}"
-        yield f"{place} = false, not true", not settings.get(name)
+        value = str(OmegaConf.select(config, place) or "none").lower()
+        yield f"{place} unset, not {value}", value == "none"
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:

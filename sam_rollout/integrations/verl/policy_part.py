@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +20,7 @@ from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.peers import Peers
 
 PADDING = -1  # in place of a token's number
-ForwardStep = Callable[..., Any]
-Step = Callable[[int, Any, Callable[[Any], Any]], Any]
+Step = Callable[[int, Any, Callable[[], Any]], Any]
 
 
 class PolicyPart(Protocol):
@@ -29,16 +28,16 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: length of a hidden state.
-        sharers: groups of processes among which the states of the same texts are spread: over all
-            groups' members that can be reached from a process.
-        share: how many processes that are.
-        place: which of them this one is.
+        sharers: groups of processes to sum over, one after the other. After the last, every process
+            that shares texts with others has the states of all of them.
+        share: how many processes share the same texts.
+        rank: which of them this one is.
     """
 
     hidden: int
     sharers: Sequence[Peers]
     share: int
-    place: int
+    rank: int
 
     def modules(self, layers: Sequence[int]) -> Mapping[int, nn.Module]:
         """Modules of this process that give states.
@@ -47,10 +46,10 @@ class PolicyPart(Protocol):
             layers: after how many layers states are taken; 0 are the embeddings.
 
         Returns:
-            By the place in `layers`; behind the last place what the output matrix is applied to.
+            By the index in `layers`; behind the last index what the output matrix is applied to.
         """
 
-    def watched(self, step: Step) -> Any:
+    def watched(self, step: Step) -> AbstractContextManager[None]:
         """A context in which verl's forward passes run as parts of `step`.
 
         Args:
@@ -86,7 +85,7 @@ class FsdpPart:
         group = engine.ulysses_device_mesh["sp"].get_group() if engine.use_ulysses_sp else None
         peers = Peers(group)
         self.sharers: Sequence[Peers] = [peers] if group is not None else []
-        self.share, self.place = peers.size, peers.rank
+        self.share, self.rank = peers.size, peers.rank
 
     def modules(self, layers: Sequence[int]) -> dict[int, nn.Module]:
         base = self._base
@@ -98,7 +97,7 @@ class FsdpPart:
         forward = self._engine.forward_step
 
         def forward_step(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return step(0, micro_batch, lambda batch: forward(batch, *args, **kwargs))
+            return step(0, micro_batch, lambda: forward(micro_batch, *args, **kwargs))
 
         with replaced(self._engine, forward_step):
             yield
@@ -106,10 +105,11 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        if len(output) == len(offsets) - 1 and rows < total:  # texts padded to the longest
+        # Texts padded to the longest: not with Ulysses, which divides a row of packed texts.
+        if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
-        return padded_tokens(0, total, rows * self.share)[rows * self.place :][:rows]
+        return padded_tokens(0, total, rows * self.share)[rows * self.rank :][:rows]
 
     def matrices(self, peers: Peers) -> Policy:
         module = self._engine.module
@@ -123,7 +123,7 @@ class FsdpPart:
 
 
 @contextmanager
-def replaced(engine: Any, forward_step: ForwardStep) -> Iterator[None]:
+def replaced(engine: Any, forward_step: Callable[..., Any]) -> Iterator[None]:
     """Let an engine call another function for every micro-batch."""
     engine.forward_step = forward_step
     try:
@@ -138,9 +138,9 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """As much memory as two matrices take, or one, and what one is made of.
+    """Allocate what putting the matrices together takes: each of them, and one that is converted.
 
-    For a look before processes put them together: then others would wait for one that has none.
+    Asked for before processes begin: then none waits for one that runs out of memory on the way.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

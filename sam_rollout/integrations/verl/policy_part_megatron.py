@@ -46,7 +46,7 @@ class MegatronPart:
             peers for peers in (self._contexts, self._stages) if peers.size > 1
         ]
         self.share = self._contexts.size * self._stages.size
-        self.place = self._contexts.rank * self._stages.size + self._stages.rank
+        self.rank = self._contexts.rank * self._stages.size + self._stages.rank
         self._tensor = Peers(parallel_state.get_tensor_model_parallel_group())
         self._divides_rows = config.sequence_parallel and self._tensor.size > 1
         self._packing: Any = None
@@ -57,8 +57,8 @@ class MegatronPart:
             mine = {layer.layer_number: layer for layer in chunk.decoder.layers}
             if chunk.pre_process:
                 mine[0] = chunk.embedding
-            found |= {place: mine[layer] for place, layer in enumerate(layers) if layer in mine}
-            if chunk.post_process:
+            found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
+            if chunk.decoder.final_layernorm is not None:  # behind the last layer
                 found[len(layers)] = chunk.decoder.final_layernorm
         # Without sequence parallelism all processes of tensor parallelism have the same states.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
@@ -68,10 +68,8 @@ class MegatronPart:
         forward = self._engine.forward_step
 
         def forward_step(batches: Iterator[Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-            chunk = self._chunks.index(unwrap_model(model))
-            return step(
-                chunk, next(batches), lambda batch: forward(iter([batch]), model, *args, **kwargs)
-            )
+            chunk, batch = self._chunks.index(unwrap_model(model)), next(batches)
+            return step(chunk, batch, lambda: forward(iter([batch]), model, *args, **kwargs))
 
         hooks = [
             chunk.register_forward_pre_hook(self._keep_packing, with_kwargs=True)

@@ -30,17 +30,17 @@ class _Window:
     begin: int
     tokens: Tensor  # on the host
     prompt: int
-    place: int  # of the process that keeps it
+    keeper: int  # rank of the process that keeps it, among those that share the text
 
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """Of some of a window's tokens, after one layer; all on the host."""
+    """Of some of a window's tokens, out of one module; all on the host."""
 
     window: _Window
-    layer: int
+    index: int  # of the module
     tokens: Tensor
-    states: Tensor
+    states: Tensor  # [tokens, hidden + 1]; ones at the end, so that sums say who had any
 
 
 class StateCapture:
@@ -66,7 +66,8 @@ class StateCapture:
         self.spent_s = 0.0
         self.problem: Exception | None = None
         self._part, self._window, self._rng = part, window, rng
-        self._modules, self._outputs_count = part.modules(layers), len(layers) + 1
+        self._modules = part.modules(layers)
+        self._shape = len(layers) + 1, part.hidden + 1  # of a token's states
         self._most = windows * part.share
         self._kept = 0  # so far, by all processes that share texts
         self._forget()
@@ -88,11 +89,10 @@ class StateCapture:
         """
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
-        hooks = [
-            module.register_forward_hook(self._keeper(place))
-            for place, module in self._modules.items()
-        ]
+        hooks = []
         try:
+            for index, module in self._modules.items():
+                hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
             self._timed(self._put_together)
@@ -101,14 +101,14 @@ class StateCapture:
                 hook.remove()
             self._forget()
 
-    def _keeper(self, place: int) -> Any:
+    def _keeper(self, index: int) -> Any:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
-                self._outputs[place] = output[0] if isinstance(output, tuple) else output
+                self._outputs[index] = output[0] if isinstance(output, tuple) else output
 
         return keep
 
-    def _step(self, chunk: int, micro_batch: Any, run: Callable[[Any], Any]) -> Any:
+    def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
         """Run a micro-batch through a chunk; every chunk sees all of them in the same order."""
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
@@ -117,7 +117,7 @@ class StateCapture:
         windows = self._windows[number] if self.problem is None else []
         self._open = bool(windows)
         try:
-            result = run(micro_batch)
+            result = run()
         finally:
             self._open = False
         if windows:
@@ -149,8 +149,8 @@ class StateCapture:
                 continue
             start = draw_start(self._rng, end - begin, prompt, self._window)
             tokens = ids.values()[begin + start : min(end, begin + start + self._window)]
-            place = self._kept % self._part.share
-            windows.append(_Window(begin + start, tokens.cpu(), max(0, prompt - start), place))
+            keeper = self._kept % self._part.share
+            windows.append(_Window(begin + start, tokens.cpu(), max(0, prompt - start), keeper))
             self._kept += 1
         return windows
 
@@ -168,13 +168,18 @@ class StateCapture:
         """Keep of the micro-batch's states those of windows' tokens."""
         if not self._outputs:
             return
-        tokens = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
-        for window in windows:
-            places = tokens - window.begin
-            rows = ((places >= 0) & (places < len(window.tokens))).nonzero()[:, 0]
-            for layer, output in self._outputs.items():
-                states = output.flatten(0, -2)[rows.to(output.device)].to("cpu", STORED)
-                self._states.append(_States(window, layer, places[rows], states))
+        numbers = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
+        expected = len(numbers), self._part.hidden
+        for index, output in self._outputs.items():
+            flat = output.flatten(0, -2)
+            if flat.shape != expected:
+                raise RuntimeError(f"a layer's output has {tuple(flat.shape)}, not {expected}")
+            for window in windows:
+                tokens = numbers - window.begin
+                rows = ((tokens >= 0) & (tokens < len(window.tokens))).nonzero()[:, 0]
+                states = flat[rows.to(flat.device)].to("cpu", STORED)
+                states = torch.nn.functional.pad(states, (0, 1), value=1.0)
+                self._states.append(_States(window, index, tokens[rows], states))
 
     @torch.no_grad()
     def _put_together(self) -> None:
@@ -182,28 +187,26 @@ class StateCapture:
 
         Raises:
             PeerError: another process could not keep its states.
-            RuntimeError: states of some tokens are nowhere.
+            RuntimeError: states of a token are nowhere, or in two processes.
         """
-        room = self._room_for_all()
-        incomplete = False
+        room, right = self._room_for_all(), True
         for window in [window for windows in self._windows for window in windows]:
-            shape = (len(window.tokens), self._outputs_count, self._part.hidden)
-            whole = torch.zeros(shape, dtype=STORED)
+            whole = torch.zeros(len(window.tokens), *self._shape, dtype=STORED)
             for found in self._states:
                 if found.window is window:
-                    whole[found.tokens, found.layer] = found.states
+                    whole[found.tokens, found.index] += found.states
             if room is not None:
                 summed = room[: len(whole)].copy_(whole)
                 for peers in self._part.sharers:
                     peers.sum(summed)  # what others have is zero here
-                if window.place == self._part.place:
-                    whole.copy_(summed)
-            if window.place == self._part.place:
-                incomplete |= not bool(whole.any(-1).all())
-                states, last = whole[:, :-1].flatten(1), whole[:, -1].clone()
-                self.taken.append(Sample(window.tokens, states.contiguous(), last, window.prompt))
-        if incomplete:  # not before all have put together what they have
-            raise RuntimeError("a layer of the policy gave no states of some tokens")
+                whole.copy_(summed)
+            if window.keeper == self._part.rank:
+                states, counts = whole[..., :-1], whole[..., -1]
+                right &= bool((counts == 1).all())
+                before, last = states[:, :-1].flatten(1), states[:, -1].clone()
+                self.taken.append(Sample(window.tokens, before, last, window.prompt))
+        if not right:  # said when all have put together what they have: until then others wait
+            raise RuntimeError("a layer of the policy gave no states of some tokens, or two")
 
     def _room_for_all(self) -> Tensor | None:
         """Where processes that share texts put windows together; raises in all where one failed."""
@@ -213,8 +216,7 @@ class StateCapture:
                 raise self.problem
             if not self._part.sharers:
                 return None
-            shape = (self._window, self._outputs_count, self._part.hidden)
-            return torch.empty(shape, dtype=STORED, device=this_device())
+            return torch.empty(self._window, *self._shape, dtype=STORED, device=this_device())
 
         for peers in self._part.sharers:
             find = functools.partial(peers.attempt, find, this_device())

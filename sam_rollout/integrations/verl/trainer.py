@@ -179,7 +179,9 @@ class SamTrainerSync(PPOTrainerSync):
                 # The first step is not over: its rollout is most of it.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
-                found = self.actor_rollout_wg.train_head(seconds)[0]
+                results = self.actor_rollout_wg.train_head(seconds)
+            # All found the same, and wait for the one that took longest.
+            found = results[0] | {"time_s": max(result["time_s"] for result in results)}
             metrics |= {
                 metric_name(TRAIN_SPLIT, f"head_training/{name}"): value
                 for name, value in found.items()

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from omegaconf import OmegaConf, open_dict
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
@@ -76,11 +77,21 @@ def test_a_head_that_cannot_be_trained_ends_the_run_before_it_begins(override, f
         check(changed("experiment=tiny_cpu", "sam=trained", override))
 
 
-@pytest.mark.parametrize("name", ["dynamic_context_parallel", "use_megatron_fsdp", "qat.enable"])
-def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name):
-    override = f"actor_rollout_ref.actor.megatron.{name}=true"
-    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs .*megatron.{name} = false"):
-        check(changed("experiment=qwen3_235b_910c", "sam=trained", f"{MODEL}.path=''", override))
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("dynamic_context_parallel", True, "unset, not true"),
+        ("use_megatron_fsdp", True, "unset, not true"),
+        ("qat.enable", True, "= false, not true"),
+        ("override_transformer_config.cuda_graph_impl", "local", "unset, not local"),
+    ],
+)
+def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name, value, allowed):
+    config = changed("experiment=qwen3_235b_910c", "sam=trained", f"{MODEL}.path=''")
+    with open_dict(config):
+        OmegaConf.update(config, f"actor_rollout_ref.actor.megatron.{name}", value)
+    with pytest.raises(ConfigError, match=rf"^{TRAIN} = True: needs .*megatron.{name} {allowed}"):
+        check(config)
 
 
 @pytest.mark.parametrize(

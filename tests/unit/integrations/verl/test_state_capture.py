@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sam_rollout.integrations.verl import policy_part
-from sam_rollout.integrations.verl.policy_part import FsdpPart
+from sam_rollout.integrations.verl.policy_part import PADDING, FsdpPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from tests.processes import in_processes
 
@@ -139,8 +139,13 @@ class Mesh:
         return SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
 
 
-def shared(rank, broken=None):
-    """Windows of two processes that share every text, and why there are none."""
+def shared(rank, together=3, broken=None):
+    """Windows of two processes that share every text, and why there are none.
+
+    Args:
+        together: texts in a micro-batch.
+        broken: what goes wrong in the second process.
+    """
     policy_part.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
     engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()
@@ -151,16 +156,20 @@ def shared(rank, broken=None):
 
     engine.module.base_model.forward = half
     part = FsdpPart(engine)
-    if broken and rank == 1:
-        setattr(part, *broken)
-    found = StateCapture(part, (0, 2), 8, 2, random.Random(0))
+    if broken == "tokens" and rank == 1:
+        part.tokens = None
+    window = 1 << 45 if broken == "memory" and rank == 1 else 8
+    found = StateCapture(part, (0, 2), window, 2, random.Random(0))
     with found.running(3):
-        engine.forward_step(micro_batch(*TEXTS), scale=1)
+        for start in range(0, 3, together):
+            engine.forward_step(micro_batch(*TEXTS[start : start + together]), scale=1)
     return [(s.tokens, s.states.float(), s.last.float()) for s in found.taken], repr(found.problem)
 
 
-def test_processes_that_share_texts_take_turns():
-    for (taken, problem), numbers in zip(in_processes(shared, 2), ([0, 2], [1]), strict=True):
+@pytest.mark.parametrize("together", [1, 3])
+def test_processes_that_share_texts_take_turns(together):
+    results = in_processes(shared, 2, together)
+    for (taken, problem), numbers in zip(results, ([0, 2], [1]), strict=True):
         assert problem == "None" and len(taken) == len(numbers)
         for (tokens, states, last), number in zip(taken, numbers, strict=True):
             assert set(tokens) <= set(TEXTS[number][1])
@@ -168,17 +177,36 @@ def test_processes_that_share_texts_take_turns():
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"),
-    [(("tokens", None), "TypeError"), (("hidden", 1 << 45), "can't allocate memory")],
+    ("broken", "reason"), [("tokens", "TypeError"), ("memory", "can't allocate memory")]
 )
 def test_none_of_those_that_share_texts_waits_for_one_that_fails(broken, reason):
-    (taken, other), (_, own) = in_processes(shared, 2, broken)
+    (taken, other), (_, own) = in_processes(shared, 2, 3, broken)
     assert not taken and "PeerError" in other and reason in own
 
 
-def test_states_that_a_layer_does_not_give_are_a_problem():
+def test_states_that_nobody_or_two_processes_have_are_a_problem():
+    for numbers in (torch.arange(8, 58), torch.arange(50) // 2):
+        engine, found = capture()
+        found._part.tokens = lambda _output, _batch, numbers=numbers: torch.cat(
+            [numbers, torch.full((3,), PADDING)]
+        )
+        with found.running(3):
+            engine.forward_step(micro_batch(*TEXTS), scale=1)
+        assert not found.taken and "gave no states" in str(found.problem)
+
+
+def test_states_of_zeros_are_states():
     engine, found = capture()
-    engine.module.base_model.layers[2].forward = lambda x: torch.zeros_like(x)
+    engine.module.base_model.layers[2].forward = torch.zeros_like
     with found.running(3):
         engine.forward_step(micro_batch(*TEXTS), scale=1)
-    assert not found.taken and "gave no states" in str(found.problem)
+    assert len(found.taken) == 3 and found.problem is None
+
+
+def test_an_output_of_another_shape_is_a_problem():
+    engine, found = capture()
+    engine.module.base_model.layers[2].forward = lambda x: x[..., None, :].expand(-1, -1, 2, -1)
+    engine.module.base_model.layers[3].forward = lambda x: x[..., 0, :]
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    assert not found.taken and "a layer's output has (106, 4), not (53, 4)" in str(found.problem)

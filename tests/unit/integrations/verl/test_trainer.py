@@ -288,7 +288,7 @@ def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
 
     def train_head(seconds):
         granted.append(seconds)
-        return [{"time_s": 0.5, "length": 2.5, "first_length": 2.0}, {"time_s": 9.0}]
+        return [{"time_s": 0.2, "length": 2.5, "first_length": 2.0}, {"time_s": 0.5}]
 
     trainer = make_trainer(0)
     trainer._trains_head, trainer._control = True, SimpleNamespace(share=0)
