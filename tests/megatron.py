@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.upstream import SourcesUnavailable, skip_outside_ci
 
 ROOT = Path(__file__).parents[1]
+FETCH_S = 120
 # The stand-in for CUDA and its kernels has to come first.
 FOLDERS = (ROOT / "tests" / "megatron_on_cpu", ROOT / ".cache" / "megatron")
 # Of `override_transformer_config`: fusions are kernels of CUDA's.
@@ -57,7 +58,11 @@ def find() -> list[Path]:
     Skips the test where it cannot be fetched, or fails it in CI.
     """
     script = ROOT / "scripts" / "lib" / "megatron_for_tests.sh"
-    done = subprocess.run([script], capture_output=True, text=True)
-    if done.returncode:
-        skip_outside_ci(SourcesUnavailable(f"cannot fetch Megatron-Core: {done.stderr[-500:]}"))
+    try:
+        done = subprocess.run([script], capture_output=True, text=True, timeout=FETCH_S)
+        reason = done.stderr[-500:] if done.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        reason = str(error)
+    if reason:
+        skip_outside_ci(SourcesUnavailable(f"cannot fetch Megatron-Core: {reason}"))
     return [*FOLDERS, ROOT]

@@ -162,7 +162,9 @@ class OnlineHead:
         self._credit_s = min(self._credit_s, max(seconds, self._least_s)) + seconds
         good, found = None, {"updates": 0.0}
         try:
-            if self._agree(self._credit_s - self._spent_s >= self._least_s, device):
+            agreed = self._agree(self._credit_s - self._spent_s >= self._least_s, device)
+            started_s = time.perf_counter()  # without the wait for others
+            if agreed:
                 learner = self._begin(find_policy, device)
                 head = learner.head.state_dict()
                 good = {name: value.to("cpu", copy=True) for name, value in head.items()}

@@ -13,8 +13,9 @@ flock 9 # two runs of the tests in one checkout
 cmp --quiet "$CONSTRAINTS" "$TARGET/pins.txt" && exit 0
 find_uv "$ROOT/.venv/bin/python"
 configure_uv
-rm -rf "$TARGET" "$TARGET.new"
+rm -rf "$TARGET.new"
 "$UV" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
     -r "$CONSTRAINTS"
 cp "$CONSTRAINTS" "$TARGET.new/pins.txt"
+rm -rf "$TARGET"
 mv "$TARGET.new" "$TARGET"

@@ -23,10 +23,10 @@ from sam_rollout.heads.writing import write_fresh_head
 from tests import megatron
 from tests.integration.conftest import MODEL, REPOSITORY
 
-LIMIT_S = 240
+LIMIT_S = 240  # the program gives up before
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
 FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1 apart
-pytestmark = pytest.mark.timeout(LIMIT_S + 30)
+pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
 
 
 @dataclass(frozen=True)

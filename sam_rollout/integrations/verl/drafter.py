@@ -78,7 +78,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """Refuse what spreads texts or layers in ways that are not put together again."""
+    """What a head's training asks of Megatron's settings."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
         # A graph that is replayed runs no hooks.
@@ -88,7 +88,7 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
     ):  # fmt: skip
         place = f"actor_rollout_ref.actor.megatron.{name}"
         value = str(OmegaConf.select(config, place) or "none").lower()
-        yield f"{place} unset, not {value}", value == "none"
+        yield f"{place} unset or off, not {value}", value == "none"
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:

@@ -55,7 +55,7 @@ class StateCapture:
 
     Attributes:
         taken: windows since `running` began.
-        spent_s: time it took, as far as the host saw.
+        spent_s: time it took, as far as the host saw, without what it waited for passes to end.
         problem: why windows could not be kept; None if they were.
     """
 
@@ -95,7 +95,10 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            self._timed(self._put_together)
+            # Waits for the others' passes, which is not the head's time.
+            room = self._guarded(self._room_for_all)
+            if self.problem is None:
+                self._timed(lambda: self._put_together(room))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -104,7 +107,8 @@ class StateCapture:
     def _keeper(self, index: int) -> Any:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
-                self._outputs[index] = output[0] if isinstance(output, tuple) else output
+                states = output[0] if isinstance(output, tuple) else output
+                self._outputs.setdefault(index, states)  # layers for MTP read embeddings again
 
         return keep
 
@@ -113,24 +117,29 @@ class StateCapture:
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])
-            self._timed(lambda: self._windows[-1].extend(self._draw(micro_batch)))
+            self._guarded(lambda: self._windows[-1].extend(self._draw(micro_batch)))
         windows = self._windows[number] if self.problem is None else []
         self._open = bool(windows)
         try:
             result = run()
         finally:
             self._open = False
-        if windows:
+        if windows and self._outputs:
+            # Waits for the pass, which is not the head's time.
+            self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
         return result
 
-    def _timed(self, work: Callable[[], None]) -> None:
-        started_s = time.perf_counter()
+    def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
-            work()
+            return work()
         except Exception as error:  # the pass itself is right
             self.problem, self.taken = error, []
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        started_s = time.perf_counter()
+        self._guarded(work)
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
@@ -166,50 +175,56 @@ class StateCapture:
     @torch.no_grad()
     def _take(self, micro_batch: Any, windows: Sequence[_Window]) -> None:
         """Keep of the micro-batch's states those of windows' tokens."""
-        if not self._outputs:
-            return
         numbers = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
+        outputs = {index: output.flatten(0, -2) for index, output in self._outputs.items()}
         expected = len(numbers), self._part.hidden
-        for index, output in self._outputs.items():
-            flat = output.flatten(0, -2)
-            if flat.shape != expected:
-                raise RuntimeError(f"a layer's output has {tuple(flat.shape)}, not {expected}")
-            for window in windows:
-                tokens = numbers - window.begin
-                rows = ((tokens >= 0) & (tokens < len(window.tokens))).nonzero()[:, 0]
-                states = flat[rows.to(flat.device)].to("cpu", STORED)
+        for output in outputs.values():
+            if output.shape != expected:
+                raise RuntimeError(f"a layer's output has {tuple(output.shape)}, not {expected}")
+        for window in windows:
+            tokens = numbers - window.begin
+            rows = ((tokens >= 0) & (tokens < len(window.tokens))).nonzero()[:, 0]
+            for index, output in outputs.items():
+                states = output[rows.to(output.device)].to("cpu", STORED)
                 states = torch.nn.functional.pad(states, (0, 1), value=1.0)
                 self._states.append(_States(window, index, tokens[rows], states))
 
     @torch.no_grad()
-    def _put_together(self) -> None:
+    def _put_together(self, room: Tensor | None) -> None:
         """Bring every window's states to the process that keeps it.
 
+        Args:
+            room: of `_room_for_all`.
+
         Raises:
-            PeerError: another process could not keep its states.
             RuntimeError: states of a token are nowhere, or in two processes.
         """
-        room, right = self._room_for_all(), True
+        complete = True
         for window in [window for windows in self._windows for window in windows]:
             whole = torch.zeros(len(window.tokens), *self._shape, dtype=STORED)
             for found in self._states:
                 if found.window is window:
-                    whole[found.tokens, found.index] += found.states
+                    whole[:, found.index].index_add_(0, found.tokens, found.states)
             if room is not None:
                 summed = room[: len(whole)].copy_(whole)
                 for peers in self._part.sharers:
                     peers.sum(summed)  # what others have is zero here
-                whole.copy_(summed)
+                if window.keeper == self._part.rank:
+                    whole.copy_(summed)
             if window.keeper == self._part.rank:
-                states, counts = whole[..., :-1], whole[..., -1]
-                right &= bool((counts == 1).all())
+                complete &= bool((whole[..., -1] == 1).all())
+                states = whole[..., :-1].clone()  # without what was added to count them
                 before, last = states[:, :-1].flatten(1), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not right:  # said when all have put together what they have: until then others wait
-            raise RuntimeError("a layer of the policy gave no states of some tokens, or two")
+        if not complete:  # said when all have put together what they have: until then others wait
+            raise RuntimeError("no process has states of some tokens, or two have them")
 
     def _room_for_all(self) -> Tensor | None:
-        """Where processes that share texts put windows together; raises in all where one failed."""
+        """Where processes that share texts put windows together.
+
+        Raises:
+            PeerError: another process could not keep its states; in all of them.
+        """
 
         def find() -> Tensor | None:
             if self.problem is not None:

@@ -180,7 +180,7 @@ class SamTrainerSync(PPOTrainerSync):
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All found the same, and wait for the one that took longest.
+            # All have the same to tell of the head, and wait for the one that took longest.
             found = results[0] | {"time_s": max(result["time_s"] for result in results)}
             metrics |= {
                 metric_name(TRAIN_SPLIT, f"head_training/{name}"): value

@@ -303,6 +303,24 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
     assert len(broken) == 4
 
 
+def _learn_beside_a_late_one(rank, policy, first_head, samples):
+    module.time = Clock()
+    updates = []
+    for late_s in (0.0, AMPLE_S / 2, 2 * AMPLE_S):
+        peers = Peers(torch.distributed.group.WORLD)
+        online = OnlineHead(copy.deepcopy(first_head), 2, SETTINGS, peers)
+        online.buffer.add(samples[rank::2])
+        online.charge(rank * late_s)
+        updates.append(learn(online, policy)["updates"])
+    return updates
+
+
+def test_all_stop_where_one_has_no_time_left(matrices, trainable, samples):
+    first, second = in_processes(_learn_beside_a_late_one, 2, matrices, trainable(), samples)
+    assert first == second
+    assert first[0] > first[1] > first[2] == 0
+
+
 class Engine:
     """What `FsdpPart` takes of verl's engine: texts are padded, and read by a real model."""
 

@@ -80,10 +80,10 @@ def test_a_head_that_cannot_be_trained_ends_the_run_before_it_begins(override, f
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("dynamic_context_parallel", True, "unset, not true"),
-        ("use_megatron_fsdp", True, "unset, not true"),
+        ("dynamic_context_parallel", True, "unset or off, not true"),
+        ("use_megatron_fsdp", True, "unset or off, not true"),
         ("qat.enable", True, "= false, not true"),
-        ("override_transformer_config.cuda_graph_impl", "local", "unset, not local"),
+        ("override_transformer_config.cuda_graph_impl", "local", "unset or off, not local"),
     ],
 )
 def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name, value, allowed):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sam_rollout.integrations.verl import policy_part
-from sam_rollout.integrations.verl.policy_part import PADDING, FsdpPart
+from sam_rollout.integrations.verl.policy_part import FsdpPart, padded_tokens
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from tests.processes import in_processes
 
@@ -158,6 +158,9 @@ def shared(rank, together=3, broken=None):
     part = FsdpPart(engine)
     if broken == "tokens" and rank == 1:
         part.tokens = None
+    if broken == "twice":
+        engine.module.base_model.forward = plain
+        part.tokens = lambda output, _batch: padded_tokens(0, 50, output.shape[1])
     window = 1 << 45 if broken == "memory" and rank == 1 else 8
     found = StateCapture(part, (0, 2), window, 2, random.Random(0))
     with found.running(3):
@@ -184,15 +187,17 @@ def test_none_of_those_that_share_texts_waits_for_one_that_fails(broken, reason)
     assert not taken and "PeerError" in other and reason in own
 
 
-def test_states_that_nobody_or_two_processes_have_are_a_problem():
-    for numbers in (torch.arange(8, 58), torch.arange(50) // 2):
-        engine, found = capture()
-        found._part.tokens = lambda _output, _batch, numbers=numbers: torch.cat(
-            [numbers, torch.full((3,), PADDING)]
-        )
-        with found.running(3):
-            engine.forward_step(micro_batch(*TEXTS), scale=1)
-        assert not found.taken and "gave no states" in str(found.problem)
+def test_states_that_two_processes_have_are_a_problem():
+    for taken, problem in in_processes(shared, 2, 3, "twice"):
+        assert not taken and "or two have them" in problem
+
+
+def test_states_that_nobody_has_are_a_problem():
+    engine, found = capture()
+    found._part.tokens = lambda _output, _batch: torch.arange(8, 61)
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    assert not found.taken and "no process has states" in str(found.problem)
 
 
 def test_states_of_zeros_are_states():
