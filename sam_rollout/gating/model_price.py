@@ -3,7 +3,8 @@
 The gate's levels price what is verified. A model that drafts costs passes before anything is
 verified, for all requests at once. So both ways are measured, with the model and with texts alone:
 tokens per second of steps with drafts, by octave of running requests. The better one is taken; the
-other is tried again for a few steps now and then, half as often after each time that it lost.
+other is tried again for a few steps now and then, half as often after each time that it lost, and
+as often as at first where the model has learned since.
 A gate that stays closed with the model is let try texts alone.
 """
 
@@ -87,6 +88,11 @@ class ModelPrice:
         if steady and self._since_change > _SETTLING:
             self._count(octave.spent[way], seconds, int(step.verified.sampled.sum()))
             self._go_on(octave, rows)
+
+    def expect_better(self) -> None:
+        """The model learns: from here on it may be worth more than when it was tried."""
+        for octave in self._octaves:
+            octave.wait = _FIRST_WAIT
 
     def _count(self, spent: list[float], seconds: float, tokens: int) -> None:
         usual = spent[0] / spent[1] if spent[1] else seconds / tokens

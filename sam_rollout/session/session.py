@@ -139,6 +139,7 @@ class DraftSession:
         learns = config.gate.kind == "auto" and exchange is None
         # Whether drafts made elsewhere are worth their price; None where nobody asks.
         self._price = ModelPrice(max_rows) if self._expects_made and others and learns else None
+        self._model_learns = config.sources.model.trains
         self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
         names = [source.name for source in self.drafter.sources]
         self.ledger = RequestLedger(max_rows, k, len(names))
@@ -415,6 +416,8 @@ class DraftSession:
         live = self._requests.live
         self._follow(drafter, [one for one in self._request_ids if one in live])
         self._telemetry_ns = 0  # part of no engine step
+        if self._price is not None and self._model_learns:
+            self._price.expect_better()
         drafter.end_step()
 
     def _switch_off(self) -> None:

@@ -75,6 +75,16 @@ def test_it_comes_back_when_texts_bring_less(engine):
     assert engine.price.pays and engine.share(MODEL, 1_000) > 0.9
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_model_that_learns_comes_back_sooner(learns):
+    engine = Engine(ModelPrice(64))
+    engine.run(DEAR, 3_000)
+    if learns:
+        engine.price.expect_better()
+    engine.run(WORTH_IT, 400)
+    assert engine.price.pays == learns
+
+
 def test_pauses_decide_nothing(engine):
     engine.run(WORTH_IT, 3_000, pause_every=50)
     assert engine.price.pays

@@ -581,6 +581,19 @@ def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
     assert len(drafts[1]) == K
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_model_that_the_run_trains_is_tried_sooner_in_the_next_training_step(learns):
+    model = {"enabled": True, "path": "/head", "train": {"enabled": learns}}
+    sources = SourcesConfig.from_mapping({"own": {"enabled": True}, "model": model})
+    session = Engine("a", sources=sources, gate=GateConfig("auto")).session
+    octaves = session._price._octaves
+    at_first = octaves[0].wait
+    for octave in octaves:
+        octave.wait *= 8
+    session.end_step()
+    assert {octave.wait for octave in octaves} == {at_first if learns else 8 * at_first}
+
+
 class Drafts:
     """A model beside a session: drafts where it was asked to, if it can."""
 
