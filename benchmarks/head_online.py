@@ -4,9 +4,11 @@
 
 One run of each side, in turn: without drafts, texts alone (`sam=on`), with the shipped head frozen
 (`sam=joined`), with that head trained along (`sam=trained`; with ten percent of the time, and with
-the default budget), and with one that began with random weights. All of them sample and learn the
-same: token ids of every response, rewards and norms of gradients are compared with those of the run
-without drafts. Finished runs stay in the work folder.
+the default budget), and with one that began with random weights. By default a gate decides, by the
+clock, in which steps the head drafts; with texts alone and with the head that began with nothing
+there is a run each in which every step has drafts, so that what is accepted says nothing of times.
+All of them sample and learn the same: token ids of every response, rewards and norms of gradients
+are compared with those of the run without drafts. Finished runs stay in the work folder.
 
 The heads alone are tested on new responses, before they learn from these; the frozen one on the
 same responses, inside the run that trains it. What the simulator says of joined drafts, from step
@@ -40,15 +42,19 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 TRAINING = "sam.sources.model.train"
 # Shares of time; twenty steps of seconds are few for the default.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
+FROM_NOTHING = (
+    "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",
+)  # fmt: skip
+OPEN = ("sam.gate.kind=threshold", "sam.gate.threshold=10000")
 SIDES = {
     "off": ("sam=off",),
     "on": ("sam=on",),
     "frozen": ("sam=joined",),
     "trained": ("sam=trained", f"{TRAINING}.budget={BUDGETS['trained']}"),
-    "from nothing": (
-        "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",
-    ),
+    "from nothing": FROM_NOTHING,
     "by default": ("sam=trained",),
+    "on with open gate": ("sam=on", *OPEN),
+    "from nothing with open gate": (*FROM_NOTHING, *OPEN),
 }  # fmt: skip
 # Smaller than tiny_cpu, so that twenty steps take minutes.
 SMALL = (
@@ -107,15 +113,18 @@ def compared(folder: Path, base: Path) -> dict[str, Any]:
 
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     """What is asked of the runs, in figures; steps are counted from 1."""
-    trained, nothing, on = series["trained"], series["from nothing"], series["on"]
+    trained = series["trained"]
     late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
     pairs = list(zip(trained["length"], trained["first_length"], strict=True))[late]
     against = [a / b for a, b in pairs if a is not None]
-    ahead = [
-        a > b for a, b in zip(nothing["acceptance_length"], on["acceptance_length"], strict=True)
-    ]
-    first = next((n for n in range(len(ahead)) if all(ahead[n:])), len(ahead))
+    nothing, texts_alone = series["from nothing with open gate"], series["on with open gate"]
+    lengths = zip(nothing["acceptance_length"], texts_alone["acceptance_length"], strict=True)
+    gains = [joined / alone for joined, alone in lengths]
+    ahead, well_ahead = (
+        next((n for n in range(len(gains)) if min(gains[n:]) > gain), len(gains))
+        for gain in (1.0, 1.1)
+    )
     rows = [
         {
             "row": "trained",
@@ -125,17 +134,24 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
             "joined_against_frozen": tokens["trained"] / tokens["frozen"],
         },
         {
-            "row": "from nothing",
-            "ahead_of_texts_from_step": first + 1,
-            "seconds_of_training_till_then": sum(nothing["time_s"][:first]),
-            "joined_against_texts": tokens["from nothing"] / tokens["on"],
+            "row": "from nothing with open gate",
+            "ahead_of_texts_from_step": ahead + 1,
+            "seconds_of_training_till_then": sum(nothing["time_s"][:ahead]),
+            "ten_percent_ahead_from_step": well_ahead + 1,
+            "seconds_till_ten_percent": sum(nothing["time_s"][:well_ahead]),
+            "joined_against_texts": tokens["from nothing with open gate"]
+            / tokens["on with open gate"],
         },
-        {"row": "by default", "joined_against_texts": tokens["by default"] / tokens["on"]},
+        *(
+            {"row": side, "joined_against_texts": tokens[side] / tokens["on"]}
+            for side in ("from nothing", "by default")
+        ),
     ]
     for row in rows:
         own = series[row["row"]]
         row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
-        row["budget_to_spare"] = BUDGETS[row["row"]] + 0.01 - row["share_of_time"]
+        row["budget"] = BUDGETS[row["row"].removesuffix(" with open gate")]
+        row["budget_to_spare"] = row["budget"] + 0.01 - row["share_of_time"]
         row["steps_with_head"] = sum(own["model_steps"]) / sum(own["engine_steps"])
         row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
         row["updates"] = sum(own["updates"])
@@ -185,28 +201,31 @@ def forecast(
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
     """Acceptance of the heads alone, and of whole runs, over the training steps."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(12, 3.8), layout="constrained")
+        left, middle, right = figure.subplots(1, 3)
         left.set_title("The head alone, on texts it has not seen")
         curves = {
             "trained": series["trained"]["length"],
             "frozen": series["trained"]["first_length"],
             "from nothing": series["from nothing"]["length"],
         }
-        names = [name for name in series if name != "off"]
+        colours = dict(zip(list(series)[1:], COLOURS, strict=False))
         for name, curve in curves.items():
             found = [(n, length) for n, length in enumerate(curve, 1) if length is not None]
-            left.plot(*zip(*found, strict=True), color=COLOURS[names.index(name)], label=name)
-        right.set_title("Drafts of texts and head together")
-        for number, name in enumerate(names):
-            curve = series[name]["acceptance_length"]
-            label = "texts alone" if name == "on" else name
-            right.plot(range(1, len(curve) + 1), curve, color=COLOURS[number], label=label)
-        for axis in (left, right):
+            left.plot(*zip(*found, strict=True), color=colours[name])
+        middle.set_title("With texts, in the steps that the gate chose")
+        right.set_title("With texts, in every step")
+        for name, own in series.items():
+            kind, _, is_open = name.partition(" with ")
+            if kind != "off":
+                curve, axis = own["acceptance_length"], right if is_open else middle
+                label = "texts alone" if kind == "on" else kind
+                axis.plot(range(1, len(curve) + 1), curve, color=colours[kind], label=label)
+        for axis in (left, middle, right):
             axis.set_xlabel("training step")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.set_ylabel("tokens per verify step")
-            axis.legend()
+        figure.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=5)
         figure.savefig(path, dpi=120, format="png")
 
 

@@ -41,6 +41,7 @@ TARGETS = (
     ("trained", "budget_to_spare", 0.0),
     ("from nothing", "joined_against_texts", 1.0),
     ("from nothing", "budget_to_spare", 0.0),
+    ("from nothing with open gate", "joined_against_texts", 1.1),
     ("by default", "budget_to_spare", 0.0),
     ("all sides", "identical", 1.0),
     ("all sides", "same_updates", 1.0),
