@@ -6,7 +6,8 @@ One run of each side, in turn: without drafts, texts alone (`sam=on`), with the 
 (`sam=joined`), with that head trained along (`sam=trained`; with ten percent of the time, and with
 the default budget), and with one that began with random weights. By default a gate decides, by the
 clock, in which steps the head drafts; with texts alone and with the head that began with nothing
-there is a run each in which every step has drafts, so that what is accepted says nothing of times.
+there is a run each in which every step has drafts: no gate's clock decides what is accepted, though
+how much a head has learned depends on the machine's time.
 All of them sample and learn the same: token ids of every response, rewards and norms of gradients
 are compared with those of the run without drafts. Finished runs stay in the work folder.
 

@@ -3,9 +3,9 @@
 The gate's levels price what is verified. A model that drafts costs passes before anything is
 verified, for all requests at once. So both ways are measured, with the model and with texts alone:
 tokens per second of steps with drafts, by octave of running requests. The better one is taken; the
-other is tried again for a few steps now and then, half as often after each time that it lost, and
-as often as at first where the model has learned since.
-A gate that stays closed with the model is let try texts alone.
+other is tried again for a few steps now and then, half as often after each time that it lost.
+Where the run trains a model that lost, it is tried as often as at first again after each training
+step. A gate that stays closed with the model is let try texts alone.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class ModelPrice:
     def expect_better(self) -> None:
         """The model learns: from here on it may be worth more than when it was tried."""
         for octave in self._octaves:
-            octave.wait = _FIRST_WAIT
+            if octave.best == TEXTS:
+                octave.wait = _FIRST_WAIT
 
     def _count(self, spent: list[float], seconds: float, tokens: int) -> None:
         usual = spent[0] / spent[1] if spent[1] else seconds / tokens

@@ -197,7 +197,7 @@ class StateCapture:
             room: of `_room_for_all`.
 
         Raises:
-            RuntimeError: states of a token are nowhere, or in two processes.
+            RuntimeError: states of some tokens are nowhere, or there twice.
         """
         complete = True
         for window in [window for windows in self._windows for window in windows]:
@@ -217,13 +217,13 @@ class StateCapture:
                 before, last = states[:, :-1].flatten(1), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
         if not complete:  # said when all have put together what they have: until then others wait
-            raise RuntimeError("no process has states of some tokens, or two have them")
+            raise RuntimeError("states of some tokens are nowhere, or there twice")
 
     def _room_for_all(self) -> Tensor | None:
         """Where processes that share texts put windows together.
 
         Raises:
-            PeerError: another process could not keep its states; in all of them.
+            PeerError: another process could not keep its states; something raises in all of them.
         """
 
         def find() -> Tensor | None:

@@ -85,6 +85,13 @@ def test_a_model_that_learns_comes_back_sooner(learns):
     assert engine.price.pays == learns
 
 
+def test_a_model_that_learns_and_pays_is_not_left_out_more_often(engine):
+    for _ in range(20):
+        engine.run(WORTH_IT, 500)
+        engine.price.expect_better()
+    assert engine.share(MODEL, 4_000) > 0.98
+
+
 def test_pauses_decide_nothing(engine):
     engine.run(WORTH_IT, 3_000, pause_every=50)
     assert engine.price.pays

@@ -590,6 +590,7 @@ def test_a_model_that_the_run_trains_is_tried_sooner_in_the_next_training_step(l
     at_first = octaves[0].wait
     for octave in octaves:
         octave.wait *= 8
+        octave.best = TEXTS
     session.end_step()
     assert {octave.wait for octave in octaves} == {at_first if learns else 8 * at_first}
 

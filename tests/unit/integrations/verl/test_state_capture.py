@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sam_rollout.integrations.verl import policy_part
+from sam_rollout.integrations.verl import policy_part, state_capture
 from sam_rollout.integrations.verl.policy_part import FsdpPart, padded_tokens
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from tests.processes import in_processes
@@ -189,7 +189,7 @@ def test_none_of_those_that_share_texts_waits_for_one_that_fails(broken, reason)
 
 def test_states_that_two_processes_have_are_a_problem():
     for taken, problem in in_processes(shared, 2, 3, "twice"):
-        assert not taken and "or two have them" in problem
+        assert not taken and "twice" in problem
 
 
 def test_states_that_nobody_has_are_a_problem():
@@ -197,7 +197,36 @@ def test_states_that_nobody_has_are_a_problem():
     found._part.tokens = lambda _output, _batch: torch.arange(8, 61)
     with found.running(3):
         engine.forward_step(micro_batch(*TEXTS), scale=1)
-    assert not found.taken and "no process has states" in str(found.problem)
+    assert not found.taken and "are nowhere" in str(found.problem)
+
+
+def test_states_that_a_process_has_twice_are_a_problem():
+    engine, found = capture(window=12)
+    found._part.tokens = lambda *_: torch.cat([torch.arange(50), torch.arange(9, 12)])
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    assert not found.taken and "twice" in str(found.problem)
+
+
+def test_waiting_for_others_is_not_the_heads_time(monkeypatch):
+    engine, found = capture()
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(state_capture, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    put_together, room_for_all = found._put_together, found._room_for_all
+
+    def wait():
+        clock.now_s += 100.0
+        return room_for_all()
+
+    def work(room):
+        clock.now_s += 1.0
+        put_together(room)
+
+    monkeypatch.setattr(found, "_room_for_all", wait)
+    monkeypatch.setattr(found, "_put_together", work)
+    with found.running(3):
+        engine.forward_step(micro_batch(*TEXTS), scale=1)
+    assert found.problem is None and found.spent_s == 1.0
 
 
 def test_states_of_zeros_are_states():
