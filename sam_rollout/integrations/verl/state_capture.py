@@ -213,8 +213,8 @@ class StateCapture:
                     whole.copy_(summed)
             if window.keeper == self._part.rank:
                 complete &= bool((whole[..., -1] == 1).all())
-                states = whole[..., :-1].clone()  # without what was added to count them
-                before, last = states[:, :-1].flatten(1), states[:, -1].clone()
+                states = whole[..., :-1]  # without what was added to count them
+                before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
         if not complete:  # said when all have put together what they have: until then others wait
             raise RuntimeError("states of some tokens are nowhere, or there twice")
