@@ -48,7 +48,7 @@ def show_plan(config: DictConfig) -> None:
         ConfigError: A setting is wrong, or the setup cannot fit its devices.
         VerlRefusal: verl's own checks refuse it.
     """
-    run = check(config)
+    run = check(config, planned=True)
     layout = check_layout(config)
     notes = _notes_of_verl(config, run)
     memory = memory_plan(config, run.sam, layout)
@@ -143,6 +143,8 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> list[Row]:
     parameters = f"{shape.parameters / 1e9:.3g}B parameters"
     if shape.experts:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
+    parameters += f", by {layout.shape_source}"
+    reward = config.reward.custom_reward_function
     return [
         ("experiment", trainer.experiment_name),
         ("model", f"{config.actor_rollout_ref.model.path} ({parameters})"),
@@ -153,6 +155,10 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> list[Row]:
         ),
         ("run folder", str(Path(config.run_dir).absolute())),
         ("checkpoints", f"{_every(trainer.save_freq)}, resume: {trainer.resume_mode}"),
+        (
+            "reward",
+            f"{reward.name} of {reward.path}" if reward.path else "verl's own, by data_source",
+        ),
         ("training data", str(config.data.train_files)),
         ("validation data", f"{config.data.val_files}, {_every(trainer.test_freq)}"),
         ("loggers", ", ".join(trainer.logger)),

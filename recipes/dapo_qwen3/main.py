@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from sam_rollout.composition import ExperimentError, explain, prepare
-from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
@@ -85,45 +85,15 @@ def _refusals() -> Iterator[None]:
         sys.exit(f"Configuration error: {explain(error)}")
 
 
-def _check_data(config: DictConfig) -> None:
-    """Name a data file that is not there; verl would only after a minute.
-
-    Raises:
-        ConfigError: Says how the recipe's own files are made.
-    """
-    for name in ("train_files", "val_files"):
-        given = config.data[name] or []
-        for file in [given] if isinstance(given, str) else given:
-            if "://" not in file and not Path(file).expanduser().exists():
-                raise ConfigError(
-                    f"data.{name}",
-                    file,
-                    "there is no such file; python -m recipes.dapo_qwen3.prepare_data --help tells "
-                    "how the recipe's data sets are made",
-                )
-
-
-def _check(config: DictConfig) -> RunConfig:
-    """Check settings and data files; returns the settings of ours.
-
-    Raises:
-        ConfigError: One of them cannot be right.
-    """
-    from sam_rollout.integrations.verl.checks import check
-
-    run = check(config)
-    _check_data(config)
-    return run
-
-
 @_application
 def main(config: DictConfig) -> None:
     """Run the composed experiment."""
+    from sam_rollout.integrations.verl.checks import check
     from sam_rollout.integrations.verl.environment import export_environment
     from sam_rollout.integrations.verl.launch import launch, prepare_run
 
     with _refusals():
-        run = _check(config)
+        run = check(config)
         export_environment(config, run)
         prepare_run(config, run)
     launch(config, run)
@@ -141,8 +111,10 @@ def dry_run(config: DictConfig) -> None:
 @_application
 def check_only(config: DictConfig) -> None:
     """Check the composed experiment; the last line names the folder of its checkpoints."""
+    from sam_rollout.integrations.verl.checks import check
+
     with _refusals():
-        _check(config)
+        check(config)
     print(f"{CHECKPOINTS}{Path(config.trainer.default_local_dir).absolute()}")
 
 

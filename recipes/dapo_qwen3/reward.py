@@ -22,6 +22,9 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+#: The figures that `compute_score` returns and that groups may be filtered by. A reward file that
+#: says so has `algorithm.filter_groups.metric` checked before a run starts.
+FIGURES = ("acc", "score")
 #: Sources whose answers have exactly one way of being written.
 EXACT_SOURCES = frozenset({"synthetic_math"})
 #: Only so many characters at the end of a response are searched for the answer.

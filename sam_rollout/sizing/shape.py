@@ -1,7 +1,8 @@
 """The shape of a model and of a device, as far as memory depends on them."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
@@ -46,6 +47,33 @@ class ModelShape(Section):
                 self.experts_per_token,
                 f"must be at most {self.PATH}.experts = {self.experts}",
             )
+
+    @classmethod
+    def of_model(cls, config: Mapping[str, Any]) -> Self | None:
+        """Read the sizes of a decoder from its ``config.json``; None where that does not tell them.
+
+        Args:
+            config: The file's content. Of a model that reads more than text, its text model counts.
+        """
+        text = {**config, **(config.get("text_config") or {})}
+        experts = text.get("num_experts") or text.get("num_local_experts") or 0
+        try:
+            heads = text["num_attention_heads"]
+            return cls(
+                layers=text["num_hidden_layers"],
+                hidden=text["hidden_size"],
+                heads=heads,
+                kv_heads=text.get("num_key_value_heads") or heads,
+                head_dim=text.get("head_dim") or text["hidden_size"] // heads,
+                intermediate=0 if experts else text["intermediate_size"],
+                experts=experts,
+                experts_per_token=text["num_experts_per_tok"] if experts else 0,
+                moe_intermediate=text["moe_intermediate_size"] if experts else 0,
+                vocab=text["vocab_size"],
+                tied_embeddings=bool(config.get("tie_word_embeddings")),
+            )
+        except (KeyError, TypeError, ConfigError):
+            return None
 
     @property
     def qkv_parameters(self) -> int:

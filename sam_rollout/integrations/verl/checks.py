@@ -1,16 +1,24 @@
-"""What is checked before a run: every setting of ours, and those of verl that ours depend on.
+"""The one list of checks of a run: settings, data, model, code and what it would go on from.
 
-All of it happens before anything heavy is imported, so that a typo ends the run within a second and
-not after the model is loaded.
+The run itself, ``--check-only``, ``--dry-run`` and the doctor ask this list. Nothing heavy is
+imported, so that a typo ends the run within seconds and not after the model is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import ConfigError, GateConfig, RunConfig, SamConfig, check_engine_limits
+from sam_rollout.config import ConfigError, GateConfig, RunConfig, check_engine_limits
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.code_checks import (
+    check_agent_loops,
+    check_other_code,
+    check_reward,
+)
+from sam_rollout.integrations.verl.data_checks import check_data
 from sam_rollout.integrations.verl.drafter import (
     check_drafter_belongs,
     check_head_training,
@@ -18,22 +26,34 @@ from sam_rollout.integrations.verl.drafter import (
 )
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.layouts import check_layout
-from sam_rollout.integrations.verl.loggers import check_wandb
+from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
+from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
+from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
+Said = Iterable[Fact | Note]
 
-def check(config: DictConfig) -> RunConfig:
-    """Check a composed configuration, and print notes on what will run but may surprise.
 
-    Returns:
-        Our settings, which all that is done with the configuration goes by.
+@dataclass(frozen=True)
+class RunCheck:
+    """One check: what it is about, and a function of the configuration and our settings of it.
+
+    The function yields facts and notes, and raises `ConfigError` for what cannot be run.
+    """
+
+    what: str
+    function: Callable[[DictConfig, RunConfig], Said]
+
+
+def settled(config: DictConfig) -> RunConfig:
+    """Read our settings, hold them against verl's, and decide what is left to the run.
 
     Raises:
         ConfigError: Names the field, its value and what is allowed.
@@ -45,17 +65,75 @@ def check(config: DictConfig) -> RunConfig:
     layout = check_layout(config)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
-    run = settle_sources(config, run)
-    for note in _notes(config, run, layout.rollout.replicas):
-        print(f"Note: {note}", flush=True)
-    check_resume(config, run)
-    check_wandb(config.trainer.logger)
+    return settle_sources(config, run)
+
+
+def _check_settings(config: DictConfig, run: RunConfig) -> Iterator[Note]:
+    """Check how settings go together."""
+    layout = check_layout(config)
+    yield from map(Note, _notes(config, run, layout.rollout.replicas))
+
+
+# In the order in which they are asked; the cheap ones first.
+SETTINGS = (
+    RunCheck("settings", _check_settings),
+    RunCheck("verl's keys", check_upstream_keys),
+    RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
+)
+FILES = (
+    RunCheck("resume", check_resume),
+    RunCheck("model", lambda config, _run: check_model(config)),
+    RunCheck("reward", check_reward),
+    RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),
+    RunCheck("code", lambda config, _run: check_other_code(config)),
+    RunCheck("data", lambda config, _run: check_data(config)),
+)
+RUN_CHECKS = (*SETTINGS, *FILES)
+
+
+def check(
+    config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
+) -> RunConfig:
+    """Check a composed configuration, and print notes on what will run but may surprise.
+
+    Args:
+        config: As composed.
+        checks: Those to ask.
+        planned: The run will start on another machine: files that are not here become notes.
+
+    Returns:
+        Our settings, which all that is done with the configuration goes by.
+
+    Raises:
+        ConfigError: Names the field, its value and what is allowed.
+    """
+    run = settled(config)
+    for one in checks:
+        for said in ask(one, config, run, planned=planned):
+            if isinstance(said, Note):
+                print(f"Note: {said.text}", flush=True)
     return run
 
 
+def ask(
+    check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
+) -> Iterator[Fact | Note]:
+    """Run one check; with `planned`, a file that is not here is a note.
+
+    Raises:
+        ConfigError: As the check does.
+    """
+    try:
+        yield from check.function(config, run)
+    except NotHereError as error:
+        if not planned:
+            raise
+        yield Note(f"not on this machine: {error}")
+
+
 def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
-    """Check how settings go together; yields what is allowed but worth a word."""
-    yield from _check_engine_limits(config, run.sam)
+    """Check how settings go together; yield what is allowed but worth a word."""
+    yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
         raise ConfigError(
@@ -95,11 +173,11 @@ def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
         )
 
 
-def _check_engine_limits(config: DictConfig, sam: SamConfig) -> list[str]:
+def _check_engine_limits(config: DictConfig, run: RunConfig) -> list[str]:
     rollout = config.actor_rollout_ref.rollout
     try:
         return check_engine_limits(
-            sam,
+            run.sam,
             max_model_len=rollout.max_model_len,
             max_prompt=config.data.max_prompt_length,
             max_response=config.data.max_response_length,

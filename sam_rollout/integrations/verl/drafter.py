@@ -5,8 +5,6 @@ Needs the composed configuration, and reads the folder of the drafter where it i
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from sam_rollout.heads.checkpoint import HeadShape, is_fresh, read_head, shape_f
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
+from sam_rollout.integrations.verl.policy_model import read_config
 from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
 from sam_rollout.sizing import DrafterSize, LearningHead, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
@@ -141,10 +140,8 @@ def _first_head_folder(config: DictConfig) -> Path:
 
 def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:
     yield _config_of(shape)
-    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
-    # A name on the hub has no such file; of one that is broken the model's loader complains.
-    with contextlib.suppress(OSError, ValueError):
-        yield json.loads(path.read_text(encoding="utf-8"))
+    if own := read_config(config):
+        yield own
 
 
 def _config_of(shape: ModelShape) -> dict[str, int]:
@@ -197,7 +194,9 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
             return _head_size(head.shape, output, tensor), "memory by its files"
-        if model.method == "draft_model" and (shape := _shape_of(model.read_files_config())):
+        if model.method == "draft_model" and (
+            shape := ModelShape.of_model(model.read_files_config())
+        ):
             weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
             size = DrafterSize(math.fsum(weights.values()), shape.kv_cache_bytes(tensor))
             return size, "memory by its config.json"
@@ -258,23 +257,3 @@ def _sizes_of(policy: ModelShape) -> dict[str, int]:
     # Qwen3's with experts have none; their config.json names three times the hidden size.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}
-
-
-def _shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """A dense decoder's, by its `config.json`; None where that does not tell."""
-    if config.get("num_experts"):
-        return None
-    try:
-        return ModelShape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            kv_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim")
-            or config["hidden_size"] // config["num_attention_heads"],
-            intermediate=config["intermediate_size"],
-            vocab=config["vocab_size"],
-            tied_embeddings=bool(config.get("tie_word_embeddings")),
-        )
-    except (KeyError, ConfigError):
-        return None

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.policy_model import policy_shape
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
 
@@ -30,6 +31,7 @@ class RunLayout:
     """Model, device and how the run divides them."""
 
     shape: ModelShape
+    shape_source: str  # what the sizes were read from, for people
     hardware: HardwareConfig
     training: TrainingLayout
     rollout: RolloutLayout
@@ -138,10 +140,10 @@ def check_layout(config: DictConfig) -> RunLayout:
         ConfigError: Names the field, its value and what is allowed.
     """
     hardware = HardwareConfig.from_mapping(plain(config.hardware))
-    shape = ModelShape.from_mapping(plain(config.model_shape))
+    shape, shape_source = policy_shape(config)
     _raise_broken(_positive(config))
     training = _training_layout(config, shape.layers)
-    layout = RunLayout(shape, hardware, training, rollout_layout(config))
+    layout = RunLayout(shape, shape_source, hardware, training, rollout_layout(config))
     for rules in (_rollout_rules, _training_rules, _batch_rules):
         _raise_broken(rules(config, layout))
     return layout

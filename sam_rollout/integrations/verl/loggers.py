@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,29 @@ import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.integrations.verl.check_results import Fact
+from sam_rollout.settings import unknown
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
 logger = logging.getLogger(__name__)
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
+# verl's loggers (verl.utils.tracking.Tracking.supported_backend) and the packages they import.
+PACKAGES = {
+    "console": "",
+    "file": "",
+    "clearml": "clearml",
+    "mlflow": "mlflow",
+    "rl_insight": "rl_insight",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "tracking": "wandb",
+    "trackio": "trackio",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "wandb": "wandb",
+}
+INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
 STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation
 MAX_TAG = 64  # characters, wandb's limit
 # Metrics whose mean over the run belongs in the table of runs; of the others the last value does.
@@ -48,17 +65,25 @@ def chosen(backends: Any) -> list[str]:
     return [backends] if isinstance(backends, str) else list(backends)
 
 
-def check_wandb(backends: Any) -> None:
-    """Refuse wandb where it is not installed; verl would after the model is loaded.
+def check_loggers(backends: Any) -> Iterator[Fact]:
+    """Refuse a logger that is unknown or not installed; verl would after the model is loaded.
 
     Raises:
         ConfigError: Names ``trainer.logger``.
     """
-    if WANDB in chosen(backends) and importlib.util.find_spec(WANDB) is None:
-        raise ConfigError(
-            "trainer.logger", chosen(backends), "wandb is not installed: pip install wandb, or "
-            "leave it out",
-        )  # fmt: skip
+    names = chosen(backends)
+    for name in names:
+        if name not in PACKAGES:
+            allowed = unknown("logger", name, sorted(PACKAGES))
+            raise ConfigError("trainer.logger", names, f"{name}: {allowed}")
+        package = PACKAGES[name]
+        if package and importlib.util.find_spec(package) is None:
+            install = INSTALLS.get(package, package)
+            raise ConfigError(
+                "trainer.logger", names, f"{name} is not installed: pip install {install}, or "
+                "leave it out",
+            )  # fmt: skip
+    yield Fact(", ".join(names))
 
 
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:

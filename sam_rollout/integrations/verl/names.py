@@ -2,6 +2,7 @@
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME = "sam_sync"
+AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 ROUTER_SETTINGS = "sam/routing.yaml"  # in the run folder: written by the trainer, read by verl
 # Beside the checkpoints, which all nodes see: a head that the run trained, and the one of random

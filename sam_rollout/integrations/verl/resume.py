@@ -2,14 +2,16 @@
 
 ``trainer.resume_mode=auto`` takes whatever lies in ``trainer.default_local_dir``: the second side
 of a comparison, started with the first one's ``run_dir``, would train on from the first one's
-weights, or, with the same number of steps, train nothing at all. Needs the composed configuration
-and nothing of verl.
+weights, or, with the same number of steps, train nothing at all. So would a run of another model
+or other data. Settings that a user may change on the way, such as a learning rate, are named.
+Needs the composed configuration and nothing of verl.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,26 +19,54 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.integrations.verl.check_results import Note
 from sam_rollout.integrations.verl.run_config import plain
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo, value_at
 
-SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
+# With another value of these it is another run.
+IDENTITY = (
+    "data.seed",
+    "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.model.path",
+    "data.train_files",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.n",
+    "rollout_sampler.kind",
+)
+# What differs without being another training: places, clusters, and what follows from the others.
+NOT_TRAINING = (
+    "run_dir",
+    "sam",
+    "compare",
+    "environment",
+    "ray_kwargs",
+    "trainer.v1",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config",
+)
+MOST_NAMED = 12
 TRACKER = "latest_checkpointed_iteration.txt"  # verl writes it last, and reads it first
 _ON_PURPOSE = (
     "trainer.resume_mode=resume_path and trainer.resume_from_path go on from it on purpose"
 )
 
 
-def check_resume(config: DictConfig, run: RunConfig) -> None:
+def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Hold the run that wrote the latest checkpoint against a configuration that would resume it.
 
     Args:
         config: As composed.
         run: Its settings of ours, as a run writes them down.
 
+    Yields:
+        One note that names the settings which have changed since.
+
     Raises:
-        ConfigError: The checkpoint is of a run with another ``sam`` group or another seed, or no
-            start in the run folder can have written it.
+        ConfigError: The checkpoint is of another run (another ``sam`` group, or one of `IDENTITY`
+            differs), or no start in the run folder can have written it.
     """
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     tracker = checkpoints / TRACKER
@@ -55,10 +85,13 @@ def check_resume(config: DictConfig, run: RunConfig) -> None:
             f"of cannot be told: {error}. Name another folder, or move the checkpoints away to "
             f"begin at the first step ({_ON_PURPOSE})",
         ) from error
-    # As run.json has it: keys are texts there.
-    ours = json.loads(json.dumps({**plain(config), "sam": run.sam.to_mapping()}))
+    # As run.json has it: verl's fields are filled in, and keys are texts.
+    translated = deepcopy(config)
+    translate(translated, run)
+    ours = json.loads(json.dumps(plain(translated)))
     ours["run_dir"] = str(Path(config.run_dir).absolute())
-    differences = list(_differences(_in_place(writer.config), _in_place(ours)))
+    before, now = _in_place(writer.config), _in_place(ours)
+    differences = list(_differences(before, now))
     if differences:
         raise ConfigError(
             "run_dir",
@@ -67,6 +100,13 @@ def check_resume(config: DictConfig, run: RunConfig) -> None:
             f"({'; '.join(differences)}), and trainer.resume_mode=auto would go on from it: name a "
             "run_dir for each run, or move the checkpoints away to begin at the first step "
             f"({_ON_PURPOSE})",
+        )
+    if changed := list(_changes(before, now)):
+        more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+        yield Note(
+            f"the run in {config.run_dir} goes on from step {step} with other settings: "
+            + "; ".join(changed[:MOST_NAMED])
+            + more
         )
 
 
@@ -100,12 +140,21 @@ def _in_place(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
-    for path in SEEDS:
+    for path in IDENTITY:
         yield from _different(path, value_at(theirs, path), value_at(ours, path))
     # Without drafts on a side, the group's other settings do nothing there.
     both_draft = value_at(theirs, "sam.enabled") and value_at(ours, "sam.enabled")
     path = "sam" if both_draft else "sam.enabled"
     yield from _different(path, value_at(theirs, path), value_at(ours, path))
+
+
+def _changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    """Name what differs and belongs to the training."""
+    apart = (*IDENTITY, *NOT_TRAINING)
+    for group in theirs:
+        for line in _different(group, theirs[group], ours.get(group, theirs[group])):
+            if not line.startswith(tuple(f"{name}{end}" for name in apart for end in ".:")):
+                yield line
 
 
 def _different(path: str, theirs: Any, ours: Any) -> Iterator[str]:

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 from pyarrow.lib import ArrowInvalid
 
-from sam_rollout.config import ConfigError, RunConfig, SourcesConfig
+from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.sizing import DraftTexts, RolloutRound
@@ -86,30 +89,41 @@ def _off(section: Any) -> Any:
 
 
 def _no_history(config: DictConfig, run: RunConfig) -> str:
-    """Why no response would serve a later step; empty if some may."""
+    """Say why no response would serve a later step; empty if some may."""
     if config.sam.sources.history.path:
-        return ""  # of another run, say: whoever names a folder knows what is in it
-    if config.trainer.total_epochs < 2:
-        return f"no prompt comes back with trainer.total_epochs = {config.trainer.total_epochs}"
-    prompts = _prompts(config)
+        return ""  # of another run, say: a user who names a folder knows what is in it
+    epochs = config.trainer.total_epochs
+    rows, prompts = _rows_and_prompts(config)
+    # A file may hold each prompt many times (the published DAPO-Math-17k: a hundred times).
+    if epochs < 2 and rows == prompts:
+        return f"no prompt comes back with trainer.total_epochs = {epochs}"
     tokens = prompts * config.actor_rollout_ref.rollout.n * config.data.max_response_length
     needed, most = tokens * DISK_BYTES_PER_TOKEN, run.sam.sources.history.max_bytes
     if needed <= most:
         return ""
     return (
-        f"an epoch's responses to {prompts} prompts may take {needed / 1e9:.1f} GB, more than "
+        f"responses to {prompts} prompts may take {needed / 1e9:.1f} GB, more than "
         f"sam.sources.history.max_bytes = {most / 1e9:.1f} GB, and would be deleted before their "
         "prompts come back"
     )
 
 
-def _prompts(config: DictConfig) -> int:
-    """Rows of the training files; 0 where that cannot be told from here."""
-    given = config.data.train_files or []
+def _rows_and_prompts(config: DictConfig) -> tuple[int, int]:
+    """Count rows and distinct prompts of the training files; zeros where that cannot be told."""
+    files = data_files("data.train_files", config.data.train_files)
+    key = config.data.prompt_key
     try:
-        paths = [Path(file).expanduser() for file in ([given] if isinstance(given, str) else given)]
-        return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
-    except (OSError, ArrowInvalid):
-        return 0  # elsewhere, in another format, or not there yet
-    except TypeError as error:
-        raise ConfigError("data.train_files", given, "must be a path or a list of paths") from error
+        tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
+        prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])
+    except (OSError, ArrowInvalid, KeyError):
+        return 0, 0  # elsewhere, in another format, or not there yet
+    return len(prompts), len(_texts(prompts).unique())
+
+
+def _texts(prompts: pa.Array) -> pa.Array:
+    """Join each prompt's messages to one text; other kinds of prompts stay what they are."""
+    messages = prompts.values if pa.types.is_list(prompts.type) else None
+    if messages is None or not pa.types.is_struct(messages.type):
+        return prompts
+    contents = messages.field("content")
+    return pc.binary_join(pa.ListArray.from_arrays(prompts.offsets, contents), "\0")

@@ -1,0 +1,283 @@
+"""The policy's model: where its files are, what they say of its shape, and whether it can run.
+
+Nothing heavy is imported: files are read as JSON and as headers of safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.run_config import plain
+from sam_rollout.sizing import ModelShape
+
+PATH = "actor_rollout_ref.model.path"
+MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+LONGEST_HEADER = 100_000_000  # bytes, the limit of the format's own library
+DOWNLOAD = "copy or download it again"
+# What vLLM's attention on CPUs computes (CPUAttentionBackend.get_supported_head_sizes in 0.31).
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+# Kinds of rotary embedding with which max_position_embeddings is the longest text.
+PLAIN_ROPE = (None, "default", "mrope", "llama3")
+
+
+class DamagedError(ValueError):
+    """A file is not what it should be; the text names it and says why."""
+
+
+def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder of a model on this machine: the path itself, or the hub's cache of it.
+
+    Args:
+        path: A folder, or a name on the hub.
+        environment: Variables of the run's processes; this process's by default.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if not is_hub_name(path):
+        return None
+    snapshots = hub_cache(environment) / f"models--{path.replace('/', '--')}" / "snapshots"
+    cached = sorted(snapshots.glob("*/config.json"))
+    return cached[-1].parent if cached else None
+
+
+def is_hub_name(path: str) -> bool:
+    """Say whether a model's path has the form of a name on the hub."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
+def hub_cache(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the folder in which the hub's client keeps what it downloaded."""
+    environment = os.environ if environment is None else environment
+    home = environment.get("HF_HOME", "~/.cache/huggingface")
+    return Path(environment.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+
+
+def read_config(config: DictConfig) -> dict[str, Any] | None:
+    """Return the policy's ``config.json``; None where it is not on this machine.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    path = config.actor_rollout_ref.model.path
+    folder = find_folder(path) if path else None
+    if folder is None:
+        return None
+    try:
+        return read_json(folder / "config.json")
+    except (OSError, DamagedError) as error:
+        raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
+
+
+def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
+    """Return the policy's sizes, and what they were read from.
+
+    The model's own files count. The group `model_shape` is for models that are not on this machine,
+    and for kinds whose files name their sizes otherwise.
+
+    Raises:
+        ConfigError: The files cannot be read, or the group is wrong.
+    """
+    own = read_config(config)
+    shape = ModelShape.of_model(own) if own else None
+    if shape is not None:
+        return shape, "its config.json"
+    return ModelShape.from_mapping(plain(config.model_shape)), "model_shape"
+
+
+def check_model(config: DictConfig) -> Iterator[Fact | Note]:
+    """Check the policy's files, and that the engine can run texts as long as configured.
+
+    Raises:
+        NotHereError: There is no such folder.
+        ConfigError: A file is damaged, or the model cannot do what it is asked for.
+    """
+    yield from _check_lora(config)
+    path = config.actor_rollout_ref.model.path
+    environment = _environment(config)
+    folder = find_folder(path, environment)
+    if folder is None:
+        yield _elsewhere(path, environment)
+        return
+    own = read_config(config) or {}
+    _check_longest_text(config, own)
+    _check_head_size(config, own)
+    try:
+        _check_tokenizer(config, folder)
+        weights = _describe_weights(folder)
+    except (OSError, DamagedError) as error:
+        raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
+    yield Fact(f"{folder}: {own.get('model_type', 'unknown')}, {weights}")
+
+
+def _environment(config: DictConfig) -> dict[str, str]:
+    """Return the variables of the run's processes: the shell's win over the experiment's."""
+    given = plain(config.get("environment") or {})
+    return {**{name: str(v) for name, v in given.items() if v is not None}, **os.environ}
+
+
+def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
+    """Say what happens with a model that is not on this machine.
+
+    Raises:
+        NotHereError: It cannot be fetched either.
+    """
+    if not is_hub_name(path):
+        raise NotHereError(PATH, path, "there is no such folder")
+    cache = hub_cache(environment)
+    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise NotHereError(
+            PATH, path, f"is not in {cache}, and HF_HUB_OFFLINE is set: run hf download {path} "
+            "where there is a network, or name a folder",
+        )  # fmt: skip
+    return Note(
+        f"{PATH} = {path} is not in {cache}: every node will download it (run hf download {path} "
+        "on every node first, or name a folder of shared storage)"
+    )
+
+
+def _check_lora(config: DictConfig) -> Iterator[Note]:
+    """Refuse LoRA: verl sends a wrapped base model that vLLM cannot load."""
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    for field, value in (
+        ("lora_rank", model.get("lora_rank") or 0),
+        ("lora_adapter_path", model.get("lora_adapter_path")),
+        ("lora.rank", lora.get("rank") or 0),
+        ("lora.adapter_path", lora.get("adapter_path")),
+    ):
+        if value:
+            raise ConfigError(
+                f"actor_rollout_ref.model.{field}",
+                value,
+                "LoRA does not train with verl 0.9.1 and these vLLM versions: the engine refuses "
+                "the first weight sync, with and without drafts; set it to 0 or null to train all "
+                "weights",
+            )
+    yield from ()
+
+
+def _check_longest_text(config: DictConfig, own: Mapping[str, Any]) -> None:
+    """Hold the engine's longest text against what the model was made for, as vLLM does."""
+    text = own.get("text_config") or own
+    most, longest = text.get("max_position_embeddings"), config.actor_rollout_ref.rollout
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+    overridden = (longest.engine_kwargs.get("vllm") or {}).get("hf_overrides")
+    allowed_longer = _environment(config).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") == "1"
+    if not isinstance(most, int) or kind not in PLAIN_ROPE or overridden or allowed_longer:
+        return
+    if longest.max_model_len > most:
+        raise ConfigError(
+            MAX_MODEL_LEN,
+            longest.max_model_len,
+            f"must be at most {most}, the max_position_embeddings of "
+            f"{config.actor_rollout_ref.model.path}",
+        )
+
+
+def _check_head_size(config: DictConfig, own: Mapping[str, Any]) -> None:
+    """Refuse a head size that vLLM's attention lacks on CPUs."""
+    shape = ModelShape.of_model(own)
+    if config.trainer.device == "cpu" and shape and shape.head_dim not in CPU_HEAD_SIZES:
+        raise ConfigError(
+            PATH,
+            config.actor_rollout_ref.model.path,
+            f"its head_dim is {shape.head_dim}, and vLLM's attention on CPUs knows "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}",
+        )
+
+
+def _check_tokenizer(config: DictConfig, folder: Path) -> None:
+    given = config.actor_rollout_ref.model.get("tokenizer_path") or config.data.get("tokenizer")
+    own = folder if given is None else find_folder(given)
+    if own is not None and not any((own / name).exists() for name in TOKENIZER_FILES):
+        raise DamagedError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+
+
+def _describe_weights(folder: Path) -> str:
+    safe = any((folder / f"model.safetensors{end}").exists() for end in ("", ".index.json"))
+    others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
+    if not safe and others:
+        return f"{len(others)} weight file(s), not looked into"
+    files, size = check_weights(folder)
+    return f"{files} weight file(s), {size / 2**20:,.0f} MiB"
+
+
+def check_weights(folder: Path) -> tuple[int, int]:
+    """Return number and bytes of a checkpoint's safetensors files, all of them whole.
+
+    Raises:
+        OSError: A file cannot be read.
+        DamagedError: A file is missing, cut or something else.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        of_tensor = read_json(index).get("weight_map", {})
+        names = sorted(set(of_tensor.values()))
+    else:
+        of_tensor, names = {}, ["model.safetensors"]
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing or not names:
+        listed = ", ".join(missing[:3]) or "any file named in its index"
+        raise DamagedError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
+    held: set[str] = set()
+    for name in names:
+        held |= tensors_of(folder / name)
+    if lost := of_tensor.keys() - held:
+        raise DamagedError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
+    return len(names), sum((folder / name).stat().st_size for name in names)
+
+
+def tensors_of(path: Path) -> set[str]:
+    """Return the tensors' names in a safetensors file whose length is as its header says.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedError: The file is cut or something else.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LONGEST_HEADER:
+            raise DamagedError(f"{path} is no safetensors file (a pointer of git-lfs?)")
+        try:
+            header = json.loads(file.read(length))
+            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path} has no readable header: {error}") from None
+    size = path.stat().st_size
+    if size != 8 + length + end:
+        raise DamagedError(f"{path} has {size:,} bytes, its header says {8 + length + end:,}")
+    return header.keys() - {"__metadata__"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedError: The file holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DamagedError(f"{path} holds no object")
+    return found
+
+
+def _said(error: OSError | DamagedError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror or error}"
+    return str(error)
