@@ -94,21 +94,41 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
 
 def explain(error: Exception) -> str:
     """One line about what Hydra or OmegaConf refuses: the name, the nearest one, those allowed."""
-    from hydra.errors import MissingConfigException
+    from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         why = NEVER_FOR_ROLLOUTS.get(option) or unknown("option", option, sorted(error.options))
         return f"{group} = {option!r}: {why}"
+    if isinstance(error, OverrideParseException):
+        return _explain_override(error)
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
         if "." not in str(cause.full_key):
             known |= _groups()
+        if not known:
+            return f"{cause.full_key}: there is no such key yet; +{cause.full_key}=... adds it"
         return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())
+
+
+def _explain_override(error: Any) -> str:
+    """Say which argument Hydra cannot parse, and how a value with special characters is quoted."""
+    key, is_assigned, value = error.override.partition("=")
+    if not is_assigned:
+        said = " ".join(str(error).split())
+        return f"{key}: must be KEY=VALUE, or an option that --help lists ({said})"
+    if set(value) & set("=:,(){}[] ") and not value.startswith(("'", '"', "{", "[", "(")):
+        quoted = value.replace('"', '\\"')
+        return (
+            f"{key} = {value!r}: a value with = : , ( ) {{ }} [ ] or a space needs quotes for "
+            f"Hydra, and others for the shell: '{key}=\"{quoted}\"'"
+        )
+    said = " ".join(str(error.__cause__ or error).split())
+    return f"{key} = {value!r}: is not written as Hydra reads values ({said})"
 
 
 def _groups() -> set[str]:

@@ -101,6 +101,8 @@ class Section:
             if key not in kinds:
                 raise ConfigError(f"{path}.{key}", value, unknown("key", str(key), list(kinds)))
             kind = kinds[key]
+            if kind is dict and value is None:
+                value = {}  # Hydra sets an unset mapping as a whole; into an empty one it adds keys
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
             values[key] = value

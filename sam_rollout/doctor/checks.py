@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from sam_rollout.doctor import (
     cann,
     devices,
-    files,
     host,
     network,
     numba_check,
     plugins,
+    run,
     variables,
     versions,
 )
@@ -44,7 +44,7 @@ CHECKS = (
     Check("variables", variables.check_variables),
     Check("drafter", numba_check.check_machine, "loading llvmlite"),
     Check("drafter", numba_check.check_environment),
-    Check("drafter", numba_check.check_warm_up, "compiling the kernels, then loading them"),
+    Check("drafter", numba_check.check_warm_up, "loading the kernels, compiled the first time"),
     Check("cann", cann.check_environment, devices=ASCEND),
     Check("cann", cann.check_version, devices=ASCEND),
     Check("devices", devices.check_npus, "asking npu-smi", ASCEND),
@@ -58,8 +58,7 @@ CHECKS = (
     Check("host", host.check_shared_memory),
     Check("host", host.check_open_files),
     Check("host", host.check_disk),
-    Check("files", files.check_data),
-    Check("files", files.check_model, "reading the model's headers"),
+    Check("run", run.check_run, "asking what a run asks before it starts"),
 )
 
 

@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from sam_rollout.config import ConfigError
 from sam_rollout.doctor.line import Line, judge, ok, skip, warn
 from sam_rollout.doctor.question import Question
-from sam_rollout.sizing import GIB, ModelShape
+from sam_rollout.integrations.verl.policy_model import policy_shape
+from sam_rollout.sizing import GIB
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_GIB = 1.0  # without an experiment: more than the 64 MiB a container gets by default
@@ -72,7 +75,7 @@ def check_disk(question: Question) -> Iterator[Line]:
         yield ok("checkpoints", f"{found}; the experiment saves none")
         return
     try:
-        shape = ModelShape.from_mapping(question.setting("model_shape", {}))
+        shape, _ = policy_shape(OmegaConf.create(dict(question.config)))
     except ConfigError as error:
         yield skip("checkpoints", f"{found}; size unknown, {error}")
         return

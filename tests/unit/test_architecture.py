@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "report": {"config", "dashboard", "sources", "statistics", "telemetry"},
     "dashboard": {"sources", "telemetry"},
     "sizing": {"config", "sources"},
-    "doctor": {"composition", "config", "sizing"},
+    "doctor": {"composition", "config", "integrations", "sizing"},
     "bench": {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
@@ -45,8 +45,8 @@ MAY_IMPORT = {
     "heads": {"bench", "dashboard", "settings", "sources"},
     "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
     "integrations": {
-        "config", "gating", "hardware", "heads", "identity", "routing", "session", "sizing",
-        "sources", "telemetry", "verification",
+        "config", "gating", "hardware", "heads", "identity", "routing", "session", "settings",
+        "sizing", "sources", "telemetry", "verification",
     },
     "cli": {
         "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "report",

@@ -13,8 +13,8 @@ from functools import cache
 import pytest
 
 from recipes.dapo_qwen3.dry_run import memory_plan
-from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.layouts import check_layout
+from tests.settings_checks import check
 from tests.unit.test_configs import composed
 from tests.unit.test_translations import PARSER, ROOT
 

@@ -170,7 +170,7 @@ def _named_loops(path: str | None) -> Iterator[tuple[str, str]]:
     if not Path(path).exists():
         raise NotHereError(field, path, "there is no such file")
     try:
-        entries = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        entries: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         yield from [(entry["name"], entry["_target_"]) for entry in entries]
     except Exception as error:
         said = " ".join(str(error).split())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from omegaconf import DictConfig, ListConfig
 
 from sam_rollout.config import ConfigError
@@ -60,7 +61,7 @@ def data_files(field: str, given: Any) -> list[str]:
         allowed = "must be a path or a list of paths"
         if field == "data.val_files":
             allowed += "; a run that never validates needs one, too: verl opens it (name any file)"
-        raise ConfigError(field, plain(given) if isinstance(given, ListConfig) else given, allowed)
+        raise ConfigError(field, files if isinstance(given, ListConfig) else given, allowed)
     return files
 
 
@@ -108,6 +109,8 @@ def _rows(files: list[str]) -> Iterator[Row]:
 
     for file in files:
         path = Path(file).expanduser()
+        if path.suffix == ".parquet" and not pq.ParquetFile(path).metadata.num_rows:
+            continue  # the library fails on it
         yield from datasets.load_dataset(
             LOADERS[path.suffix], data_files=str(path), split="train", streaming=True
         )
@@ -172,7 +175,8 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool] | None:
     template = model.get("custom_chat_template")
     if template:
         tokenizer.chat_template = template
-    options = plain(data.get("apply_chat_template_kwargs") or {})
+    given = data.get("apply_chat_template_kwargs")
+    options = plain(given) if given else {}
 
     def fits(row: Row) -> bool:
         try:

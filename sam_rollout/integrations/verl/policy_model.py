@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
@@ -69,7 +69,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
     Raises:
         ConfigError: The file cannot be read.
     """
-    path = config.actor_rollout_ref.model.path
+    path = OmegaConf.select(config, PATH)
     folder = find_folder(path) if path else None
     if folder is None:
         return None
@@ -122,7 +122,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 def _environment(config: DictConfig) -> dict[str, str]:
     """Return the variables of the run's processes: the shell's win over the experiment's."""
-    given = plain(config.get("environment") or {})
+    given = config.get("environment") or {}
     return {**{name: str(v) for name, v in given.items() if v is not None}, **os.environ}
 
 

@@ -6,6 +6,7 @@ asks training files for their length where it can.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def _no_history(config: DictConfig, run: RunConfig) -> str:
     if config.sam.sources.history.path:
         return ""  # of another run, say: a user who names a folder knows what is in it
     epochs = config.trainer.total_epochs
-    rows, prompts = _rows_and_prompts(config)
+    files = data_files("data.train_files", config.data.train_files)
+    rows, prompts = _rows_and_prompts(tuple(files), config.data.prompt_key)
     # A file may hold each prompt many times (the published DAPO-Math-17k: a hundred times).
     if epochs < 2 and rows == prompts:
         return f"no prompt comes back with trainer.total_epochs = {epochs}"
@@ -108,10 +110,9 @@ def _no_history(config: DictConfig, run: RunConfig) -> str:
     )
 
 
-def _rows_and_prompts(config: DictConfig) -> tuple[int, int]:
-    """Count rows and distinct prompts of the training files; zeros where that cannot be told."""
-    files = data_files("data.train_files", config.data.train_files)
-    key = config.data.prompt_key
+@functools.cache  # read for the decision and again for the line that explains it
+def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
+    """Count rows and distinct prompts of parquet files; zeros where that cannot be told."""
     try:
         tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
         prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])

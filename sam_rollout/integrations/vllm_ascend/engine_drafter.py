@@ -40,7 +40,7 @@ class AscendEngineDrafter(EngineDrafter):
                 "sam.sources.model.sampled",
                 True,
                 "must be false in vllm-ascend where the drafter's passes are captured in a graph "
-                "(sam.sources.model.options.enforce_eager=true runs them without), and with "
+                "(sam.sources.model.options={enforce_eager: true} runs them without), and with "
                 "methods that draft in one pass",
             )
         _check_positions(runner, config)

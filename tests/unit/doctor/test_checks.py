@@ -14,7 +14,6 @@ from sam_rollout.doctor import (
     checks,
     devices,
     examine,
-    files,
     host,
     network,
     numba_check,
@@ -56,7 +55,7 @@ def test_a_check_that_never_ends_is_left_behind(question):
 
 def test_every_check_of_every_module_is_run_for_some_device():
     run = {check.function for check in CHECKS}
-    for module in (versions, plugins, numba_check, cann, devices, network, host, files):
+    for module in (versions, plugins, numba_check, cann, devices, network, host, run):
         for name, function in inspect.getmembers(module, inspect.isfunction):
             takes = [*inspect.signature(function).parameters]
             if name.startswith("check_") and takes in (["question"], ["_question"]):

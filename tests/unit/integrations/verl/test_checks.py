@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.checks import check
+from tests.settings_checks import check
 from tests.unit.test_configs import composed as composed_anew
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
@@ -83,7 +83,7 @@ BAD = [
 ]
 # Overrides, and how an error about another field begins.
 BAD_ELSEWHERE = [
-    ("+sam.gate.schedule={4:9}", "sam.gate.schedule.4 = 9: must be at most sam.max_draft_tokens"),
+    ("sam.gate.schedule={4:9}", "sam.gate.schedule.4 = 9: must be at most sam.max_draft_tokens"),
     (
         "+sam.sources.owm.enabled=true",
         "sam.sources.owm = {'enabled': True}: unknown key; did you mean 'own'?",

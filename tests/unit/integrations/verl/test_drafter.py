@@ -9,12 +9,12 @@ from omegaconf import OmegaConf, open_dict
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
-from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.drafter import drafter_size, with_first_head, write_first_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.run_config import read_run_config
+from tests.settings_checks import check
 from tests.unit.test_configs import changed
 
 RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
@@ -52,9 +52,10 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
+    elsewhere = "actor_rollout_ref.model.path=owner/model"  # its shape is the configuration's
     with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
-        check(changed(*TINY, override))
-    check(changed("experiment=tiny_cpu", "sam=off", override))
+        check(changed(*TINY, elsewhere, override))
+    check(changed("experiment=tiny_cpu", "sam=off", elsewhere, override))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,8 @@ def test_the_policys_own_files_are_asked_too(tmp_path):
     with pytest.raises(ConfigError, match="vocab_size = 512, not 600"):
         check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
     (tmp_path / "config.json").write_text("{")
-    check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
+    with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
+        check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
 
 
 @pytest.mark.parametrize(

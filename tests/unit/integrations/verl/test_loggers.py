@@ -120,12 +120,23 @@ def test_without_any_run_the_others_go_on(config, wandb, caplog, backends):
     assert "wandb failed" in caplog.text
 
 
-def test_wandb_must_be_installed_where_it_is_chosen(monkeypatch):
+def test_a_logger_must_be_installed_where_it_is_chosen(monkeypatch):
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
-    loggers.check_wandb(["console"])
-    for backends in ("wandb", ["console", "wandb"]):
-        with pytest.raises(ConfigError, match=r"trainer\.logger = .*wandb is not installed"):
-            loggers.check_wandb(backends)
+    list(loggers.check_loggers(["console", "file"]))
+    for backends in ("wandb", ["console", "swanlab"], ["console", "mlflow"]):
+        name = loggers.chosen(backends)[-1]
+        with pytest.raises(ConfigError, match=rf"trainer\.logger = .*{name} is not installed"):
+            list(loggers.check_loggers(backends))
+
+
+def test_a_logger_of_no_such_name_is_refused():
+    with pytest.raises(ConfigError, match="tensorbord: unknown logger; did you mean 'tensorboard'"):
+        list(loggers.check_loggers(["tensorbord"]))
+
+
+def test_the_loggers_are_those_of_verl():
+    tracking = pytest.importorskip("verl.utils.tracking")
+    assert {*tracking.Tracking.supported_backend, "tracking"} == loggers.PACKAGES.keys()
 
 
 def test_errors_while_training_are_said_once(caplog):

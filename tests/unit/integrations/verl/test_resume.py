@@ -1,6 +1,7 @@
 """A run goes on from its own checkpoints and from no others."""
 
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -8,11 +9,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.checks import FILES
 from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests import settings_checks
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.integrations.verl.test_translation import translated
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+
+def check(config):
+    """Check what a run would go on from, besides its settings."""
+    (resume,) = (one for one in FILES if one.what == "resume")
+    return settings_checks.check(config, resume)
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
@@ -58,6 +66,31 @@ RESUME = "trainer.resume_mode=auto"
         ("sam=on", "sam=off", "sam.enabled: True there, False here"),
         ("data.seed=2", "data.seed=3", "data.seed: 2 there, 3 here"),
         ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 8 here"),
+        (
+            "actor_rollout_ref.model.path=a/b",
+            "actor_rollout_ref.model.path=a/c",
+            "actor_rollout_ref.model.path: a/b there, a/c here",
+        ),
+        (
+            "data.train_files=/a.parquet",
+            "data.train_files=/b.parquet",
+            "data.train_files: /a.parquet there, /b.parquet here",
+        ),
+        (
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.rollout.n=8",
+            "actor_rollout_ref.rollout.n: 4 there, 8 here",
+        ),
+        (
+            "data.max_response_length=512",
+            "data.max_response_length=1024",
+            "data.max_response_length: 512 there, 1024 here",
+        ),
+        (
+            "rollout_sampler=stock",
+            "rollout_sampler=coupled",
+            "rollout_sampler.kind: stock there, coupled here",
+        ),
     ],
 )
 def test_another_runs_checkpoints_are_not_resumed(begun, first, second, difference):
@@ -139,3 +172,36 @@ def test_checkpoints_of_a_run_folder_that_cannot_be_read_are_not_resumed(begun, 
     (tmp_path / "run" / "sam" / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*cannot be told"):
         check(composed("sam=on", where, RESUME))
+
+
+def test_settings_that_may_change_on_the_way_are_named_in_one_line(begun, capsys):
+    where = begun()
+    check(composed(where, RESUME))
+    assert capsys.readouterr().out == ""
+    changed = (
+        "actor_rollout_ref.actor.optim.lr=1e-3", "trainer.total_training_steps=80",
+        "data.val_files=/other.parquet", "actor_rollout_ref.rollout.temperature=0.9",
+    )  # fmt: skip
+    check(composed(where, RESUME, *changed))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert "goes on from step 40 with other settings: " in note
+    for said in (
+        "actor_rollout_ref.actor.optim.lr: 0.0005 there, 0.001 here",
+        "trainer.total_training_steps: 6 there, 80 here",
+        "/other.parquet here",
+        "actor_rollout_ref.rollout.temperature: 1.0 there, 0.9 here",
+    ):
+        assert said in note, said
+
+
+def test_very_many_changed_settings_are_not_all_named(begun, capsys):
+    where = begun()
+    fields = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_coeff", "ppo_epochs")
+    changed = [f"actor_rollout_ref.actor.{field}=3" for field in fields]
+    optim = ("lr", "weight_decay", "clip_grad", "lr_warmup_steps")
+    changed += [f"actor_rollout_ref.actor.optim.{field}=2" for field in optim]
+    changed += [f"trainer.{field}=7" for field in ("total_epochs", "test_freq", "save_freq")]
+    changed += ["data.max_prompt_length=100", "rollout_telemetry.tail_threshold=3"]
+    check(composed(where, RESUME, *changed))
+    (note,) = capsys.readouterr().out.splitlines()
+    assert note.count("; ") == 11 and re.search(r" and \d+ more$", note)

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.source_choice import explain_sources
+from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
@@ -69,6 +69,22 @@ def test_history_is_kept_where_it_can_serve(tmp_path, rows, overrides, enabled, 
     assert check(config).sam.sources.history.enabled is enabled
     told = [line for line in explain_sources(config) if "history" in line]
     assert len(told) == (not enabled) and said in "".join(told)
+
+
+@pytest.mark.parametrize("kind", ["texts", "messages"])
+def test_copies_of_a_prompt_come_back_within_an_epoch(tmp_path, kind):
+    """The published DAPO-Math-17k file repeats each prompt a hundred times."""
+    prompts = [f"{number} + 1 = ?" for number in range(2048)]
+    if kind == "messages":
+        system = {"role": "system", "content": "Think."}
+        prompts = [[system, {"role": "user", "content": prompt}] for prompt in prompts]
+    # Room for one response to each distinct prompt and sibling, not for those to all rows.
+    once = ("trainer.total_epochs=1", "sam.sources.history.max_bytes=67108864")
+    for copies, enabled in ((1, False), (2, True)):
+        path = tmp_path / f"train{copies}.parquet"
+        pq.write_table(pa.table({"prompt": prompts * copies}), path)
+        config = composed(f"data.train_files={path}", *once)
+        assert check(config).sam.sources.history.enabled is enabled
 
 
 def test_files_that_cannot_be_read_decide_nothing():

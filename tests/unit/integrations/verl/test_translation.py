@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 from sam_rollout.automaton import static, static_file
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.verl import translation
-from sam_rollout.integrations.verl.checks import check
 from sam_rollout.integrations.verl.translation import control_assignment, translate
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, GROUPED, NO_SIBLINGS, ROLLOUT, composed
 from tests.unit.test_configs import composed as composed_experiment
 from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
@@ -167,7 +167,10 @@ def test_engine_arguments_of_others_stay():
     ids=["rounds", "refill", "none"],
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
-    config = translated(*overrides, "algorithm.filter_groups.max_inflight_gen_batches=2")
+    inflight = 2 if sampler == "RefillReplayBuffer" else 1
+    config = translated(
+        *overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}"
+    )
     chosen = config.trainer.v1.sampler
     assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
     assert chosen.custom_sampler.name == sampler
@@ -176,7 +179,7 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
         "train_batch_size": config.data.train_batch_size,
         "gen_batch_size": config.dynamic_sampling.gen_batch_size,
         "max_rounds": config.dynamic_sampling.max_rounds,
-        "max_inflight_gen_batches": 2,
+        "max_inflight_gen_batches": inflight,
         "poll_interval_s": 0.1,
     }
     assert config.algorithm.filter_groups.enable is (metric is not None)

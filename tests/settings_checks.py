@@ -1,0 +1,11 @@
+"""The checks of settings alone: the data and models of experiments are not on every machine."""
+
+from omegaconf import DictConfig
+
+from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl import checks
+
+
+def check(config: DictConfig, *more: checks.RunCheck) -> RunConfig:
+    """Check a configuration's settings, and what `more` checks besides."""
+    return checks.check(config, (*checks.SETTINGS, *more))

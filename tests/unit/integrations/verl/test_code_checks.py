@@ -1,0 +1,140 @@
+"""Code that cannot be loaded ends a run before it begins."""
+
+import pytest
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import code_checks
+from sam_rollout.integrations.verl.check_results import Note, NotHereError
+from tests.settings_checks import check as check_settings
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+REWARD = "reward.custom_reward_function"
+GOOD = "def compute_score(data_source, solution_str, ground_truth, **kwargs):\n    return 1.0\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a module; returns the override that names it as the reward's."""
+
+    def write(text, *overrides):
+        (tmp_path / "mine.py").write_text(text)
+        return composed(f"{REWARD}.path={tmp_path}/mine.py", *overrides)
+
+    return write
+
+
+def check(config):
+    return list(code_checks.check_reward(config, check_settings(config)))
+
+
+def refused(config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
+    (fact,) = check(composed())
+    assert fact.text.endswith("recipes/dapo_qwen3/reward.py; manager dapo")
+    (fact,) = check(written(GOOD))
+    assert fact.text == f"compute_score of {tmp_path}/mine.py; manager dapo"
+    check(composed(f"{REWARD}.path=null"))
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(NotHereError, match=rf"^{REWARD}\.path = '/nope\.py': there is no such"):
+        check(composed(f"{REWARD}.path=/nope.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_package\n", "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("def compute_score(:\n", "cannot be loaded: SyntaxError"),
+        ("raise ValueError('no key')\n", "cannot be loaded: ValueError: no key"),
+        ("import sys; sys.exit('ended')\n", "cannot be loaded: ended"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded(written, text, said):
+    assert said in refused(written(text + GOOD))
+
+
+def test_a_function_that_is_not_in_it(written):
+    said = refused(written(GOOD, f"{REWARD}.name=score"))
+    assert said.startswith(f"{REWARD}.name = 'score': is no function or class of it; it has comp")
+
+
+def test_a_module_that_takes_long_is_a_note(written, monkeypatch):
+    monkeypatch.setattr(code_checks, "LIMIT_S", 0.5)
+    (note,) = check(written("import time; time.sleep(30)\n" + GOOD))
+    assert isinstance(note, Note) and "took more than" in note.text
+
+
+def test_a_metric_that_the_reward_does_not_give(written):
+    metric = "algorithm.filter_groups.metric"
+    said = refused(composed(f"{metric}=seq_final_reward"))
+    assert said.startswith(f"{metric} = 'seq_final_reward': ") and "gives acc, score" in said
+    check(composed(f"{metric}=reward"))
+    check(composed(f"{metric}=score"))
+    check(composed(f"{metric}=seq_final_reward", "dynamic_sampling=none",
+                   "dynamic_sampling.gen_batch_size=6"))  # fmt: skip
+    check(written(GOOD, f"{metric}=anything"))  # it does not say what it gives
+    assert "gives one" in refused(written('FIGURES = ("one",)\n' + GOOD, f"{metric}=two"))
+
+
+def test_a_manager_that_is_not_there(written):
+    manager = "reward.reward_manager"
+    assert f"{manager}.name = 'dappo': must be one of" in refused(composed(f"{manager}.name=dappo"))
+    own = (f"{manager}.source=importlib", f"{manager}.module.path=/nope.py", f"{manager}.name=Mine")
+    with pytest.raises(NotHereError, match="no such file"):
+        check(composed(*own))
+    assert "must name the file" in refused(composed(own[0], own[2]))
+
+
+AGENT = "actor_rollout_ref.rollout.agent"
+
+
+def loops(*overrides):
+    return list(code_checks.check_agent_loops(composed(*overrides)))
+
+
+def test_an_agent_loop_of_no_such_name():
+    (fact,) = loops()
+    assert fact.text == "single_turn_agent"
+    with pytest.raises(ConfigError, match=rf"^{AGENT}\.default_agent_loop = 'mine': must be one"):
+        loops(f"{AGENT}.default_agent_loop=mine")
+
+
+def test_a_file_of_agent_loops_that_is_missing_or_something_else(tmp_path):
+    field = f"{AGENT}.agent_loop_config_path"
+    with pytest.raises(NotHereError, match=rf"^{field} = '/nope\.yaml'"):
+        loops(f"{field}=/nope.yaml")
+    (tmp_path / "loops.yaml").write_text("name: mine\n")
+    with pytest.raises(ConfigError, match="must be a YAML list of entries with name and _target_"):
+        loops(f"{field}={tmp_path}/loops.yaml")
+
+
+@pytest.mark.slow
+def test_an_agent_loop_class_that_cannot_be_loaded(tmp_path, monkeypatch):
+    pytest.importorskip("verl")
+    field, file = f"{AGENT}.agent_loop_config_path", tmp_path / "loops.yaml"
+    (tmp_path / "my_loops.py").write_text("class MyLoop:\n    pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file.write_text("- name: mine\n  _target_: my_loops.MyLoop\n")
+    (fact,) = loops(f"{field}={file}", f"{AGENT}.default_agent_loop=mine")
+    assert fact.text == "mine"
+    file.write_text("- name: mine\n  _target_: my_loops.OtherLoop\n")
+    with pytest.raises(ConfigError, match=r"mine: my_loops\.OtherLoop cannot be loaded"):
+        loops(f"{field}={file}")
+
+
+def test_data_sets_of_the_users_own_and_files_of_tools():
+    for override in (
+        "data.custom_cls.path=/nope.py",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=/nope.yaml",
+    ):
+        field = override.partition("=")[0]
+        with pytest.raises(NotHereError, match=f"^{field} = "):
+            list(code_checks.check_other_code(composed(override)))

@@ -1,0 +1,142 @@
+"""Data files that do not hold what a run needs are named before anything starts."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.check_results import NotHereError
+from sam_rollout.integrations.verl.data_checks import check_data
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+BATCH = 6  # data.train_batch_size of the tiny experiment
+
+
+def rows(count, question="1 + 1 = ?", **changed):
+    row = {
+        "data_source": "synthetic_math",
+        "prompt": [{"role": "user", "content": question}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+    }
+    return pd.DataFrame([row | changed] * count)
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """A check of training rows, or of a file given by its path."""
+
+    def run(train, *overrides, val=None):
+        paths = []
+        for name, table in (("train", train), ("val", rows(1) if val is None else val)):
+            paths.append(table)
+            if isinstance(table, pd.DataFrame):
+                paths[-1] = tmp_path / f"{name}.parquet"
+                table.to_parquet(paths[-1])
+        files = [f"data.train_files={paths[0]}", f"data.val_files={paths[1]}"]
+        return list(check_data(composed(*files, *overrides)))
+
+    return run
+
+
+def refused(checked, *arguments, **keywords) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(*arguments, **keywords)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_enough_rows_pass(checked, tmp_path):
+    facts = checked(rows(BATCH))
+    assert [fact.text for fact in facts] == [
+        f"data.train_files: {tmp_path}/train.parquet",
+        f"data.val_files: {tmp_path}/val.parquet",
+    ]
+
+
+def test_fewer_rows_than_a_batch(checked, tmp_path):
+    said = refused(checked, rows(4))
+    file = f"{tmp_path}/train.parquet"
+    assert said == f"data.train_files = {file!r}: has 4 rows, data.train_batch_size = 6"
+
+
+def test_a_limit_of_samples_counts(checked):
+    assert "has 5 rows" in refused(checked, rows(9), "data.train_max_samples=5")
+    checked(rows(9), "data.train_max_samples=6")
+
+
+def test_prompts_that_are_all_too_long(checked):
+    filtered = ("data.filter_overlong_prompts=true", "data.max_prompt_length=8")
+    said = refused(checked, rows(20), *filtered)
+    assert "has 0 of 20 rows with prompts of at most data.max_prompt_length = 8 tokens" in said
+    checked(rows(20), filtered[0])
+
+
+def test_too_few_prompts_that_are_short_enough(checked):
+    mixed = pd.concat([rows(4), rows(9, "1 + " * 200)], ignore_index=True)
+    said = refused(checked, mixed, "data.filter_overlong_prompts=true")
+    assert "has 4 of 13 rows" in said and said.endswith("data.train_batch_size = 6")
+
+
+def test_validation_files_need_a_row(checked):
+    said = refused(checked, rows(BATCH), val=rows(0))
+    assert said.startswith("data.val_files = ") and said.endswith("at least one is needed")
+
+
+@pytest.mark.parametrize("value", ["null", "3", "[]"])
+def test_validation_files_that_are_none(checked, value):
+    with pytest.raises(ConfigError, match=r"^data\.val_files = .*must be a path or a list"):
+        checked(rows(BATCH), f"data.val_files={value}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt": "1 + 1 = ?"}, "column 'prompt' must hold a list of messages"),
+        ({"reward_model": {"style": "rule"}}, "has no column reward_model.ground_truth"),
+        ({"reward_model": "2"}, "has no column reward_model.ground_truth"),
+    ],
+)
+def test_columns_that_verl_reads(checked, changed, said):
+    assert said in refused(checked, rows(BATCH, **changed))
+
+
+def test_columns_that_are_missing(checked):
+    table = rows(BATCH)
+    assert "has no column data_source" in refused(checked, table.drop(columns="data_source"))
+    said = refused(checked, table.rename(columns={"prompt": "question"}))
+    assert said.startswith("data.prompt_key = 'prompt'") and "question" in said
+    checked(table.rename(columns={"prompt": "question"}), "data.prompt_key=question", val=table
+            .rename(columns={"prompt": "question"}))  # fmt: skip
+
+
+def test_a_managers_own_columns_are_left_to_it(checked):
+    table = rows(BATCH).drop(columns="data_source")
+    checked(table, "reward.reward_manager.source=importlib", val=table)
+
+
+def test_files_that_are_missing_cut_or_something_else(checked, tmp_path):
+    with pytest.raises(NotHereError, match="no such file"):
+        checked(tmp_path / "gone.parquet")
+    path = tmp_path / "data.parquet"
+    rows(100).to_parquet(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert "cannot be read" in refused(checked, path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "cannot be read" in refused(checked, path)
+    (tmp_path / "data.csv").touch()
+    assert "verl reads files that end in .parquet" in refused(checked, tmp_path / "data.csv")
+
+
+def test_lines_of_json_and_several_files(checked, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(3).to_dict("records")))
+    assert "has 3 rows" in refused(checked, path)
+    checked(f"[{path},{path}]")
+
+
+def test_files_elsewhere_and_data_sets_of_the_users_own_are_not_read(checked):
+    facts = checked("hdfs://cluster/train.parquet")
+    assert facts[0].text.endswith("not read here")
+    checked("/nowhere.parquet", "data.custom_cls.path=mine.py")

@@ -1,0 +1,170 @@
+"""The policy's files, and what a run asks of the model, before anything is loaded."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import policy_model
+from sam_rollout.integrations.verl.check_results import Note, NotHereError
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+SIZES = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "num_attention_heads": 3,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A checkpoint of two files with an index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    (folder / "tokenizer.json").write_text("{}")
+    index = {}
+    for name, tensors in (("a.safetensors", ["x", "y"]), ("b.safetensors", ["z"])):
+        save_file({tensor: np.ones((4, 4), np.float32) for tensor in tensors}, folder / name)
+        index |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def check(path, *overrides):
+    return list(policy_model.check_model(with_model(path, *overrides)))
+
+
+def with_model(path, *overrides):
+    return composed(f"actor_rollout_ref.model.path={path}", *overrides)
+
+
+def test_a_whole_checkpoint_is_described(model):
+    (fact,) = check(model)
+    assert fact.text == f"{model}: llama, 2 weight file(s), 0 MiB"
+
+
+def cut(folder):
+    path = folder / "b.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0"
+
+
+def lose_tensor(folder):
+    save_file({"other": np.ones(1, np.float32)}, folder / "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "b.safetensors").unlink(), "lacks b.safetensors (1 of 2)"),
+        (cut, "its header says"),
+        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "git-lfs"),
+        (lose_tensor, "z is in no file"),
+        (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no readable header"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda folder: (folder / "model.safetensors.index.json").unlink(), "model.safetensors"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "any file"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(model, damage, said):
+    damage(model)
+    with pytest.raises(ConfigError) as caught:
+        check(model)
+    assert caught.value.field == policy_model.PATH and said in caught.value.allowed
+
+
+def test_weights_of_another_format_are_left_to_their_loader(model):
+    for path in model.glob("*safetensors*"):
+        path.unlink()
+    (model / "pytorch_model.bin").touch()
+    assert "not looked into" in check(model)[0].text
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./gone"])
+def test_a_folder_that_is_not_there(path):
+    with pytest.raises(NotHereError, match="no such folder"):
+        check(path)
+
+
+def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    (note,) = check("Qwen/Qwen3-32B")
+    assert isinstance(note, Note) and "every node will download it" in note.text
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotHereError, match="HF_HUB_OFFLINE is set"):
+        check("Qwen/Qwen3-32B")
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-32B" / "snapshots" / "0"
+    snapshot.parent.mkdir(parents=True)
+    model.rename(snapshot)
+    assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
+
+
+def test_the_models_own_files_give_its_shape(model):
+    shape, source = policy_model.policy_shape(with_model(model))
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.tied_embeddings) == (3, 3, 32, True)
+    assert source == "its config.json"
+    shape, source = policy_model.policy_shape(with_model("owner/model"))
+    assert (shape.layers, source) == (12, "model_shape")  # that of the tiny model
+
+
+def test_the_shape_of_a_mixture_of_experts():
+    sizes = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    shape = policy_model.ModelShape.of_model(sizes)
+    assert (shape.experts, shape.experts_per_token, shape.intermediate) == (8, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "longest"),
+    [
+        ({"max_position_embeddings": 1024}, False),
+        ({"text_config": {"max_position_embeddings": 1024}}, False),
+        (
+            {"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            True,
+        ),
+    ],
+)
+def test_texts_longer_than_the_model_reads_are_refused(model, changed, longest):
+    (model / "config.json").write_text(json.dumps(SIZES | changed))
+    if longest:
+        check(model)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check(model)
+    said = str(caught.value)
+    assert said.startswith("actor_rollout_ref.rollout.max_model_len = 1168: must be at most 1024")
+
+
+def test_a_head_size_that_cpus_lack_is_refused(model):
+    (model / "config.json").write_text(json.dumps(SIZES | {"head_dim": 16}))
+    with pytest.raises(ConfigError, match=r"its head_dim is 16, and vLLM's attention on CPUs"):
+        check(model)
+    check(model, "trainer.device=cuda")
+
+
+def test_the_head_sizes_are_those_of_the_engine():
+    attention = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
+    sizes = attention.CPUAttentionBackend.get_supported_head_sizes()
+    assert sizes == list(policy_model.CPU_HEAD_SIZES)
+
+
+@pytest.mark.parametrize(
+    "override", ["lora_rank=8", "lora_adapter_path=/x", "lora.rank=4", "lora.adapter_path=/x"]
+)
+def test_lora_is_refused(model, override):
+    with pytest.raises(ConfigError, match=r"model\.lora.*the engine refuses the first weight sync"):
+        check(model, f"actor_rollout_ref.model.{override}")

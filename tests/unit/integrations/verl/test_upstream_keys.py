@@ -1,0 +1,51 @@
+"""A key of verl's that would do nothing is refused with what takes its place."""
+
+import pytest
+
+from sam_rollout.config import ConfigError
+from tests.settings_checks import check
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+FILTER = "algorithm.filter_groups"
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("data.gen_batch_size=24", "set dynamic_sampling.gen_batch_size"),
+        (f"{FILTER}.max_num_gen_batches=1", "set dynamic_sampling.max_rounds"),
+        (f"{FILTER}.enable=false", "dynamic_sampling=none trains on every group"),
+        (f"{FILTER}.max_inflight_gen_batches=2", "is for dynamic_sampling=refill"),
+        ("custom_reward_function.path=/x.py", "set reward.custom_reward_function.path"),
+        ("custom_reward_function.name=f", "set reward.custom_reward_function.name"),
+        ("reward_model.reward_manager=naive", "set reward.reward_manager.name"),
+        ("reward_model.num_workers=2", "set reward.num_workers"),
+        ("reward_model.enable=true", "set reward.reward_model.enable"),
+        ("reward_model.model.path=m", "set reward.reward_model.model_path"),
+        ("reward_model.rollout.name=vllm", "set reward.reward_model.rollout.name"),
+        ("sandbox_fusion.url=http://x", "set reward.sandbox_fusion.url"),
+        ("trainer.v1.sampler.custom_sampler.path=/x.py", "must be null"),
+        ("trainer.v1.sampler.sync_refill_failed_groups=true", "does nothing here"),
+        (
+            "actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B",
+            "must be sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager",
+        ),
+    ],
+)
+def test_a_key_without_effect_is_refused(override, instead):
+    with pytest.raises(ConfigError) as caught:
+        check(composed(override))
+    assert caught.value.field == override.partition("=")[0]
+    assert instead in caught.value.allowed and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["dynamic_sampling=refill", f"{FILTER}.max_inflight_gen_batches=2"],
+        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=6", f"{FILTER}.enable=false"],
+    ],
+)
+def test_keys_that_have_an_effect_are_taken(overrides):
+    check(composed(*overrides))
