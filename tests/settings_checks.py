@@ -6,6 +6,6 @@ from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl import checks
 
 
-def check(config: DictConfig, *more: checks.RunCheck) -> RunConfig:
-    """Check a configuration's settings, and what `more` checks besides."""
-    return checks.check(config, (*checks.SETTINGS, *more))
+def check(config: DictConfig) -> RunConfig:
+    """Check a configuration's settings."""
+    return checks.check(config, checks.SETTINGS)

@@ -12,7 +12,6 @@ from sam_rollout.doctor import (
     numba_check,
     plugins,
     run,
-    variables,
     versions,
 )
 from sam_rollout.doctor.line import Finding, Line, fail
@@ -41,7 +40,6 @@ CHECKS = (
     Check("versions", versions.check_engine),
     Check("plugins", plugins.check_entry_points),
     Check("plugins", plugins.check_filters),
-    Check("variables", variables.check_variables),
     Check("drafter", numba_check.check_machine, "loading llvmlite"),
     Check("drafter", numba_check.check_environment),
     Check("drafter", numba_check.check_warm_up, "loading the kernels, compiled the first time"),

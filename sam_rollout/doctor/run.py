@@ -8,14 +8,18 @@ from sam_rollout.config import ConfigError
 from sam_rollout.doctor.line import Line, fail, ok, skip, warn
 from sam_rollout.doctor.question import Question
 from sam_rollout.integrations.verl.check_results import Fact
-from sam_rollout.integrations.verl.checks import RUN_CHECKS, ask, settled
+from sam_rollout.integrations.verl.checks import FILES, RUN_CHECKS, ask, settled
 
 FIX = "correct the setting; a run would end with this line"
 NOTED = "a run prints this note and goes on"
 
 
 def check_run(question: Question) -> Iterator[Line]:
-    """Ask every check of the run; one that fails does not keep the others from being asked."""
+    """Ask every check of the run; one that fails does not keep the others from being asked.
+
+    The nodes of a cluster are asked for what every node must have; the rest is about the machine
+    that the run is started on.
+    """
     if not question.config:
         yield skip("run", "not looked at without --experiment")
         return
@@ -25,7 +29,7 @@ def check_run(question: Question) -> Iterator[Line]:
     except ConfigError as error:
         yield fail("settings", error, FIX)
         return
-    for check in RUN_CHECKS:
+    for check in FILES if question.cluster else RUN_CHECKS:
         facts = []
         try:
             for said in ask(check, config, run):

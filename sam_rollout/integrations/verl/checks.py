@@ -74,14 +74,16 @@ def _check_settings(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     yield from map(Note, _notes(config, run, layout.rollout.replicas))
 
 
-# In the order in which they are asked; the cheap ones first.
+# In the order in which they are asked; the cheap ones first. The first list is about the command
+# and the machine on which it is given, the second about what every node must have.
 SETTINGS = (
     RunCheck("settings", _check_settings),
+    RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
     RunCheck("verl's keys", check_upstream_keys),
     RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
+    RunCheck("resume", check_resume),
 )
 FILES = (
-    RunCheck("resume", check_resume),
     RunCheck("model", lambda config, _run: check_model(config)),
     RunCheck("reward", check_reward),
     RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),
@@ -141,7 +143,6 @@ def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({train_batch}) without filtering",
         )
-    yield from environment_notes(config)
     yield from drafter_notes(config, run.sam)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:

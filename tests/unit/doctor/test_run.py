@@ -25,6 +25,12 @@ def test_every_check_of_a_run_has_its_line():
     assert found["model"].found.endswith("1 weight file(s), 5 MiB")
 
 
+def test_the_nodes_of_a_cluster_are_asked_for_what_each_must_have():
+    config, device = compose("experiment=tiny_cpu", "trainer.logger=[swanlab]")
+    found = {line.what for line in run.check_run(Question(device, config, cluster=True))}
+    assert found == {check.what for check in run.FILES}
+
+
 def test_settings_that_cannot_be_read_are_the_only_line():
     found = lines("sam.max_draft_tokens=0")
     assert [*found] == ["settings"] and "must be 1..32" in found["settings"].found

@@ -9,18 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.checks import FILES
 from sam_rollout.telemetry.records import RunFolder, RunInfo
-from tests import settings_checks
+from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.integrations.verl.test_translation import translated
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
-
-
-def check(config):
-    """Check what a run would go on from, besides its settings."""
-    (resume,) = (one for one in FILES if one.what == "resume")
-    return settings_checks.check(config, resume)
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
