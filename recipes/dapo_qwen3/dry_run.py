@@ -7,12 +7,9 @@ certain, only a start on the device tells.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import sys
 from collections.abc import Iterable
-from copy import deepcopy
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -21,13 +18,11 @@ from rich.table import Table
 
 from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
-from sam_rollout.integrations.verl.checks import check
+from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 from sam_rollout.integrations.verl.drafter import drafter_size, learning_head
 from sam_rollout.integrations.verl.environment import environment
-from sam_rollout.integrations.verl.launch import validate
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
-from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.sizing import (
     GIB,
     EngineLimits,
@@ -48,32 +43,19 @@ def show_plan(config: DictConfig) -> None:
         ConfigError: A setting is wrong, or the setup cannot fit its devices.
         VerlRefusal: verl's own checks refuse it.
     """
-    run = check(config, planned=True)
+    run = check(config, ALL_CHECKS, planned=True)
     layout = check_layout(config)
-    notes = _notes_of_verl(config, run)
     memory = memory_plan(config, run.sam, layout)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     for title, rows in sections(config, run, layout, memory):
         _print(console, title, rows)
-    for note in [*notes, *memory.warnings]:
+    for note in memory.warnings:
         console.print(f"Warning: {note}", markup=False)
     if memory.errors:
         raise ConfigError(
             "hardware.memory_gib", layout.hardware.memory_gib, "; ".join(memory.errors)
         )
     console.print("Dry run: the configuration is sound; nothing was started.")
-
-
-def _notes_of_verl(config: DictConfig, run: RunConfig) -> list[str]:
-    """Run verl's checks on a copy; returns the warnings it prints."""
-    copy = deepcopy(config)
-    translate(copy, run)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        validate(copy)
-    marks = ("WARNING: ", "NOTICE: ")
-    lines = said.getvalue().splitlines()
-    return [line.removeprefix(mark) for line in lines for mark in marks if line.startswith(mark)]
 
 
 def _print(console: Console, title: str, rows: Iterable[Row]) -> None:

@@ -73,12 +73,8 @@ def _application(act: Application) -> Callable[[], None]:
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
     """End with one line where a setting or a data file cannot be right."""
-    from sam_rollout.integrations.verl.launch import VerlRefusal
-
     try:
         yield
-    except VerlRefusal as error:
-        sys.exit(f"Configuration error: verl refuses it: {error}")
     except ConfigError as error:
         sys.exit(f"Configuration error: {error}")
     except OmegaConfBaseException as error:
@@ -111,10 +107,10 @@ def dry_run(config: DictConfig) -> None:
 @_application
 def check_only(config: DictConfig) -> None:
     """Check the composed experiment; the last line names the folder of its checkpoints."""
-    from sam_rollout.integrations.verl.checks import check
+    from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 
     with _refusals():
-        check(config)
+        check(config, ALL_CHECKS)
     print(f"{CHECKPOINTS}{Path(config.trainer.default_local_dir).absolute()}")
 
 

@@ -8,7 +8,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.doctor.line import Line, fail, ok, skip, warn
 from sam_rollout.doctor.question import Question
 from sam_rollout.integrations.verl.check_results import Fact
-from sam_rollout.integrations.verl.checks import FILES, RUN_CHECKS, ask, settled
+from sam_rollout.integrations.verl.checks import ALL_CHECKS, FILES, ask, settled
 
 FIX = "correct the setting; a run would end with this line"
 NOTED = "a run prints this note and goes on"
@@ -29,7 +29,7 @@ def check_run(question: Question) -> Iterator[Line]:
     except ConfigError as error:
         yield fail("settings", error, FIX)
         return
-    for check in FILES if question.cluster else RUN_CHECKS:
+    for check in FILES if question.cluster else ALL_CHECKS:
         facts = []
         try:
             for said in ask(check, config, run):

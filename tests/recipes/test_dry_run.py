@@ -7,6 +7,7 @@ import pytest
 from recipes.dapo_qwen3 import dry_run
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.checks import RUN_CHECKS
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import CONFIGS, composed
@@ -18,7 +19,7 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 @pytest.fixture(autouse=True)
 def without_verl(monkeypatch):
     """verl's own checks take half a minute of imports; tests/integration runs them."""
-    monkeypatch.setattr(dry_run, "_notes_of_verl", lambda config, run: [])
+    monkeypatch.setattr(dry_run, "ALL_CHECKS", RUN_CHECKS)
 
 
 def planned(*overrides: str):

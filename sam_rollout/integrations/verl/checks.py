@@ -25,6 +25,7 @@ from sam_rollout.integrations.verl.drafter import (
     drafter_notes,
 )
 from sam_rollout.integrations.verl.environment import environment_notes
+from sam_rollout.integrations.verl.launch import check_with_verl
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
@@ -91,6 +92,8 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
+# A run asks verl itself when its variables are set; others can ask it at once.
+ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+from collections.abc import Iterator
+from copy import deepcopy
 
 from omegaconf import DictConfig, open_dict
 
-from sam_rollout.config import RunConfig
+from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.integrations.verl.check_results import Note
 from sam_rollout.integrations.verl.drafter import write_first_head
 from sam_rollout.integrations.verl.source_choice import explain_sources
 from sam_rollout.integrations.verl.translation import translate
@@ -17,8 +22,11 @@ CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_stor
 HEAD_RESOURCE = "node:__internal_head__"
 
 
-class VerlRefusal(ValueError):
+class VerlRefusal(ConfigError):
     """verl's own checks refuse the configuration; the text is verl's."""
+
+    def __str__(self) -> str:
+        return f"verl refuses it: {self.allowed}"
 
 
 def validate(config: DictConfig) -> None:
@@ -41,7 +49,28 @@ def validate(config: DictConfig) -> None:
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else None
-        raise VerlRefusal(" ".join(str(cause or error).split())) from error
+        raise VerlRefusal("", "", " ".join(str(cause or error).split())) from error
+
+
+def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
+    """Let verl check a copy of the configuration, translated; its warnings become notes.
+
+    It imports verl, which settles on a device then: not for a process that starts a run.
+
+    Raises:
+        VerlRefusal: With verl's words.
+    """
+    copy = deepcopy(config)
+    translate(copy, run)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            validate(copy)
+    except ImportError as error:
+        yield Note(f"verl cannot be asked: {error}")
+    marks = ("WARNING: ", "NOTICE: ")
+    for line in said.getvalue().splitlines():
+        yield from (Note(line.removeprefix(mark)) for mark in marks if line.startswith(mark))
 
 
 def leave_to_running_cluster(config: DictConfig) -> None:

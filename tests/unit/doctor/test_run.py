@@ -18,7 +18,7 @@ def test_every_check_of_a_run_has_its_line():
         "reward.custom_reward_function.path=/nope.py", "trainer.logger=[console,swanlab]",
         "data.train_files=/gone.parquet",
     )  # fmt: skip
-    assert {check.what for check in run.RUN_CHECKS} <= found.keys()
+    assert {check.what for check in run.ALL_CHECKS} <= found.keys()
     assert [found[what].status for what in ("reward", "loggers", "data")] == ["fail"] * 3
     assert "/nope.py': there is no such file" in found["reward"].found
     assert found["model"].status == "ok"
