@@ -7,6 +7,7 @@ not after the model is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,6 +26,7 @@ from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
+from sam_rollout.sources.corpus import check_corpus, check_fit
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -43,6 +45,7 @@ def check(config: DictConfig) -> RunConfig:
         check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
+    _check_corpus(run.sam, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     run = settle_sources(config, run)
@@ -51,6 +54,13 @@ def check(config: DictConfig) -> RunConfig:
     check_resume(config, run)
     check_wandb(config.trainer.logger)
     return run
+
+
+def _check_corpus(sam: SamConfig, vocabulary: int) -> None:
+    """Hold the corpus to the size of the model's vocabulary; an engine asks its tokenizer, too."""
+    corpus = cast(Any, sam.sources).corpus
+    if sam.enabled and corpus.enabled:
+        check_fit(corpus, check_corpus(corpus), vocabulary=vocabulary, tokenizer="")
 
 
 def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.checks import check
+from sam_rollout.sources.support.corpus_build import build_corpus
 from tests.unit.test_configs import composed as composed_anew
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
@@ -144,6 +146,14 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
 def test_what_is_allowed_passes_in_silence(overrides, capsys):
     check(composed(*overrides))
     assert capsys.readouterr().out == ""
+
+
+def test_a_corpus_of_a_larger_vocabulary_is_refused_before_anything_starts(tmp_path):
+    np.save(tmp_path / "texts.npy", np.arange(1_000_000, 1_000_100))
+    build_corpus([tmp_path / "texts.npy"], tmp_path / "a.sam")
+    path = f"sam.sources.corpus.path={tmp_path}/a.sam"
+    with pytest.raises(ConfigError, match="ids up to 1000099, the model knows"):
+        check(composed("sam.sources.corpus.enabled=true", path))
 
 
 def test_drafts_that_will_be_cut_short_are_noted(capsys):
