@@ -126,7 +126,9 @@ class KeptTexts:
             if live is None and identity is not None:
                 live = _Live(identity.split, identity.step, self._recorder.open())
                 self._live[request_id] = live
-                if identity.split == TRAIN_SPLIT and not self._is_met:
+                # Not one outside training, an engine's warm-up say: its step is before all others.
+                is_of_training = identity.split == TRAIN_SPLIT and identity.step >= 0
+                if is_of_training and not self._is_met:
                     self._meet(identity.step)
             self._slots[row] = _NO_SLOT if live is None else live.slot
 
