@@ -20,6 +20,7 @@ import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.json_values import encode
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
@@ -82,7 +83,7 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
         # Runs of one experiment differ by their folders: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
-        "config": {**info.config, "sam_run": described},
+        "config": encode({**info.config, "sam_run": described}),
         "tags": [tag[:MAX_TAG] for tag in tags],
         "group": run.compare.group or os.environ.get("WANDB_RUN_GROUP"),
         "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),

@@ -8,7 +8,6 @@ and nothing of verl.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.run_config import plain
+from sam_rollout.json_values import encode
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo, value_at
 
 SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
@@ -55,10 +55,10 @@ def check_resume(config: DictConfig, run: RunConfig) -> None:
             f"of cannot be told: {error}. Name another folder, or move the checkpoints away to "
             f"begin at the first step ({_ON_PURPOSE})",
         ) from error
-    # As run.json has it: keys are texts there.
-    ours = json.loads(json.dumps({**plain(config), "sam": run.sam.to_mapping()}))
+    ours = {**plain(config), "sam": run.sam.to_mapping()}
     ours["run_dir"] = str(Path(config.run_dir).absolute())
-    differences = list(_differences(_in_place(writer.config), _in_place(ours)))
+    # As run.json has both: keys are texts there.
+    differences = list(_differences(_in_place(encode(writer.config)), _in_place(encode(ours))))
     if differences:
         raise ConfigError(
             "run_dir",
