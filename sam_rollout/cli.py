@@ -3,7 +3,6 @@
 Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
 """
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from sam_rollout import __version__
+from sam_rollout.json_values import dumps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,9 +89,9 @@ def _console() -> "Console":
 
 
 def _write_json(path: Path | None, content: object, indent: int = 1) -> None:
-    """Write JSON if a file was asked for; NaN is none."""
+    """Write JSON if a file was asked for."""
     if path is not None:
-        path.write_text(json.dumps(content, indent=indent, allow_nan=False) + "\n", "utf-8")
+        path.write_text(dumps(content, indent=indent) + "\n", "utf-8")
 
 
 class _CompareCommand(TyperCommand):
@@ -311,7 +311,7 @@ def sampler(
     setting = program.Setting(tuple(batch), tuple(k), vocabulary, device, threads, budget_s)
     result = program.measure(setting)
     if as_json:
-        typer.echo(json.dumps(result, indent=1, allow_nan=False))
+        typer.echo(dumps(result, indent=1))
     else:
         program.show(result, _console())
 

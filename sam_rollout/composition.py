@@ -109,7 +109,8 @@ def explain(error: Exception) -> str:
         if "." not in str(cause.full_key):
             known |= _groups()
         if not known:
-            return f"{cause.full_key}: there is no such key yet; +{cause.full_key}=... adds it"
+            parent = str(cause.full_key).rpartition(".")[0]
+            return f"{cause.full_key}: {parent} holds no keys; set it as a whole: {parent}=..."
         return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())

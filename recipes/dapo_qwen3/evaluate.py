@@ -19,7 +19,6 @@ drafted and equality proves nothing; 2: the evaluation could not be made.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -37,6 +36,7 @@ import pandas as pd
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+from sam_rollout.json_values import dumps
 from sam_rollout.statistics import Estimate, mean, share
 
 if TYPE_CHECKING:
@@ -708,7 +708,7 @@ def _run(options: argparse.Namespace) -> int:
     responses = result.pop("responses")
     # Print the result first: it took long, and writing a file may fail.
     if options.json:
-        print(json.dumps(result, indent=1))
+        print(dumps(result, indent=1))
     else:
         show(result)
     if options.responses is not None:
@@ -724,7 +724,7 @@ def _record(result: dict[str, Any], path: Path) -> None:
 
     about = machine("torch", engine_package(), "transformers")
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": about, **result}, indent=1)
+    text = dumps({"machine": about, **result}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
 
 

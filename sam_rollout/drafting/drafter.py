@@ -59,7 +59,7 @@ class SamDrafter:
         self._max_model_len = max_model_len
         self._max_draft_tokens = config.max_draft_tokens
         self.sources = make_sources(config.sources, Limits(max_rows, max_model_len, vocab_size))
-        self._policy = DraftPolicy(config, len(self.sources), max_rows)
+        self._policy = DraftPolicy(config, len(self.sources), max_rows, vocab_size)
         self.batch = DraftBatch(max_rows, config.max_draft_tokens)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
@@ -268,6 +268,8 @@ class SamDrafter:
             "catch_up_tokens": usage.catch_up_tokens,
             "rebuilds": usage.rebuilds,
             "evictions": usage.evictions,
+            "refused_texts": usage.refused_texts,
+            "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:
             own.update(source.counters())

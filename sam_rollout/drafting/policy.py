@@ -27,6 +27,8 @@ Nothing about a text or a model is built in but what weighs more at first: all i
 drafts that this engine verified. What each rule brings: `benchmarks/vote_rules.py`.
 """
 
+import logging
+
 import numpy as np
 from numba import njit, types
 
@@ -65,7 +67,10 @@ from sam_rollout.automaton.interface import (
 )
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import NO_SOURCE
+from sam_rollout.sources import UNKNOWN_VOCABULARY
 from sam_rollout.verified import CHANCES, Offered, Verified
+
+logger = logging.getLogger(__name__)
 
 # Votes of a class that was never seen: their share of right ones rises with the suffix's length;
 # that of drafts made elsewhere is what they say of themselves.
@@ -98,10 +103,22 @@ class DraftPolicy:
         config: validated.
         sources: how many there are.
         max_rows: most requests in one batch.
+        vocab_size: tokens of the model; no draft holds another, whatever sources say.
+
+    Attributes:
+        unknown_tokens: others that won a vote; the draft ended before them.
     """
 
-    def __init__(self, config: SamConfig, sources: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        config: SamConfig,
+        sources: int,
+        max_rows: int,
+        vocab_size: int = UNKNOWN_VOCABULARY,
+    ) -> None:
         warm_up()
+        self._vocab_size = vocab_size
+        self.unknown_tokens = 0
         positions = config.max_draft_tokens
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
@@ -180,12 +197,22 @@ class DraftPolicy:
                 NO_SOURCE where there was none.
             least_chance: of a token that is worth its time.
         """
-        return _draft(
-            places, budget, self._least, max(self._least, least_chance), out_tokens, out_counts,
-            out_held_back, out_source, self._votes, self._class, self._chances, self._offered,
-            self._accepted, self._weights, self._chances_of, self._lanes, self._tasks,
-            self._lists, self._found, self._reached,
+        drafted, unknown = _draft(
+            places, budget, self._vocab_size, self._least, max(self._least, least_chance),
+            out_tokens, out_counts, out_held_back, out_source, self._votes, self._class,
+            self._chances, self._offered, self._accepted, self._weights, self._chances_of,
+            self._lanes, self._tasks, self._lists, self._found, self._reached,
         )  # fmt: skip
+        if unknown:
+            if not self.unknown_tokens:
+                logger.warning(
+                    "A source of drafts says a token id that the model, which has %d, does not "
+                    "have. The draft ends before it, drafting goes on; others are counted "
+                    "(sam/draft/unknown_tokens).",
+                    self._vocab_size,
+                )
+            self.unknown_tokens += unknown
+        return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
         """What the last plan could have drafted, rows as they were then; None if nobody asks."""
@@ -253,25 +280,32 @@ def _unite(tokens, of_class, origin, weights, texts, count):
 
 @njit(nogil=True)
 def _draft(
-    places, budget, least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
-    classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found, reached,
+    places, budget, vocab_size, least_offered, least, out_tokens, out_counts, out_held_back,
+    out_source, votes, classes, chances, offered, accepted, weights, chances_of, lanes, tasks,
+    lists, found, reached,
 ):  # fmt: skip
-    """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`."""
-    total = 0
+    """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`.
+
+    Returns the number of tokens drafted, and of unknown ones that were not.
+    """
+    total = unknown = 0
     for first in range(0, budget.size, _ROWS_AT_ONCE):
-        total += _draft_some(
-            first, min(first + _ROWS_AT_ONCE, budget.size), places, budget, least_offered, least,
-            out_tokens, out_counts, out_held_back, out_source, votes, classes, chances, offered,
-            accepted, weights, chances_of, lanes, tasks, lists, found, reached,
+        drafted, not_drafted = _draft_some(
+            first, min(first + _ROWS_AT_ONCE, budget.size), places, budget, vocab_size,
+            least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
+            classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found,
+            reached,
         )  # fmt: skip
-    return total
+        total += drafted
+        unknown += not_drafted
+    return total, unknown
 
 
 @njit(nogil=True)
 def _draft_some(
-    first, stop, places, budget, least_offered, least, out_tokens, out_counts, out_held_back,
-    out_source, votes, classes, chances, offered, accepted, weights, chances_of, lanes, tasks,
-    lists, found, reached,
+    first, stop, places, budget, vocab_size, least_offered, least, out_tokens, out_counts,
+    out_held_back, out_source, votes, classes, chances, offered, accepted, weights, chances_of,
+    lanes, tasks, lists, found, reached,
 ):  # fmt: skip
     """The same for the rows `first` to `stop`, one position after the other for all of them.
 
@@ -300,7 +334,7 @@ def _draft_some(
                 lane[LANE_LENGTH] = place[PLACE_LENGTH]
                 lane[LANE_TEXT] = place[PLACE_TEXT]
                 lane[LANE_FIRST] = s * CLASSES
-    total, j = 0, 0
+    total = unknown = j = 0
     while rows > 0:
         count = 0
         for n in range(rows):
@@ -345,6 +379,11 @@ def _draft_some(
                 count = _unite(tokens, of_class, origin, weights, texts, count)
             best, most = _heaviest(tokens, of_class, weights, counted, count)
             token = tokens[best]
+            if token < 0 or token >= vocab_size:  # the engine would look it up beyond its tables
+                unknown += 1
+                if j == 0:
+                    accepted[i] = 0
+                continue
             votes[i, j, 0] = count
             for n in range(count):
                 votes[i, j, 1 + n] = tokens[n]
@@ -389,7 +428,7 @@ def _draft_some(
                     )
         rows = still
         j += 1
-    return total
+    return total, unknown
 
 
 @njit(nogil=True)
@@ -451,9 +490,9 @@ _SIGNATURES = (
     (
         _draft,
         (
-            types.Array(types.int64, 3, "C"), _INT32, types.float64, types.float64, _INT32_2D,
-            _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32, _FLOATS,
-            _TABLE, _INT64_2D, _INT64_2D, _INT64_2D, _INT64_2D, _FLOATS,
+            types.Array(types.int64, 3, "C"), _INT32, types.int64, types.float64, types.float64,
+            _INT32_2D, _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32,
+            _FLOATS, _TABLE, _INT64_2D, _INT64_2D, _INT64_2D, _INT64_2D, _FLOATS,
         ),
     ),
     (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from sam_rollout.heads.checkpoint import (
     vllm_name,
 )
 from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.json_values import dumps
 from sam_rollout.settings import ConfigError
 
 _WEIGHTS = "model.safetensors"
@@ -236,7 +236,7 @@ def write_fresh_head(
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    text = dumps(content, indent=2) + "\n"
     replaced(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 

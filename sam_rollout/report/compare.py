@@ -7,7 +7,6 @@ and time saved (1 - SAM / BASE), which is smaller. What speaks against reading a
 drafts' doing is found in `fairness`.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sam_rollout.json_values import measured
 from sam_rollout.report import fairness
 from sam_rollout.report.accepted import Acceptance, acceptance
 from sam_rollout.report.both import Both
@@ -183,7 +183,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not finite becomes None."""
-        return _finite(
+        return measured(
             {
                 "fair": self.fair,
                 "caveat": self.caveat,
@@ -319,13 +319,3 @@ def _acceptance_dict(of: Acceptance) -> dict[str, Any]:
             asdict(row) | {"acceptance_length": row.acceptance_length} for row in of.contexts
         ],
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

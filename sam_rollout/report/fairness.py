@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sam_rollout.json_values import encode
 from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import common_steps, whole_steps
 from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
@@ -335,7 +336,7 @@ def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, An
 
 def in_place(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with dotted names and <run_dir> for the run's own folder."""
-    named = flat(config)
+    named = flat(encode(config))
     run_dir = str(named.get("run_dir", ""))
     return {
         name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sam_rollout.json_values import dumps
 from sam_rollout.simulation import report, validation
 from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable, CostTableError
@@ -162,5 +162,5 @@ def _table(path: Path, host_costs: Path | None, scheduling: str) -> CostTable:
 
 def _write(path: Path | None, content: Mapping[str, Any]) -> None:
     if path is not None:
-        text = json.dumps(content, indent=1, allow_nan=False)
+        text = dumps(content, indent=1)
         path.write_text(text + "\n", encoding="utf-8")

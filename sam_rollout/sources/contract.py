@@ -20,7 +20,8 @@ from sam_rollout.identity import GroupKey, RequestIdentity
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 
-UNKNOWN_VOCABULARY = 1 << 31  # every token id is allowed
+# Every token id is allowed but the largest, which parts joined texts (`automaton.static`).
+UNKNOWN_VOCABULARY = (1 << 31) - 1
 
 
 class Limits(NamedTuple):
@@ -28,7 +29,7 @@ class Limits(NamedTuple):
 
     max_rows: int  # most requests in one batch (the engine's max_num_seqs)
     max_model_len: int  # longest text of the engine, tokens
-    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model
+    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model; ids of drafts are below it
 
 
 class Piece(NamedTuple):
@@ -52,11 +53,12 @@ class Piece(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a source has done since it was made (the first three), and what it holds now."""
+    """What a source has done since it was made (all but the last two), and what it holds now."""
 
     catch_up_tokens: int = 0  # read into automata
     rebuilds: int = 0  # texts read again because their row was no continuation
     evictions: int = 0  # automata given up for a cap on their number or bytes
+    refused_texts: int = 0  # read from a disk, and not to be drafted from (`support/vocabulary.py`)
     live_requests: int = 0
     bytes: int = 0
 

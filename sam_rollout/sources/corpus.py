@@ -115,7 +115,7 @@ class CorpusSource(StaticTexts):
         limits: of the engine.
 
     Raises:
-        ConfigError: as `check_corpus`.
+        ConfigError: as `check_corpus`, or the model lacks some of the corpus's tokens.
     """
 
     name = "corpus"
@@ -123,7 +123,8 @@ class CorpusSource(StaticTexts):
     def __init__(self, config: CorpusSourceConfig, limits: Limits) -> None:
         from sam_rollout.automaton.static_file import open_mapped
 
-        check_corpus(config)
+        info = check_corpus(config)
+        check_fit(config, info, vocabulary=limits.vocab_size, tokenizer="")
         super().__init__(limits)
         self._automaton, _ = open_mapped(_file_of(config))
         self._row_of: dict[str, int] = {}

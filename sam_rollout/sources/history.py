@@ -147,7 +147,7 @@ class HistorySource(StaticTexts):
         self._groups: OrderedDict[_GroupKey, _Group] = OrderedDict()  # longest unused first
         self._loading: dict[_GroupKey, Future] = {}  # the past that is being read
         self._nbytes = 0
-        self._worker = _Worker(config)
+        self._worker = _Worker(config, limits.vocab_size)
         self._waiting: dict[Future, int] = {}  # responses on their way to the disk -> bytes
         self._off = False
         self._counts = dict.fromkeys(
@@ -207,7 +207,8 @@ class HistorySource(StaticTexts):
     def usage(self) -> Usage:
         """Memory of what is drafted from, what requests write, and what waits for the disk."""
         waiting = sum(self._waiting.values())
-        return Usage(bytes=self._nbytes + self._recorder.nbytes + waiting)
+        nbytes = self._nbytes + self._recorder.nbytes + waiting
+        return Usage(refused_texts=self._worker.refused, bytes=nbytes)
 
     def levels(self) -> Mapping[str, int]:
         """Memory, and size of the folder."""
@@ -321,11 +322,17 @@ class HistorySource(StaticTexts):
 class _Worker:
     """The slow half, run by the executor: one task at a time, in order."""
 
-    def __init__(self, config: HistorySourceConfig) -> None:
+    def __init__(self, config: HistorySourceConfig, vocab_size: int) -> None:
         self._config = config
+        self._vocab_size = vocab_size
         self._store: HistoryStore | None = None
         self._step = -1  # of the last refresh
         self.disk_bytes = 0
+
+    @property
+    def refused(self) -> int:
+        """Responses on disk that cannot be drafted from."""
+        return 0 if self._store is None else self._store.refused
 
     def load(self, group: str, step: int) -> StaticAutomaton | None:
         """The automaton of a group's responses before a step; None if there are none."""
@@ -355,6 +362,7 @@ class _Worker:
                 Path(self._config.path).expanduser(),
                 self._config.max_bytes,
                 self._config.max_responses_per_prompt,
+                self._vocab_size,
             )
         return self._store
 

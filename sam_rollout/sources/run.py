@@ -148,7 +148,8 @@ class RunTexts(GroupedTexts[_Key]):
     def usage(self) -> Usage:
         """As `GroupedTexts`; a request that moves is one request."""
         usage = super().usage()
-        return usage._replace(live_requests=usage.live_requests - len(self._moving))
+        live = usage.live_requests - len(self._moving)
+        return usage._replace(live_requests=live, refused_texts=self._kept.refused)
 
     def counters(self) -> Mapping[str, int]:
         """Automata given up, and replaced."""

@@ -10,6 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from sam_rollout.json_values import encode
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, value_at
 from sam_rollout.telemetry.schema import declared
 
@@ -84,7 +85,7 @@ class Baseline:
     def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
         """Settings of `config` (plain, full) that make the baseline's steps others, in words."""
         for name in COMPARED_SETTINGS:
-            theirs, ours = (value_at(one, name, "absent") for one in (self.config, config))
+            theirs, ours = (encode(value_at(one, name, "absent")) for one in (self.config, config))
             if theirs != ours:
                 yield f"{name}: {theirs} in the baseline, {ours} here"
 

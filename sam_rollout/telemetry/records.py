@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sam_rollout.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
 SCHEMA_VERSION = 4  # folders of every version from 1 on are read; see ADDED and CUMULATIVE
@@ -289,7 +290,7 @@ class RunFolder:
         target = self.root / "run.json"
         if target.exists():
             target = self.root / f"run-{_next_number(self.root, 'run', 'json'):03d}.json"
-        text = json.dumps(asdict(info), indent=2, allow_nan=False) + "\n"
+        text = dumps(asdict(info), indent=2) + "\n"
         _write_by_rename(target, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return target
 
@@ -381,7 +382,7 @@ class RunFolder:
         value is not a number.
         """
         values = {name: _number(name, value) for name, value in metrics.items()}
-        line = json.dumps({"step": int(step), "metrics": values}, allow_nan=False) + "\n"
+        line = dumps({"step": int(step), "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
             _drop_torn_line(file)
@@ -474,7 +475,7 @@ def _by_todays_sources(table: pa.Table) -> pa.Table:
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
@@ -511,12 +512,11 @@ def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _number(name: str, value: Any) -> float | None:
+def _number(name: str, value: Any) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"metric {name!r} = {value!r} is not a number") from error
-    return number if math.isfinite(number) else None
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

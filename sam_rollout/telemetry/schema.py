@@ -207,6 +207,12 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Texts read again because a batch row did not continue the one it held."),
     ("draft/evictions", "requests", SUM,
      "Automata given up for a cap on their number or bytes."),
+    ("draft/refused_texts", "texts", SUM,
+     "Texts read from a disk that cannot be drafted from: another model wrote them, with token ids "
+     "that this one does not have, or they are damaged."),
+    ("draft/unknown_tokens", "tokens", SUM,
+     "Tokens that sources would have drafted and that the model does not have; drafts ended before "
+     "them."),
     ("draft/padding_tokens", "tokens", SUM,
      "Tokens verified only to keep steps on captured graphs; not among the drafted ones."),
     ("draft/accepted_padding_tokens", "tokens", SUM,

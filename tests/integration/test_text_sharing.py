@@ -17,7 +17,7 @@ import ray
 from sam_rollout.integrations.verl import history_sharing, sharing
 from sam_rollout.integrations.verl.history_sharing import HistorySharing, find_keeper, forget_keeper
 from sam_rollout.integrations.verl.sharing import TextSharing
-from sam_rollout.sources.contract import Limits
+from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
 from tests.unit.sources.test_shared_texts import counter, make_engine, piece
@@ -85,7 +85,7 @@ class Server:
         """Responses that the next steps of this replica draft from."""
         from tests.unit.drafting.texts import identity
 
-        store = HistoryStore(self._folder, 100 << 20, max_responses=16)
+        store = HistoryStore(self._folder, 100 << 20, 16, UNKNOWN_VOCABULARY)
         store.refresh()
         return sorted(text.tolist() for text in store.read(identity().group, 1000, 1000))
 

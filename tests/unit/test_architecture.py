@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "settings": set(),
     "composition": {"settings"},
     "metric": set(),
+    "json_values": set(),
     "verified": set(),
     "hardware": set(),
     "identity": set(),
@@ -30,11 +31,11 @@ MAY_IMPORT = {
     "config": {"settings", "sources"},
     "gating": {"config", "verified"},
     "drafting": {"automaton", "config", "identity", "sources", "verified"},
-    "telemetry": {"config", "metric", "settings", "sources", "statistics"},
+    "telemetry": {"config", "json_values", "metric", "settings", "sources", "statistics"},
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },
-    "report": {"config", "dashboard", "sources", "statistics", "telemetry"},
+    "report": {"config", "dashboard", "json_values", "sources", "statistics", "telemetry"},
     "dashboard": {"sources", "telemetry"},
     "sizing": {"config", "sources"},
     "doctor": {"composition", "config", "integrations", "sizing"},
@@ -42,15 +43,18 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
-    "heads": {"bench", "dashboard", "settings", "sources"},
-    "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
+    "heads": {"bench", "dashboard", "json_values", "settings", "sources"},
+    "simulation": {
+        "bench", "config", "gating", "json_values", "routing", "statistics", "telemetry",
+    },
     "integrations": {
-        "config", "gating", "hardware", "heads", "identity", "routing", "session", "settings",
+        "config", "gating", "hardware", "heads", "identity", "json_values", "routing", "session",
+        "settings",
         "sizing", "sources", "telemetry", "verification",
     },
     "cli": {
-        "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "report",
-        "settings", "simulation", "sources", "telemetry",
+        "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "json_values",
+        "report", "settings", "simulation", "sources", "telemetry",
     },
 }  # fmt: skip
 # How the drawing of docs/architecture.md groups them.
@@ -64,7 +68,7 @@ GROUPS = {
     ),
     "shared": (
         "config", "settings", "composition", "metric", "verified", "routing", "identity",
-        "statistics", "hardware",
+        "statistics", "hardware", "json_values",
     ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

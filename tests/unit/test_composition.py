@@ -40,10 +40,11 @@ def test_an_experiment_is_composed_as_the_recipe_does():
         ("devicee=cpu", "devicee: unknown key; did you mean 'device'?"),
         ("trainer.total_training_step=3", "trainer.total_training_step: unknown key; did you mean "
          "'total_training_steps'?"),
-        ("run_dir.x=3", "run_dir.x: unknown key; known keys: none"),
+        ("run_dir.x=3", "run_dir.x: run_dir holds no keys; set it as a whole: run_dir=..."),
+        ("sam.gate.schedule.4=8", "sam.gate.schedule holds no keys; set it as a whole: sam.gate"),
         ("+trainer.nnodes=3", "Could not append to config. An item is already at 'trainer.nnodes'"),
         ("~nope", "Could not delete from config. 'nope' does not exist."),
-        ("run_dir", "Error parsing override 'run_dir' missing EQUAL"),
+        ("run_dir", "run_dir: must be KEY=VALUE, or an option that --help lists"),
         ("data.train_files=${nope}", "Interpolation key 'nope' not found"),
     ],
 )  # fmt: skip

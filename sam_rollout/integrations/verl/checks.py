@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import ConfigError, GateConfig, RunConfig, check_engine_limits
+from sam_rollout.config import (
+    ConfigError,
+    GateConfig,
+    RunConfig,
+    SamConfig,
+    check_engine_limits,
+)
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -30,12 +37,13 @@ from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
 from sam_rollout.integrations.verl.policy_model import check_model
-from sam_rollout.integrations.verl.resume import check_resume
+from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
+from sam_rollout.sources.corpus import check_corpus, check_fit
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -64,6 +72,7 @@ def settled(config: DictConfig) -> RunConfig:
         check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
+    _check_corpus(run.sam, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     return settle_sources(config, run)
@@ -82,6 +91,7 @@ SETTINGS = (
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
     RunCheck("verl's keys", check_upstream_keys),
     RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
+    RunCheck("run folder", lambda config, _run: check_run_folder(config)),
     RunCheck("resume", check_resume),
 )
 FILES = (
@@ -134,6 +144,13 @@ def ask(
         if not planned:
             raise
         yield Note(f"not on this machine: {error}")
+
+
+def _check_corpus(sam: SamConfig, vocabulary: int) -> None:
+    """Hold the corpus to the size of the model's vocabulary; an engine asks its tokenizer, too."""
+    corpus = cast(Any, sam.sources).corpus
+    if sam.enabled and corpus.enabled:
+        check_fit(corpus, check_corpus(corpus), vocabulary=vocabulary, tokenizer="")
 
 
 def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:

@@ -252,7 +252,10 @@ class HistorySharing:
         if self._store is None:
             config = self._config
             self._store = HistoryStore(
-                Path(config.path), config.max_bytes, config.max_responses_per_prompt
+                Path(config.path),
+                config.max_bytes,
+                config.max_responses_per_prompt,
+                self._limits.vocab_size,
             )
         return self._store
 

@@ -6,6 +6,7 @@ without the name of the field. Needs the composed configuration and nothing else
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +170,15 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
         f"{ROLLOUT}.max_num_batched_tokens",
         f"{ACTOR}.ppo_mini_batch_size",
         "data.train_batch_size",
+        "data.max_prompt_length",
+        "data.max_response_length",
+        f"{ROLLOUT}.val_kwargs.n",
+        f"{ROLLOUT}.agent.num_workers",
+        "reward.num_workers",
+        "trainer.total_epochs",
     ]
+    if config.trainer.total_training_steps is not None:
+        fields.append("trainer.total_training_steps")
     if config.actor_rollout_ref.actor.strategy == "megatron":
         axes = ("tensor_model", "pipeline_model", "context", "expert_model")
         fields += [f"{MEGATRON}.{axis}_parallel_size" for axis in axes]
@@ -180,6 +189,23 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
+    yield from _sampling_rules(config)
+
+
+def _sampling_rules(config: DictConfig) -> Iterator[Rule]:
+    """Check numbers that verl hands on as they are, to fail in a worker."""
+    for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
+        values = OmegaConf.select(config, group)
+        heat, share = values.temperature, values.top_p
+        yield f"{group}.temperature", heat, _is_number(heat) and heat >= 0, "must be at least 0"
+        right = _is_number(share) and 0 < share <= 1
+        yield f"{group}.top_p", share, right, "must be more than 0 and at most 1"
+    rate = config.actor_rollout_ref.actor.optim.lr
+    yield f"{ACTOR}.optim.lr", rate, _is_number(rate) and rate >= 0, "must be a number, at least 0"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _divides(field: str, value: int, whole: int, name: str) -> Rule:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact
+from sam_rollout.json_values import encode
 from sam_rollout.settings import unknown
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
@@ -62,7 +63,7 @@ MEAN_IN_SUMMARY = (
 
 def chosen(backends: Any) -> list[str]:
     """``trainer.logger`` as a list; verl takes a single name, too."""
-    return [backends] if isinstance(backends, str) else list(backends)
+    return [backends] if isinstance(backends, str) else list(backends or ())
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
@@ -72,6 +73,8 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
         ConfigError: Names ``trainer.logger``.
     """
     names = chosen(backends)
+    if not names:
+        raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
     for name in names:
         if name not in PACKAGES:
             allowed = unknown("logger", name, sorted(PACKAGES))
@@ -107,7 +110,7 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
         # Runs of one experiment differ by their folders: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
-        "config": {**info.config, "sam_run": described},
+        "config": encode({**info.config, "sam_run": described}),
         "tags": [tag[:MAX_TAG] for tag in tags],
         "group": run.compare.group or os.environ.get("WANDB_RUN_GROUP"),
         "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),

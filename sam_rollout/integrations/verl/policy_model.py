@@ -70,7 +70,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
         ConfigError: The file cannot be read.
     """
     path = OmegaConf.select(config, PATH)
-    folder = find_folder(path) if path else None
+    folder = find_folder(path) if isinstance(path, str) and path else None
     if folder is None:
         return None
     try:
@@ -102,8 +102,10 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
         NotHereError: There is no such folder.
         ConfigError: A file is damaged, or the model cannot do what it is asked for.
     """
-    yield from _check_lora(config)
+    _check_lora(config)
     path = config.actor_rollout_ref.model.path
+    if not path or not isinstance(path, str):
+        raise ConfigError(PATH, path, "must be a folder, or a name on the hub")
     environment = _environment(config)
     folder = find_folder(path, environment)
     if folder is None:
@@ -146,10 +148,16 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
     )
 
 
-def _check_lora(config: DictConfig) -> Iterator[Note]:
-    """Refuse LoRA: verl sends a wrapped base model that vLLM cannot load."""
+def _check_lora(config: DictConfig) -> None:
+    """Refuse LoRA unless its matrices are merged into the weights that are sent.
+
+    verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``), of which
+    vLLM misses tied weights; the engine ends, with and without drafts.
+    """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
+    if lora.get("merge"):
+        return
     for field, value in (
         ("lora_rank", model.get("lora_rank") or 0),
         ("lora_adapter_path", model.get("lora_adapter_path")),
@@ -160,11 +168,10 @@ def _check_lora(config: DictConfig) -> Iterator[Note]:
             raise ConfigError(
                 f"actor_rollout_ref.model.{field}",
                 value,
-                "LoRA does not train with verl 0.9.1 and these vLLM versions: the engine refuses "
-                "the first weight sync, with and without drafts; set it to 0 or null to train all "
-                "weights",
+                "the engine refuses the first weight sync of verl 0.9.1's LoRA (vLLM: a weight "
+                "tied to embed_tokens.base_layer was not found), with and without drafts; "
+                "actor_rollout_ref.model.lora.merge=true sends merged weights and works",
             )
-    yield from ()
 
 
 def _check_longest_text(config: DictConfig, own: Mapping[str, Any]) -> None:

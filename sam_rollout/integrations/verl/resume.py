@@ -9,19 +9,20 @@ Needs the composed configuration and nothing of verl.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.check_results import Note
+from sam_rollout.integrations.verl.check_results import Fact, Note
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import translate
+from sam_rollout.json_values import encode
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo, value_at
 
 # With another value of these it is another run.
@@ -48,10 +49,34 @@ NOT_TRAINING = (
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config",
 )
 MOST_NAMED = 12
+RESUME_MODES = ("auto", "disable", "resume_path")
 TRACKER = "latest_checkpointed_iteration.txt"  # verl writes it last, and reads it first
 _ON_PURPOSE = (
     "trainer.resume_mode=resume_path and trainer.resume_from_path go on from it on purpose"
 )
+
+
+def check_run_folder(config: DictConfig) -> Iterator[Fact]:
+    """Check that the run can write where it is to, and that what it resumes from is there.
+
+    Raises:
+        ConfigError: Names the field.
+    """
+    for field in ("run_dir", "trainer.default_local_dir"):
+        folder = Path(OmegaConf.select(config, field)).absolute()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(field, str(folder), f"{there} is no folder that can be written to")
+    mode, source = config.trainer.resume_mode, config.trainer.resume_from_path
+    if mode not in RESUME_MODES:
+        raise ConfigError("trainer.resume_mode", mode, f"must be one of {', '.join(RESUME_MODES)}")
+    if mode == "resume_path" and not (source and Path(source).is_dir()):
+        raise ConfigError(
+            "trainer.resume_from_path",
+            source,
+            "must be the folder of a checkpoint, .../global_step_N, with resume_mode=resume_path",
+        )
+    yield Fact(str(Path(config.run_dir).absolute()))
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
@@ -88,9 +113,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     # As run.json has it: verl's fields are filled in, and keys are texts.
     translated = deepcopy(config)
     translate(translated, run)
-    ours = json.loads(json.dumps(plain(translated)))
-    ours["run_dir"] = str(Path(config.run_dir).absolute())
-    before, now = _in_place(writer.config), _in_place(ours)
+    ours = plain(translated) | {"run_dir": str(Path(config.run_dir).absolute())}
+    before, now = _in_place(encode(writer.config)), _in_place(encode(ours))
     differences = list(_differences(before, now))
     if differences:
         raise ConfigError(

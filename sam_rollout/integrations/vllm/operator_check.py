@@ -10,8 +10,6 @@ the size: compare it with the row "decoded again", with another dtype, and over 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ import numpy as np
 
 from sam_rollout.config import MAX_DRAFT_TOKENS, GateConfig, SamConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.json_values import dumps, measured
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -373,12 +372,4 @@ def _cells(entry: dict[str, Any]) -> list[str]:
 
 def to_json(result: dict[str, Any]) -> str:
     """Return the result as JSON; a value that is no number (a broken operator) becomes null."""
-    return json.dumps(_finite(result), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return dumps(measured(result), indent=1)

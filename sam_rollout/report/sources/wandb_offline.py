@@ -5,7 +5,6 @@ buffers. wandb 0.31 reads it in its Go core alone, so the framing is read here; 
 wandb's own classes.
 """
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from sam_rollout.json_values import loads
 from sam_rollout.report.runs import Run, Start
 from sam_rollout.report.sources.metrics import steps_frame
 from sam_rollout.telemetry.records import RunFolderError, value_at
@@ -149,8 +149,8 @@ def _items(items: Any) -> dict[str, Any]:
     for item in items:
         name = item.key or ".".join(item.nested_key)
         try:
-            values[name] = json.loads(item.value_json)
-        except ValueError:  # wandb writes NaN and Infinity; json reads these
+            values[name] = loads(item.value_json)
+        except ValueError:
             continue
     return values
 

@@ -26,8 +26,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from sam_rollout.automaton.pool import Int32Array
-from sam_rollout.automaton.static import SEPARATOR
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.sources.support.vocabulary import TextCheck
 
 # A full folder loses this share of its responses at a time.
 SEGMENTS = 256
@@ -58,12 +58,16 @@ class HistoryStore:
         max_bytes: of all segments, those of other writers included. Each writer needs a segment
             of its own, a 256th of it.
         max_responses: most that are returned for a group, and so remembered.
+        vocab_size: tokens of the model that reads; a response with others is left out.
+
+    Attributes:
+        refused: responses left out, as `TextCheck` counts them.
 
     Raises:
         OSError: by every method, if the folder cannot be read or written.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, max_responses: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, max_responses: int, vocab_size: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
@@ -72,7 +76,14 @@ class HistoryStore:
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
+        self._check = TextCheck(folder, vocab_size)
+        self._damaged: set[str] = set()  # closed segments whose rest is no record
         folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def refused(self) -> int:
+        """See above."""
+        return self._check.refused
 
     def append(self, group: str, step: int, tokens: Int32Array) -> bool:
         """Add a response; False if it is too long for a segment.
@@ -104,18 +115,20 @@ class HistoryStore:
         places = [p for p in self._groups.get(_key(group), ()) if p.step < before_step]
         responses = []
         for place in reversed(places[-self._max_responses :]):
-            max_tokens -= place.tokens
-            if max_tokens < 0:
+            if place.tokens > max_tokens:
                 break
             response = self._read_record(place)
-            if response is not None:
+            if response is not None and self._check.passes(response):
+                max_tokens -= place.tokens
                 responses.append(response)
+        self._check.tell()
         return responses[::-1]
 
     def refresh(self) -> None:
         """Take note of what all writers have added and deleted since the last time."""
         segments = self._segments()
         gone = self._read_up_to.keys() - segments.keys()
+        self._damaged -= gone
         for stem in gone:
             del self._read_up_to[stem]
         if gone:
@@ -136,9 +149,9 @@ class HistoryStore:
         if self._segment is None:
             return
         path = Path(self._segment.name)
+        self._segment.close()  # first: what is called closed is whole, on NFS, too
         with suppress(FileNotFoundError):
             path.rename(path.with_suffix(CLOSED))
-        self._segment.close()
         self._segment = None
 
     def _segments(self) -> dict[str, Path]:
@@ -203,11 +216,8 @@ class HistoryStore:
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
-            if file is None or size < offset + _RECORD.size:
-                self._read_up_to[stem] = offset
-                return
             # Read, not mapped: a mapping faults when another machine deletes the file.
-            while offset + _RECORD.size <= size:
+            while file is not None and offset + _RECORD.size <= size:
                 header = os.pread(file.fileno(), _RECORD.size, offset)
                 if len(header) < _RECORD.size:
                     break
@@ -218,6 +228,9 @@ class HistoryStore:
                 place = _Place(step, stem, offset, tokens)
                 self._note(group, place)
                 offset = end
+            if offset < size and path.suffix == CLOSED and stem not in self._damaged:
+                self._damaged.add(stem)
+                self._check.damaged(path.name)
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:
@@ -229,7 +242,7 @@ class HistoryStore:
         del places[: max(0, newest - self._max_responses)]
 
     def _read_record(self, place: _Place) -> Int32Array | None:
-        """Tokens of a record; None if it is damaged, unfit or its segment was deleted meanwhile."""
+        """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
         path = self._folder / f"{place.segment}{CLOSED}"
         size = _RECORD.size + 4 * place.tokens
         record = b""
@@ -240,10 +253,9 @@ class HistoryStore:
             return None
         (checksum,) = struct.unpack_from("<I", record, len(_MAGIC))
         if zlib.crc32(memoryview(record)[_CHECKED_FROM:]) != checksum:
+            self._check.damaged(path.name)
             return None
-        tokens = np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
-        # What no automaton of joined responses can hold: the largest id parts them.
-        return tokens if ((tokens >= 0) & (tokens < SEPARATOR)).all() else None
+        return np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
 
     @contextmanager
     def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:

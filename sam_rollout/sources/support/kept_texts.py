@@ -93,7 +93,8 @@ class KeptTexts:
         self._recorder = TextRecorder(2 * limits.max_rows + 16, limits.max_model_len)
         self._most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
         self._executor = executor or ThreadPoolExecutor(1, "sam-run-texts")
-        self._store = _Store(Path(path).expanduser()) if path else None
+        folder = Path(path).expanduser()
+        self._store = _Store(folder, limits.vocab_size) if path else None
         self._live: dict[str, _Live] = {}
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)
         self._kept: deque[Int32Array] = deque()  # of training, oldest first
@@ -111,6 +112,11 @@ class KeptTexts:
         making = sum(max(one.pool.nbytes, 0) for one in self._making.values())
         return self._recorder.nbytes + 4 * self._tokens + making
 
+    @property
+    def refused(self) -> int:
+        """Texts on disk that cannot be drafted from."""
+        return 0 if self._store is None else self._store.refused
+
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
@@ -120,7 +126,9 @@ class KeptTexts:
             if live is None and identity is not None:
                 live = _Live(identity.split, identity.step, self._recorder.open())
                 self._live[request_id] = live
-                if identity.split == TRAIN_SPLIT and not self._is_met:
+                # Not one outside training, an engine's warm-up say: its step is before all others.
+                is_of_training = identity.split == TRAIN_SPLIT and identity.step >= 0
+                if is_of_training and not self._is_met:
                     self._meet(identity.step)
             self._slots[row] = _NO_SLOT if live is None else live.slot
 
@@ -300,9 +308,14 @@ def _make(seeded: Seeded, newest_first: list[Int32Array]) -> Seeded:
 class _Store:
     """The folder, opened by the first task: ranks whose drafts are unused never have one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._path, self._vocab_size = path, vocab_size
         self._opened: HistoryStore | None = None
+
+    @property
+    def refused(self) -> int:
+        """As of the folder."""
+        return 0 if self._opened is None else self._opened.refused
 
     def read(self, split: str, before_step: int, max_tokens: int) -> list[Int32Array]:
         """The newest texts of earlier steps, of all engines that share the folder, oldest first."""
@@ -318,5 +331,5 @@ class _Store:
         if self._opened is None:
             from sam_rollout.sources.support.history_store import HistoryStore
 
-            self._opened = HistoryStore(self._path, _DISK_BYTES, _MOST_READ)
+            self._opened = HistoryStore(self._path, _DISK_BYTES, _MOST_READ, self._vocab_size)
         return self._opened

@@ -62,4 +62,7 @@ class LiveTexts(Source):
     def usage(self) -> Usage:
         """Of the pool."""
         pool = self.pool
-        return Usage(pool.appended_tokens, pool.rebuilds, self.evictions, len(pool), pool.nbytes)
+        return Usage(
+            pool.appended_tokens, pool.rebuilds, self.evictions, live_requests=len(pool),
+            bytes=pool.nbytes,
+        )  # fmt: skip

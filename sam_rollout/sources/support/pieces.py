@@ -14,6 +14,7 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
+from sam_rollout.sources.support.vocabulary import is_known
 
 _ON_THE_WAY = np.dtype("<i4")
 
@@ -82,7 +83,7 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
             f"tokens {piece.start} to {end} of a response; the engine's longest text has "
             f"{limits.max_model_len}"
         )
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < limits.vocab_size:
+    if not is_known(tokens, limits.vocab_size):
         raise BadPieceError(
             f"token ids from {tokens.min()} to {tokens.max()}; the model has {limits.vocab_size}"
         )

@@ -107,6 +107,15 @@ def test_one_difference_is_found(compared, base, sam, name, severity, text):
     assert comparison.fair is (severity != "unfair")
 
 
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+@pytest.mark.parametrize("in_both", [True, False])
+def test_a_setting_that_is_not_finite_is_equal_to_itself_alone(compared, number, in_both):
+    optim = config(optim={"clip_grad": number})
+    comparison = compared(optim if in_both else {}, noise_seed=1, **optim)
+    other = f"optim.clip_grad: absent in BASE, {number} in SAM"
+    assert texts(comparison, "config") == ([] if in_both else [other])
+
+
 @pytest.mark.parametrize("sam", [{"fields": {"git": {}}}, git(None, None)])
 def test_a_commit_says_nothing_where_it_is_not_known(compared, sam):
     """An older folder, an installed package."""

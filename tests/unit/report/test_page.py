@@ -1,6 +1,7 @@
 """The page for the browser: what it says, and how it behaves in a real one."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -11,10 +12,12 @@ import pytest
 from markupsafe import escape
 
 from sam_rollout.dashboard.layout import SECTIONS
+from sam_rollout.json_values import dumps
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.figures import number
 from sam_rollout.report.page import render_page
 from tests.unit.report.conftest import Synthetic
+from tests.unit.test_json_values import strictly
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -72,6 +75,22 @@ def test_little_is_drawn_of_little(make_run):
     base = make_run("off", {1: {"timing_s/update_actor": 1.0}})
     page = render_page(compare_folders(base, make_run("on", {1: {"timing_s/update_actor": 1.0}})))
     assert "No time is recorded on both sides" in page and "not recorded</text>" in page
+
+
+def test_metrics_that_are_no_numbers_leave_a_page_that_a_browser_draws(make_run):
+    """A place or length of "nan" in a drawing is an error in a browser."""
+    steps = {
+        n: {"timing_s/step": 9.0, "timing_s/gen": gen, "critic/rewards/mean": gen, "actor/loss": n}
+        for n, gen in ((1, math.nan), (2, math.inf), (3, 2.0), (4, math.nan))
+    }
+    base = make_run("off", steps, config={"optim": {"clip_grad": math.inf}})
+    comparison = compare_folders(base, make_run("on", steps, sam=True))
+    page = render_page(comparison)
+    attributes = re.findall(r'\s([\w-]+)="([^"]*)"', page)
+    drawn = [value for name, value in attributes if name != "data-tip"]
+    assert len(drawn) > 100
+    assert not [value for value in drawn if re.search(r"\b(nan|inf|infinity)\b", value, re.I)]
+    strictly(dumps(comparison.to_dict()))
 
 
 def test_the_page_has_the_panels_of_the_dashboard(comparison, page):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.settings import ConfigError
-from sam_rollout.sources import Limits, history
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, history
 from sam_rollout.sources.history import HistorySource, HistorySourceConfig
 from sam_rollout.sources.support.history_store import HistoryStore
 from tests.unit.drafting.texts import WIDTH, draft_from, identity
@@ -190,7 +190,7 @@ def test_memory_is_bounded_and_the_live_groups_stay(tmp_path):
 
 def test_a_group_larger_than_the_memory_keeps_its_newest_responses(tmp_path):
     rng = np.random.default_rng(0)
-    writer = HistoryStore(tmp_path, 1 << 24, 16)
+    writer = HistoryStore(tmp_path, 1 << 24, 16, UNKNOWN_VOCABULARY)
     responses = [rng.integers(0, 1000, 10_000).astype(np.int32) for _ in range(8)]
     for step, response in enumerate(responses):
         writer.append("g", step, response)
@@ -257,7 +257,7 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     executor.work()
     engine.respond("last", identity(step=1), PROMPT, RESPONSE)
     executor.work()
-    reader = HistoryStore(tmp_path, 1 << 24, 16)
+    reader = HistoryStore(tmp_path, 1 << 24, 16, UNKNOWN_VOCABULARY)
     reader.refresh()
     assert len(reader.read("g", 9, 1 << 20)) == 4
 
@@ -269,7 +269,7 @@ def test_preempted_requests_are_recorded_whole(tmp_path):
     engine.step({"b": b}, [PROMPT + RESPONSE[:30]])
     engine.step({"b": b, "a": a}, [PROMPT + RESPONSE[:31], PROMPT + RESPONSE[:20]])
     engine.finish("b", "a", "never seen")
-    reader = HistoryStore(tmp_path, 1 << 24, 16)
+    reader = HistoryStore(tmp_path, 1 << 24, 16, UNKNOWN_VOCABULARY)
     reader.refresh()
     assert reader.read("g", 9, 1000)[0].tolist() == PROMPT[-8:] + RESPONSE[:20]
     assert reader.read("h", 9, 1000)[0].tolist() == PROMPT[-8:] + RESPONSE[:31]

@@ -13,14 +13,15 @@ import time
 import numpy as np
 import pytest
 
+from sam_rollout.sources import UNKNOWN_VOCABULARY
 from sam_rollout.sources.support import history_store
 from sam_rollout.sources.support.history_store import CLOSED, OPEN, SEGMENTS, HistoryStore
 
 PLENTY = 1 << 30
 
 
-def store(folder, max_bytes=1 << 20, max_responses=16):
-    return HistoryStore(folder, max_bytes, max_responses)
+def store(folder, max_bytes=1 << 20, max_responses=16, vocab_size=UNKNOWN_VOCABULARY):
+    return HistoryStore(folder, max_bytes, max_responses, vocab_size)
 
 
 def tokens(*values):
@@ -177,7 +178,7 @@ SHARED_BYTES = 1_200_000  # of 1,480,000 that are written: neither writer's are 
 
 
 def _write_many(folder, name, count):
-    writer = HistoryStore(folder, SHARED_BYTES, 10_000)
+    writer = HistoryStore(folder, SHARED_BYTES, 10_000, UNKNOWN_VOCABULARY)
     for step in range(count):
         writer.append(name, step, np.full(30, step, np.int32))
 
@@ -211,7 +212,7 @@ WRITER = textwrap.dedent(
     import numpy as np
     from sam_rollout.sources.support.history_store import HistoryStore
 
-    store = HistoryStore(Path(sys.argv[1]), 4_000_000, 100_000)
+    store = HistoryStore(Path(sys.argv[1]), 4_000_000, 100_000, 1 << 20)
     for step in range(1_000_000):
         store.append("killed", step, np.full(1000, step, np.int32))
         if step == 20:

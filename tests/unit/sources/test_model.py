@@ -56,6 +56,20 @@ def test_drafts_are_handed_on_for_the_step_they_were_made_for():
     assert drafter.counters()["draft/model_steps"] == 2
 
 
+def test_a_draft_ends_before_a_token_that_the_model_does_not_have(caplog):
+    """The drafter has a larger vocabulary than its target."""
+    drafter = Drafter()
+    largest = VOCABULARY - 1
+    drafter.say([[5, largest, VOCABULARY], [2**31 - 1, 5], [largest]])
+    assert drafter.drafts([1], [2], [3]) == [[5, largest], [], [largest]]
+    drafter.say([[VOCABULARY], [6], []])
+    assert drafter.drafts([1], [2], [3]) == [[], [6], []]
+    assert drafter.counters()["draft/unknown_tokens"] == 3
+    (warning,) = caplog.messages
+    assert f"which has {VOCABULARY}, does not have" in warning
+    assert (drafter.batch.tokens < VOCABULARY).all(), "what fills steps up may copy any of them"
+
+
 def test_a_text_goes_on_where_the_model_ends():
     drafter = Drafter("own")
     drafter.say([[2, 3]])

@@ -8,6 +8,7 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.identity import OUTSIDE_TRAINING
 from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.sources.support import kept_texts, moving
 from tests.unit.drafting.texts import counter, identity, step
@@ -243,6 +244,20 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
     assert draft[3] == [], "of the step that is sampled again"
     assert continued(again, "b", [7, *texts[2][60:64]], step=4) == texts[2][64:67]
     assert counter(again, "run_failures") == 0
+
+
+def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(tmp_path):
+    """A server warms its engine up with such a request before the first one of training."""
+    (text,) = random_texts(1, 200)
+    ended(make_drafter(path=str(tmp_path / "texts")), "r", text, step=1)
+    again = make_drafter(path=str(tmp_path / "texts"))
+    ended(again, "warm-up", random_texts(1, 20)[0], step=OUTSIDE_TRAINING)
+    again.wait()
+    again.admit("a", identity("a", step=2))
+    step(again, {"a": [7, 7]})
+    again.wait()
+    assert step(again, {"a": [7, 7, *text[50:54]]})["a"] == text[54:57]
+    assert counter(again, "run_seeded_tokens") >= 200
 
 
 def test_texts_that_cannot_be_read_or_written_cost_a_warning(tmp_path, caplog):

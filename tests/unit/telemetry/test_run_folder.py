@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +22,7 @@ from sam_rollout.telemetry.records import (
     TraceRecord,
 )
 from tests.records import engine_step, engine_steps, request, requests, trace, traces
+from tests.unit.test_json_values import strictly
 
 INFO = RunInfo(
     label="sam=on",
@@ -152,6 +155,20 @@ def test_train_steps_round_trip_and_the_later_entry_wins(folder):
     assert steps[2] == {"a": 2.0, "c": 5.0}
     assert steps[1]["a"] == 3.0
     assert math.isnan(steps[1]["b"])
+
+
+def test_what_json_does_not_know_is_written_for_every_reader_and_comes_back(folder):
+    """Clipping switched off, and a metric that is no number."""
+    optim = {"clip_grad": math.inf, "lr": np.float64(1e-6), "steps": np.int64(3)}
+    info = replace(INFO, config={"optim": optim, "folder": Path("/a")}, host={"load": -math.inf})
+    written = folder.write_start(info)
+    folder.append_train_step(1, {"a": np.float32("nan"), "b": np.int64(2), "c": -math.inf})
+    for text in (written.read_text(), folder.train_steps_path.read_text()):
+        strictly(text)
+    start = folder.read_starts()[1]
+    assert start.config == {"optim": optim, "folder": "/a"} and start.host == {"load": -math.inf}
+    metrics = folder.read_train_steps()[1]
+    assert metrics["b"] == 2.0 and math.isnan(metrics["a"]) and math.isnan(metrics["c"])
 
 
 COUNTER = "sam/draft/catch_up_tokens"

@@ -2,11 +2,13 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.sources.support.corpus_build import build_corpus
 from tests.settings_checks import check
 from tests.unit.test_configs import composed as composed_anew
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -79,6 +81,21 @@ BAD = [
         "must equal data.train_batch_size",
     ),
     ("trainer.nnodes=0", "must be an integer of at least 1"),
+    ("trainer.total_training_steps=0", "must be an integer of at least 1"),
+    (f"{ROLLOUT}.val_kwargs.n=0", "must be an integer of at least 1"),
+    ("reward.num_workers=0", "must be an integer of at least 1"),
+    (f"{ROLLOUT}.temperature=-1", "must be at least 0"),
+    (f"{ROLLOUT}.temperature=nan", "must be at least 0"),
+    (f"{ROLLOUT}.val_kwargs.top_p=0", "must be more than 0 and at most 1"),
+    ("actor_rollout_ref.actor.optim.lr=fast", "must be a number"),
+    ("trainer.logger=[]", "must name at least one"),
+    ("trainer.logger=null", "must name at least one"),
+    ("run_dir=/dev/null", "/dev/null is no folder that can be written to"),
+    ("trainer.resume_mode=never", "must be one of auto, disable, resume_path"),
+    (
+        "trainer.resume_mode=resume_path trainer.resume_from_path=/nowhere",
+        "must be the folder of a checkpoint",
+    ),
     ("compare.baseline_run=/nowhere", "must be the folder of a"),
 ]
 # Overrides, and how an error about another field begins.
@@ -144,6 +161,14 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
 def test_what_is_allowed_passes_in_silence(overrides, capsys):
     check(composed(*overrides))
     assert capsys.readouterr().out == ""
+
+
+def test_a_corpus_of_a_larger_vocabulary_is_refused_before_anything_starts(tmp_path):
+    np.save(tmp_path / "texts.npy", np.arange(1_000_000, 1_000_100))
+    build_corpus([tmp_path / "texts.npy"], tmp_path / "a.sam")
+    path = f"sam.sources.corpus.path={tmp_path}/a.sam"
+    with pytest.raises(ConfigError, match="ids up to 1000099, the model knows"):
+        check(composed("sam.sources.corpus.enabled=true", path))
 
 
 def test_drafts_that_will_be_cut_short_are_noted(capsys):

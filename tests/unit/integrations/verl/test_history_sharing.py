@@ -79,7 +79,7 @@ def join(tmp_path, monkeypatch):
 
 def stored(server: Server) -> list[list[int]]:
     """Responses in the server's folder."""
-    store = HistoryStore(server.folder, STORED, max_responses=100)
+    store = HistoryStore(server.folder, STORED, 100, LIMITS.vocab_size)
     store.refresh()
     return [tokens.tolist() for tokens in store.read("g", 1000, 1 << 20)]
 

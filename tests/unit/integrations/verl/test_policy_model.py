@@ -93,6 +93,12 @@ def test_weights_of_another_format_are_left_to_their_loader(model):
     assert "not looked into" in check(model)[0].text
 
 
+@pytest.mark.parametrize("path", ["null", "''"])
+def test_no_model_at_all(path):
+    with pytest.raises(ConfigError, match="must be a folder, or a name on the hub"):
+        check(path)
+
+
 @pytest.mark.parametrize("path", ["/nowhere/model", "./gone"])
 def test_a_folder_that_is_not_there(path):
     with pytest.raises(NotHereError, match="no such folder"):
@@ -168,3 +174,4 @@ def test_the_head_sizes_are_those_of_the_engine():
 def test_lora_is_refused(model, override):
     with pytest.raises(ConfigError, match=r"model\.lora.*the engine refuses the first weight sync"):
         check(model, f"actor_rollout_ref.model.{override}")
+    check(model, f"actor_rollout_ref.model.{override}", "actor_rollout_ref.model.lora.merge=true")

@@ -100,6 +100,8 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         ("sam=off", "sam.max_draft_tokens=2"),
         ("sam=on", "sam.sources.history.enabled=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
+        ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
+        ("sam=on", "data.seed=nan"),  # equal to itself
     ],
 )
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):

@@ -131,7 +131,8 @@ def test_what_a_run_shares_is_kept_in_the_run_folder_where_it_fits(tmp_path):
 
 def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    static_file.save(static.build(static.join([[1, 2]])), Path("a.sam"), documents=1)
+    automaton = static.build(static.join([[1, 2]]), vocabulary=512)
+    static_file.save(automaton, Path("a.sam"), documents=1)
     config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
     assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
 
