@@ -1,7 +1,7 @@
 """What a check of a run says: a fact, a note, or an error.
 
-An error is a `ConfigError`. A file that is not on this machine is a `NotHereError`: a run cannot
-start without it, and a plan (``--dry-run``) can be made without it.
+An error is a `ConfigError`. Data or a model that is not on this machine is a `NotHereError`: a run
+cannot start without it, and a plan (``--dry-run``) can be made without it.
 """
 
 from dataclasses import dataclass
@@ -24,4 +24,4 @@ class Note:
 
 
 class NotHereError(ConfigError):
-    """The configuration names a file or folder that is not on this machine."""
+    """The configuration names data or a model that is not on this machine."""

@@ -114,7 +114,7 @@ def check(
     Args:
         config: As composed.
         checks: Those to ask.
-        planned: The run will start on another machine: files that are not here become notes.
+        planned: The run will start on another machine: data and models that are not here are notes.
 
     Returns:
         Our settings, which all that is done with the configuration goes by.
@@ -133,7 +133,7 @@ def check(
 def ask(
     check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, a file that is not here is a note.
+    """Run one check; with `planned`, data or a model that is not here is a note.
 
     Raises:
         ConfigError: As the check does.

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.check_results import Fact, Note
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -79,8 +79,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     """Load the reward function and its manager; hold the filter's metric against its figures.
 
     Raises:
-        NotHereError: There is no such file.
-        ConfigError: The function cannot be loaded, or does not give the filter's metric.
+        ConfigError: There is no such file, the function cannot be loaded, or does not give the filter's metric.
     """
     manager = config.reward.reward_manager
     if manager.source == "importlib":
@@ -121,8 +120,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     """Load the agent loops that the configuration adds to verl's own.
 
     Raises:
-        NotHereError: There is no such file.
-        ConfigError: A class cannot be loaded, or the default loop is none of those there are.
+        ConfigError: There is no such file, a class cannot be loaded, or the default loop is none of those there are.
     """
     agent = config.actor_rollout_ref.rollout.agent
     loops = dict(_named_loops(agent.agent_loop_config_path))
@@ -147,8 +145,7 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
     """Load data sets and samplers of the user's own, and look for the files of tools.
 
     Raises:
-        NotHereError: There is no such file.
-        ConfigError: Code cannot be loaded.
+        ConfigError: There is no such file, or code cannot be loaded.
     """
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
@@ -159,7 +156,7 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
     for field in _OTHER_FILES:
         path = OmegaConf.select(config, field)
         if path and not Path(path).expanduser().exists():
-            raise NotHereError(field, path, "there is no such file")
+            raise ConfigError(field, path, "there is no such file")
 
 
 def _named_loops(path: str | None) -> Iterator[tuple[str, str]]:
@@ -168,7 +165,7 @@ def _named_loops(path: str | None) -> Iterator[tuple[str, str]]:
     if not path:
         return
     if not Path(path).exists():
-        raise NotHereError(field, path, "there is no such file")
+        raise ConfigError(field, path, "there is no such file")
     try:
         entries: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         yield from [(entry["name"], entry["_target_"]) for entry in entries]
@@ -189,14 +186,13 @@ def _load(where: str, path: str | None, field: str, name: str | None) -> dict[st
         name: Its value; None for a module.
 
     Raises:
-        NotHereError: There is no such file.
-        ConfigError: The object cannot be loaded.
+        ConfigError: There is no such file, or the object cannot be loaded.
     """
     if not path:
         raise ConfigError(where, path, "must name the file that holds the code")
     file = path.removeprefix("file://")
     if file.endswith(".py") and not file.startswith("pkg://") and not Path(file).exists():
-        raise NotHereError(where, path, "there is no such file")
+        raise ConfigError(where, path, "there is no such file")
     try:
         said = _run(_LOAD, [file, name])
     except _LoadError as error:

@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import code_checks
-from sam_rollout.integrations.verl.check_results import Note, NotHereError
+from sam_rollout.integrations.verl.check_results import Note
 from tests.settings_checks import check as check_settings
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -44,7 +44,7 @@ def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(NotHereError, match=rf"^{REWARD}\.path = '/nope\.py': there is no such"):
+    with pytest.raises(ConfigError, match=rf"^{REWARD}\.path = '/nope\.py': there is no such"):
         check(composed(f"{REWARD}.path=/nope.py"))
 
 
@@ -88,7 +88,7 @@ def test_a_manager_that_is_not_there(written):
     manager = "reward.reward_manager"
     assert f"{manager}.name = 'dappo': must be one of" in refused(composed(f"{manager}.name=dappo"))
     own = (f"{manager}.source=importlib", f"{manager}.module.path=/nope.py", f"{manager}.name=Mine")
-    with pytest.raises(NotHereError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         check(composed(*own))
     assert "must name the file" in refused(composed(own[0], own[2]))
 
@@ -109,7 +109,7 @@ def test_an_agent_loop_of_no_such_name():
 
 def test_a_file_of_agent_loops_that_is_missing_or_something_else(tmp_path):
     field = f"{AGENT}.agent_loop_config_path"
-    with pytest.raises(NotHereError, match=rf"^{field} = '/nope\.yaml'"):
+    with pytest.raises(ConfigError, match=rf"^{field} = '/nope\.yaml'"):
         loops(f"{field}=/nope.yaml")
     (tmp_path / "loops.yaml").write_text("name: mine\n")
     with pytest.raises(ConfigError, match="must be a YAML list of entries with name and _target_"):
@@ -136,5 +136,5 @@ def test_data_sets_of_the_users_own_and_files_of_tools():
         "actor_rollout_ref.rollout.multi_turn.tool_config_path=/nope.yaml",
     ):
         field = override.partition("=")[0]
-        with pytest.raises(NotHereError, match=f"^{field} = "):
+        with pytest.raises(ConfigError, match=f"^{field} = "):
             list(code_checks.check_other_code(composed(override)))
