@@ -79,7 +79,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     """Load the reward function and its manager; hold the filter's metric against its figures.
 
     Raises:
-        ConfigError: There is no such file, the function cannot be loaded, or does not give the filter's metric.
+        ConfigError: The function cannot be loaded, or does not give the filter's metric.
     """
     manager = config.reward.reward_manager
     if manager.source == "importlib":
@@ -120,7 +120,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     """Load the agent loops that the configuration adds to verl's own.
 
     Raises:
-        ConfigError: There is no such file, a class cannot be loaded, or the default loop is none of those there are.
+        ConfigError: A class cannot be loaded, or the default loop is none of those there are.
     """
     agent = config.actor_rollout_ref.rollout.agent
     loops = dict(_named_loops(agent.agent_loop_config_path))
