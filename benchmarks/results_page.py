@@ -59,7 +59,7 @@ RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "cluster_tiny_cpu", "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
     "operators_tiny_cpu", "sampler", "drafter", "fuzz_drafter",
-    "telemetry_overhead", "routing_tiny_cpu", "gate", "device_idle", "fuzz_scheduling",
+    "routing_tiny_cpu", "gate", "device_idle", "fuzz_scheduling",
     "model_drafts_tiny_cpu", "emulated_heads",
     "head_training_tiny_cpu", "head_loops_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
 )  # fmt: skip
