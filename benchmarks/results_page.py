@@ -61,7 +61,7 @@ RECORDS = (
     "operators_tiny_cpu", "sampler", "drafter", "fuzz_drafter",
     "routing_tiny_cpu", "gate", "device_idle", "fuzz_scheduling",
     "model_drafts_tiny_cpu", "emulated_heads",
-    "head_training_tiny_cpu", "head_loops_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
+    "head_training_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
 )  # fmt: skip
 
 
