@@ -670,7 +670,7 @@ def simulate_command(
         list[int], typer.Option(min=1, max=32, help="Drafts; may be repeated.")
     ] = REPLAYED_DRAFTS,
     siblings: Annotated[
-        bool, typer.Option("--siblings", help="Also with siblings, spread and grouped.")
+        bool, typer.Option("--siblings", help="Also with siblings of the same engine.")
     ] = False,
     graph: Annotated[
         list[int] | None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sam_rollout
-from sam_rollout.settings import NEVER_FOR_ROLLOUTS, unknown
+from sam_rollout.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
 CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
 ROOT = "dapo_qwen3"
@@ -106,7 +106,8 @@ def explain(error: Exception) -> str:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
         if "." not in str(cause.full_key):
             known |= _groups()
-        return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
+        why = GONE.get(str(cause.full_key)) or unknown("key", str(cause.key), sorted(known))
+        return f"{cause.full_key}: {why}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Iterable
-from functools import partial
-
-import numpy as np
+from collections.abc import Callable, Iterable
 
 from sam_rollout.gating import ThresholdGate
-from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import CostTable, StepCosts
 from sam_rollout.simulation.models import ModelDrafts
@@ -32,7 +28,7 @@ def replay_settings(
         table: step costs.
         fleet: engines.
         thresholds, ks: every pair of them is a setting.
-        siblings: also draft from siblings, spread and grouped; needs texts.
+        siblings: also draft from siblings of the same engine; needs texts.
         captured: query lengths with captured graphs; None runs eager.
         pad: fill steps up to the next captured length.
         tail_threshold: what counts as the long tail.
@@ -50,27 +46,18 @@ def replay_settings(
     _warn_unverified(table, ks, min(max(thresholds), fleet.max_num_seqs, len(workload.round)))
     costs = table.compile(max(ks), captured=captured, pad=pad)
     plain = table.compile(1, captured=None if captured is None else {1, *captured})
-    # Groups stay whole where nothing else runs.
-    largest = int(np.unique(workload.round.group, return_counts=True)[1].max())
-    routers: dict[str, Callable[[Iterable[Hashable]], LeastLoaded]] = {
-        "siblings": LeastLoaded,
-        "siblings, grouped": partial(GroupRouter, max_imbalance=largest),
-    }
     by_k = _chances_by_k(workload, max(ks))
     # `auto` would have measured the steps itself: here it drafts where the table has some.
     limits = [table.verified_up_to(k) for k in range(1, len(by_k) + 1)]
     settings = {"baseline": Setting()}
     for k in ks:
-        shared = {
-            name: (workload.siblings_chances(k, fleet.engines, router), router)
-            for name, router in (routers.items() if siblings else ())
-        }
+        shared = workload.siblings_chances(k, fleet) if siblings else None
         for threshold in thresholds:
             budget = gate_budget(ThresholdGate(threshold, k))
             name = f"k={k}, threshold {threshold}"
             settings[name] = Setting(budget, workload.chances)
-            for title, (chances, router) in shared.items():
-                settings[f"{name}, {title}"] = Setting(budget, chances, router)
+            if shared is not None:
+                settings[f"{name}, siblings"] = Setting(budget, shared)
     auto = measured_budget(costs, by_k, limits)
     settings[f"auto, k up to {len(by_k)}"] = Setting(auto, by_k[-1])
     # Tables stand for siblings' drafts and models', exact counts for those from own text.

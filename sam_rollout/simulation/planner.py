@@ -19,7 +19,6 @@ import yaml
 
 from sam_rollout.config import SamConfig
 from sam_rollout.gating import ThresholdGate
-from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.policies import gate_budget
 from sam_rollout.simulation.rollout import Fleet, Round, Setting, simulate
@@ -157,10 +156,7 @@ class Planner:
             )
         self._workload, self._fleet = workload, fleet
         self._costs = table.compile(max(k for k, _ in self.pairs))
-        # Every request goes to the least loaded engine.
-        self._siblings_chances = functools.cache(
-            lambda k: workload.siblings_chances(k, fleet.engines, LeastLoaded)
-        )
+        self._siblings_chances = functools.cache(lambda k: workload.siblings_chances(k, fleet))
 
     def plan(
         self, resamples: int = 200, progress: Callable[[int, int], None] | None = None

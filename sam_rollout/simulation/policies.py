@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_rollout.gating import Gate
-from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
 
@@ -60,21 +58,3 @@ def tabulate(budget: DraftBudget, most: int, contexts: Sequence[float]) -> IntAr
     """The budget for 0..most running requests at each context, int64[most + 1, contexts]."""
     table = [[budget(running, context) for context in contexts] for running in range(most + 1)]
     return np.array(table, np.int64)
-
-
-def place(
-    groups: Iterable[Hashable],
-    engines: int,
-    make_router: Callable[[Iterable[Hashable]], LeastLoaded],
-) -> IntArray:
-    """Engine of each request of a round; all arrive before the first one ends.
-
-    Args:
-        groups: of each request, in order of arrival.
-        engines: number of engines.
-        make_router: from the engines' names, `LeastLoaded` or `GroupRouter`.
-    """
-    groups = list(groups)
-    sizes = Counter(groups)
-    router = make_router(range(engines))
-    return np.array([router.assign(group, sizes[group]) for group in groups], np.int64)

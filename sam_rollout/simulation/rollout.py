@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation import kernel
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import FloatArray, StepCosts
-from sam_rollout.simulation.policies import DraftBudget, no_drafts, place, tabulate
+from sam_rollout.simulation.policies import DraftBudget, no_drafts, tabulate
 
 IntArray = npt.NDArray[np.int64]
 BUDGET_EDGES = tuple(float(1024 * i) for i in range(64))  # contexts that a gate is asked at
@@ -63,6 +62,13 @@ class Fleet:
     engines: int
     max_num_seqs: int
 
+    def place(self, requests: int) -> IntArray:
+        """Engine of each request of a round, int64[requests].
+
+        All arrive before the first one ends, and each goes where the fewest run, as with verl.
+        """
+        return np.arange(requests) % self.engines
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -71,13 +77,11 @@ class Setting:
     Attributes:
         budget: drafts by running requests and context.
         acceptance: chances of drafts; None without drafts or with exact counts.
-        router: makes the router from the engines' names.
         tail_threshold: what counts as the long tail.
     """
 
     budget: DraftBudget = no_drafts
     acceptance: Acceptance | None = None
-    router: Callable[[Iterable[Hashable]], LeastLoaded] = LeastLoaded
     tail_threshold: int = 8
 
 
@@ -141,9 +145,9 @@ def simulate(
         round_: at least one response.
         fleet: who runs it.
         costs: of steps with up to as many drafts as the budget gives.
-        setting: what is drafted, accepted and routed.
-        seed: of the draws; settings with one seed that route alike draw the same numbers for the
-            same token. A round of several turns draws each turn with a seed of its own.
+        setting: what is drafted and accepted.
+        seed: of the draws; settings with one seed draw the same numbers for the same token. A round
+            of several turns draws each turn with a seed of its own.
 
     Warns:
         UserWarning: requests or contexts beyond the rows of the cost table.
@@ -169,7 +173,7 @@ def simulate(
     if budget.max() > 0 and rights is None:
         known = _known(setting.acceptance, int(budget.max()))
         edges, survival = known.edges, known.survival
-    engine = place(round_.group.tolist(), fleet.engines, setting.router)
+    engine = fleet.place(len(round_))
     _warn_beyond(costs, min(fleet.max_num_seqs, int(np.bincount(engine).max())), round_)
     sums = np.zeros((fleet.engines, kernel.SUMS))
     ends = np.zeros(len(round_))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pandas as pd
 
 from sam_rollout.bench.sides import OWN, OWN_SIBLINGS, Side, all_sides
 from sam_rollout.bench.traces import Trace, read_traces
-from sam_rollout.routing import LeastLoaded
 from sam_rollout.simulation.chances import (
     Acceptance,
     Counts,
@@ -22,7 +21,6 @@ from sam_rollout.simulation.chances import (
     right_drafts,
 )
 from sam_rollout.simulation.costs import FloatArray
-from sam_rollout.simulation.policies import place
 from sam_rollout.simulation.rollout import Fleet, IntArray, Round
 from sam_rollout.telemetry.records import RunFolder
 
@@ -71,18 +69,15 @@ class Workload:
         return fit_from_right(zip(self.round.prompt.tolist(), self.round.right, strict=True),
                               EDGES, k)  # fmt: skip
 
-    def siblings_chances(
-        self, k: int, engines: int, router: Callable[[Iterable[Hashable]], LeastLoaded]
-    ) -> Acceptance:
+    def siblings_chances(self, k: int, fleet: Fleet) -> Acceptance:
         """Chances of k drafts from own text and siblings', those of one engine advancing together.
 
         Args:
             k: drafts a step.
-            engines: that share the step.
-            router: says which engine a request goes to.
+            fleet: that shares the step.
         """
         counts = Counts(EDGES, k)
-        engine = place(self.round.group.tolist(), engines, router)
+        engine = fleet.place(len(self.round))
         together: dict[tuple[int, int], list[Trace]] = {}
         for trace, *share in zip(self.traces or (), self.round.group, engine, strict=True):
             together.setdefault(tuple(share), []).append(trace)

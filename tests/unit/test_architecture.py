@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "verified": set(),
     "hardware": set(),
     "identity": set(),
-    "routing": set(),
     "statistics": set(),
     "automaton": set(),
     "verification": set(),
@@ -43,10 +42,10 @@ MAY_IMPORT = {
         "verification",
     },
     "heads": {"bench", "dashboard", "settings", "sources"},
-    "simulation": {"bench", "config", "gating", "routing", "statistics", "telemetry"},
+    "simulation": {"bench", "config", "gating", "statistics", "telemetry"},
     "integrations": {
-        "config", "gating", "hardware", "heads", "identity", "routing", "session", "sizing",
-        "sources", "telemetry", "verification",
+        "config", "gating", "hardware", "heads", "identity", "session", "sizing", "sources",
+        "telemetry", "verification",
     },
     "cli": {
         "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "report",
@@ -63,8 +62,8 @@ GROUPS = {
         "session", "gating", "drafting", "sources", "verification", "automaton",
     ),
     "shared": (
-        "config", "settings", "composition", "metric", "verified", "routing", "identity",
-        "statistics", "hardware",
+        "config", "settings", "composition", "metric", "verified", "identity", "statistics",
+        "hardware",
     ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

@@ -44,7 +44,7 @@ def test_simulate_replays_a_file_of_texts(texts, costs, tmp_path):
                "--siblings", "--json", output, "--picture", picture, "--replicas", 2)  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(output.read_text())["settings"]
-    assert next(iter(found)) == "baseline" and len(found) == 8
+    assert next(iter(found)) == "baseline" and len(found) == 6
     best = min(figures["rollout_s"] for name, figures in found.items() if "siblings" not in name)
     assert found["auto, k up to 3"]["rollout_s"] < 1.03 * best
     assert found["k=3, threshold 8"]["rollout_s"] < found["baseline"]["rollout_s"]

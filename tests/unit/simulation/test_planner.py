@@ -14,7 +14,6 @@ from sam_rollout.composition import (
     compose,
 )
 from sam_rollout.config import SamConfig
-from sam_rollout.routing import GroupRouter, LeastLoaded
 from sam_rollout.simulation.costs import CostRow, CostTable, CostTableError
 from sam_rollout.simulation.planner import Planner
 from sam_rollout.simulation.rollout import Fleet
@@ -165,8 +164,8 @@ def test_exact_counts_have_an_entry_for_every_token(workload):
 
 def test_siblings_of_one_engine_draft_from_each_other(workload):
     """Spread over as many engines as there are siblings, nobody has any."""
-    alone = workload.siblings_chances(3, 4, LeastLoaded)
+    alone = workload.siblings_chances(3, Fleet(4, 8))
     own = workload.own_chances(3)
-    together = workload.siblings_chances(3, 4, GroupRouter)
+    together = workload.siblings_chances(3, Fleet(1, 16))
     assert alone.expected(3, 500) == pytest.approx(own.expected(3, 500), rel=0.05)
     assert together.expected(3, 500) > 1.05 * alone.expected(3, 500)

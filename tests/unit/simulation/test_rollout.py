@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.gating import ThresholdGate
-from sam_rollout.routing import GroupRouter
 from sam_rollout.simulation.chances import Acceptance
 from sam_rollout.simulation.costs import StepCosts
-from sam_rollout.simulation.policies import gate_budget, measured_budget, place
+from sam_rollout.simulation.policies import gate_budget, measured_budget
 from sam_rollout.simulation.rollout import Fleet, Setting, simulate
 
 
@@ -82,28 +81,6 @@ def test_prompts_take_time(make_round, flat_costs):
     costs = StepCosts(flat_costs.batches, flat_costs.contexts, flat_costs.seconds, 0.01)
     found = simulate(make_round([1, 1], prompt=20), Fleet(1, 2), costs, Setting())
     assert found.rollout_s == pytest.approx(40 * 0.01)
-
-
-def test_routers_spread_or_group():
-    groups = [number // 4 for number in range(16)]
-    grouped = place(groups, 4, GroupRouter)
-    assert all(len(set(grouped[4 * g : 4 * g + 4])) == 1 for g in range(4))
-    assert np.bincount(grouped).tolist() == [4, 4, 4, 4]
-
-
-def test_long_siblings_on_one_replica_keep_the_gate_shut(make_round, flat_costs):
-    """The danger of grouping: a hard prompt's responses are all long, and more than the gate takes.
-
-    Spread over two engines, two of four long ones run in each, and the gate of two is open.
-    """
-    lengths = [1_000] * 4 + [10] * 4
-    round_ = make_round(lengths, siblings=4)
-    chances = Acceptance(np.zeros(1), np.full((1, 3), 0.5))
-    spread = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, chances))
-    grouped = simulate(round_, Fleet(2, 8), flat_costs, drafting(2, 3, chances, router=GroupRouter))
-    assert spread.acceptance_length > 1
-    assert grouped.acceptance_length == 1, "four run to the end: the gate never opens"
-    assert grouped.rollout_s > spread.rollout_s
 
 
 def test_a_budget_may_look_at_the_context(make_round, flat_costs, always_right):
