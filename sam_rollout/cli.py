@@ -731,33 +731,6 @@ def simulate_command(
 
 
 @app.command()
-def plan(
-    traces: Annotated[Path, typer.Option(help="Run folder with recorded traces, or a file.")],
-    calibration: Annotated[
-        Path, typer.Option(help="Cost table of steps (JSON), or a run folder to take them from.")
-    ],
-    step: StepOption = None,
-    replicas: OfTheRunOption = None,
-    max_num_seqs: OfTheRunOption = None,
-    resamples: Annotated[int, typer.Option(min=10, help="Of the bootstrap over prompts.")] = 200,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the YAML there, such as configs/sam/planned.yaml.")
-    ] = None,
-    json_path: FiguresOption = None,
-    host_costs: HostCostsOption = None,
-    scheduling: SchedulingOption = "async",
-) -> None:
-    """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
-    from sam_rollout.simulation import front
-
-    with _one_line_errors(ValueError):
-        front.plan(
-            traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
-            _console(), host_costs, scheduling,
-        )  # fmt: skip
-
-
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

@@ -1,4 +1,4 @@
-"""The commands `simulate` and `plan`: files in, tables, pictures and JSON out."""
+"""The command `simulate`: files in, tables, pictures and JSON out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostTable, CostTableError
 from sam_rollout.simulation.host import HostCosts
 from sam_rollout.simulation.models import ModelDrafts, given_model, recorded_model
-from sam_rollout.simulation.planner import KS, Planner
 from sam_rollout.simulation.rollout import Fleet
 from sam_rollout.simulation.validation import Validation, ValidationError
 from sam_rollout.simulation.workload import Workload, WorkloadError, model_of, read_workload
@@ -105,33 +104,6 @@ def check(console: Console, output: Path | None) -> int:
     report.print_validation(rows, console)
     _write(output, {"rollouts": [dataclasses.asdict(row) for row in rows]})
     return 0 if all(row.reached for row in rows) else 1
-
-
-def plan(
-    traces: Path, calibration: Path, step: int | None, replicas: int | None,
-    max_num_seqs: int | None, resamples: int, output: Path | None, json_path: Path | None,
-    console: Console, host_costs: Path | None, scheduling: str,
-) -> None:  # fmt: skip
-    """Recommend a configuration."""
-    table = _table(calibration, host_costs, scheduling)
-    workload = read_workload(traces, step)
-    with bar("reading texts") as progress:
-        workload = workload.with_right(max(KS), progress)
-    fleet = _fleet(workload, replicas, max_num_seqs)
-    with bar("trying candidates") as progress:
-        planner = Planner(workload, table, fleet)
-        found = planner.plan(resamples, progress)
-    report.print_plan(found, console)
-    if planner.left_out:
-        console.print(
-            f"{planner.left_out} pairs of k and threshold were left out: the cost table has no "
-            "verify steps with as many drafts and requests."
-        )
-    fragment = found.fragment()
-    console.print(fragment, markup=False, highlight=False)
-    if output is not None:
-        output.write_text(fragment, encoding="utf-8")
-    _write(json_path, {"plan": found.options(), **dataclasses.asdict(found)})
 
 
 def _table(path: Path, host_costs: Path | None, scheduling: str) -> CostTable:

@@ -12,8 +12,6 @@ from sam_rollout.simulation.validation import MAX_ERROR, Row
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sam_rollout.simulation.planner import Plan
-
 BASE_COLOUR, SAM_COLOUR = "#0072B2", "#D55E00"
 LIGHT = {BASE_COLOUR: "#B3D3E8", SAM_COLOUR: "#F7CDB0"}
 
@@ -55,22 +53,6 @@ def print_validation(rows: Sequence[Row], console: Console) -> None:
             "ok" if row.reached else "MISSED",
         )  # fmt: skip
     console.print(table)
-
-
-def print_plan(plan: Plan, console: Console, top: int = 8) -> None:
-    """The best candidates."""
-    from rich.table import Table
-
-    table = Table("k", "threshold", "sources", "gain (baseline / SAM - 1)",
-                  title="best candidates, simulated")  # fmt: skip
-    for candidate in plan.candidates[:top]:
-        sources = "own + siblings" if candidate.siblings else "own"
-        table.add_row(str(candidate.k), str(candidate.threshold), sources, f"{candidate.gain:.1%}")
-    console.print(table)
-    console.print(
-        f"The best of {len(plan.candidates)}, chosen on the responses that the interval is drawn "
-        "from: the interval leaves the choice out and flatters a little."
-    )
 
 
 def plot_outcomes(outcomes: Mapping[str, Outcome], path: Path, threshold: int) -> None:

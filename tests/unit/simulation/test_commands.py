@@ -3,12 +3,10 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from sam_rollout.bench.generator import group
 from sam_rollout.cli import app
-from sam_rollout.config import SamConfig
 from sam_rollout.simulation import validation
 from sam_rollout.simulation.costs import CostRow, CostTable
 from sam_rollout.simulation.validation import Row, Validation
@@ -55,30 +53,15 @@ def test_drafts_without_verify_steps_are_refused_and_guesses_said(texts, tmp_pat
     path = tmp_path / "costs.json"
     rows = [CostRow(batch, 1, 0, False, 0.01) for batch in (1, 16)]
     path.write_text(json.dumps(CostTable(rows).to_json()))
-    for arguments in (["simulate", texts], ["plan", "--traces", texts]):
-        done = run(*arguments, "--calibration", path)
-        assert done.exit_code == 2
-        assert "no row with query_len 2 or more" in done.output
+    done = run("simulate", texts, "--calibration", path)
+    assert done.exit_code == 2
+    assert "no row with query_len 2 or more" in done.output
     path.write_text(json.dumps(CostTable([*rows, CostRow(2, 4, 0, False, 0.01)]).to_json()))
     with pytest.warns(UserWarning, match="k=3, up to 6 requests: .* for up to 2 requests"):
         done = run("simulate", texts, "--calibration", path, "--threshold", 8)
     assert done.exit_code == 0, done.output
     with pytest.warns(UserWarning, match="for no number of requests"):
         run("simulate", texts, "--calibration", path, "--threshold", 1, "--k", 5)
-    done = run("plan", "--traces", texts, "--calibration", path, "--resamples", 10)
-    assert "pairs of k and threshold were left out" in done.output
-
-
-def test_plan_writes_a_fragment_that_our_configuration_takes(texts, costs, tmp_path):
-    output, figures = tmp_path / "planned.yaml", tmp_path / "plan.json"
-    done = run("plan", "--traces", texts, "--calibration", costs, "--resamples", 10,
-               "--max-num-seqs", 8, "--output", output, "--json", figures)  # fmt: skip
-    assert done.exit_code == 0, done.output
-    options = yaml.safe_load(output.read_text())
-    options.pop("defaults")
-    assert SamConfig.from_mapping(options).max_draft_tokens > 1
-    plan = json.loads(figures.read_text())
-    assert plan["low"] <= plan["best"]["gain"] <= plan["high"] * 1.2
 
 
 @pytest.mark.parametrize(

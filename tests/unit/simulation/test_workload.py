@@ -1,13 +1,25 @@
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sam_rollout.bench.generator import group
 from sam_rollout.cli import app
 from sam_rollout.simulation.alternatives import replay_settings
 from sam_rollout.simulation.costs import CostRow, CostTable
-from sam_rollout.simulation.workload import WorkloadError, read_workload
+from sam_rollout.simulation.rollout import Fleet
+from sam_rollout.simulation.workload import Workload, WorkloadError, read_workload, round_of
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.records import engine_step, engine_steps, request, requests, trace, traces
+
+KS = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def workload():
+    traces = tuple(trace for index in range(3) for trace in group(index, 4, 900))
+    return Workload(1, round_of(traces), Fleet(1, 16), traces).with_right(max(KS))
 
 
 @pytest.fixture
@@ -94,3 +106,41 @@ def test_more_drafts_than_the_run_has_made_need_texts(folder):
     table = CostTable([CostRow(2, query, 0, False, 0.1) for query in (1, 6)])
     with pytest.raises(ValueError, match="k = 5: acceptance is known of up to 3 drafts"):
         replay_settings(work, table, work.fleet, [2], [5])
+
+
+def test_a_step_is_read_from_a_file_of_traces(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    entries = [
+        {"group": "a", "sibling": 0, "step": 2, "prompt": [1, 2], "response": [3, 4, 5]},
+        {"group": "a", "sibling": 1, "step": 2, "prompt": [1, 2], "response": [6]},
+        {"group": "b", "sibling": 0, "step": 3, "prompt": [1], "response": [6, 7]},
+    ]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    first = read_workload(path)
+    assert first.step == 2
+    assert first.round.length.tolist() == [3, 1] and first.round.prompt.tolist() == [2, 2]
+    assert read_workload(path, 3).round.length.tolist() == [2]
+    with pytest.raises(WorkloadError, match="no training step 7; recorded are 2, 3"):
+        read_workload(path, 7)
+
+
+def test_lengths_alone_do_not_say_what_is_accepted():
+    lengths_only = Workload(1, round_of(group(0, 2, 100)), Fleet(1, 1))
+    with pytest.raises(WorkloadError, match="record_traces"):
+        lengths_only.with_right(3)
+
+
+def test_exact_counts_have_an_entry_for_every_token(workload):
+    for text, right in zip(workload.traces, workload.round.right, strict=True):
+        assert len(right) == len(text.response) + 1
+        assert right.max() <= max(KS)
+    assert np.mean([right.mean() for right in workload.round.right]) > 0.2
+
+
+def test_siblings_of_one_engine_draft_from_each_other(workload):
+    """Spread over as many engines as there are siblings, nobody has any."""
+    alone = workload.siblings_chances(3, Fleet(4, 8))
+    own = workload.own_chances(3)
+    together = workload.siblings_chances(3, Fleet(1, 16))
+    assert alone.expected(3, 500) == pytest.approx(own.expected(3, 500), rel=0.05)
+    assert together.expected(3, 500) > 1.05 * alone.expected(3, 500)
