@@ -59,7 +59,7 @@ RECORDS = (
     "cluster_tiny_cpu", "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
     "operators_tiny_cpu", "sampler", "drafter", "fuzz_drafter", "gate",
     "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "head_training_tiny_cpu",
-    "head_online_tiny_cpu", "simulate_validation",
+    "head_online_tiny_cpu",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "verification",
     },
     "heads": {"bench", "dashboard", "settings", "sources"},
-    "simulation": {"bench", "config", "gating", "statistics", "telemetry"},
+    "simulation": {"bench", "config", "gating", "identity", "session", "sources", "telemetry"},
     "integrations": {
         "config", "gating", "hardware", "heads", "identity", "session", "sizing", "sources",
         "telemetry", "verification",
