@@ -12,20 +12,16 @@ All of them sample and learn the same: token ids of every response, rewards and 
 are compared with those of the run without drafts. Finished runs stay in the work folder.
 
 The heads alone are tested on new responses, before they learn from these; the frozen one on the
-same responses, inside the run that trains it. What the simulator says of joined drafts, from step
-times of the other runs, stands beside what they brought.
+same responses, inside the run that trains it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -33,10 +29,6 @@ from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.dashboard.charts import COLOURS, STYLE
-from sam_rollout.simulation.alternatives import replay_settings
-from sam_rollout.simulation.costs import CostTable
-from sam_rollout.simulation.models import recorded_model
-from sam_rollout.simulation.workload import read_workload
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
@@ -173,32 +165,6 @@ def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]
     }
 
 
-def forecast(
-    folders: dict[str, Path], series: dict[str, dict[str, list]], steps: Iterable[int]
-) -> dict[str, Any]:
-    """What a replay of the run without drafts says that joined drafts bring, beside what they did.
-
-    Costs of steps are those of the runs without drafts and with texts alone. A pass of the head is
-    told by the host's time in it, as a share of the mean step without drafts. Chances are those of
-    the run with the frozen head, whose gate let it draft less often than the replay pays for.
-    """
-    recorded = [RunFolder(folders[side]).read("engine_steps").to_pandas() for side in ("off", "on")]
-    table = CostTable.of_steps(pd.concat([one[one["split"] == "train"] for one in recorded]))
-    frozen, off = series["frozen"], series["off"]
-    model = recorded_model(folders["frozen"], pass_share=0.0)
-    drafted = sum(frozen["model_steps"])
-    passes = model.passes * drafted + sum(frozen["engine_steps"]) - drafted
-    decode_s = sum(off["rollout_s"]) / sum(off["engine_steps"])
-    share = sum(frozen["model_s"]) / passes / decode_s
-    model, k, gains = replace(model, pass_share=share), model.chances.max_k, []
-    for step in steps:
-        workload = read_workload(folders["off"], step).with_right(k)
-        outcomes = replay_settings(workload, table, workload.fleet, [0], [k], models=[model])
-        joined = outcomes[f"{model.title}, auto, k up to {k}"]
-        gains.append(outcomes["baseline"].rollout_s / joined.rollout_s)
-    return {"pass_share": share, "k": k, "rollout_s": median_interval(gains)}
-
-
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
     """Acceptance of the heads alone, and of whole runs, over the training steps."""
     with matplotlib.rc_context(STYLE):
@@ -263,7 +229,6 @@ def main() -> None:
     record = {
         "machine": about, "setting": setting, "rows": rows, "same": same,
         "against_off": against_off(series), "series": series,
-        "forecast": forecast(folders, series, range(2, arguments.steps + 1)),
     }  # fmt: skip
     write_record(record, arguments.output)
     draw(series, arguments.output.with_suffix(".png"))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.head_training [--check] [--output FILE]
 
-The texts are the tiny model's at temperature 1 that were recorded for the simulator, one prompt in
-six held out with all its responses. Two trainings, each one command from texts to a head: a short
+The texts are recorded responses of the tiny model at temperature 1, one prompt in six held out with
+all its responses. Two trainings, each one command from texts to a head: a short
 one, of about two minutes on two idle cores, and the default one. Acceptance is by draft position,
 over all positions of the held-out responses; a verify step yields its bonus token, too. Updates are
 fixed, not minutes: what is learned then does not depend on how busy the machine is.
@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.measuring import MODEL, RESULTS, parser, read_record, write_record
 from sam_rollout.bench.machine import machine
 
-TEXTS = RESULTS / "traces" / "simulate_validation.parquet"
+TEXTS = RESULTS / "traces" / "tiny_qwen3.parquet"
 SHORT, WHOLE = 500, 1500  # updates; WHOLE are the command's default
 THREADS = 2
 # Least acceptance by position: what a whole training is asked for. The short one gets there, too.

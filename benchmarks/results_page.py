@@ -28,7 +28,6 @@ from sam_rollout.report.compare import TimeRow
 from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
 
 PAGE = REPOSITORY / "docs" / "results.md"
-MODEL_DRAFTERS = REPOSITORY / "docs" / "model_drafters.md"
 # Each README, and what it says where nothing was measured.
 READMES = {REPOSITORY / "README.md": "not measured", REPOSITORY / "README_zh.md": "未测"}
 # The READMEs' table of drafters: its rows, and what its figures are measured at.
@@ -58,10 +57,9 @@ test composes the experiments and compares."""
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "cluster_tiny_cpu", "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
-    "operators_tiny_cpu", "sampler", "drafter", "vote_rules", "fuzz_drafter",
-    "telemetry_overhead", "routing_tiny_cpu", "gate", "device_idle", "fuzz_scheduling",
-    "model_drafts_tiny_cpu", "emulated_heads",
-    "head_training_tiny_cpu", "head_loops_tiny_cpu", "head_online_tiny_cpu", "simulate_validation",
+    "operators_tiny_cpu", "sampler", "drafter", "fuzz_drafter", "gate",
+    "device_idle", "fuzz_scheduling", "model_drafts_tiny_cpu", "head_training_tiny_cpu",
+    "head_online_tiny_cpu",
 )  # fmt: skip
 
 
@@ -195,12 +193,6 @@ def refilled(readme: str, figures: list[list[str | None]], otherwise: str) -> st
     return "\n".join(lines)
 
 
-def with_section(page: str, title: str, text: str) -> str:
-    """A page with this text as its section of that title."""
-    before, heading, rest = page.partition(f"\n## {title}\n")
-    return f"{before}{heading}\n{text}\n" + rest[rest.index("\n## ") :]
-
-
 def pages() -> dict[Path, str]:
     """Every page with figures, as the records would have it."""
     figures = drafter_figures(read_record(RESULTS / "drafter.json"))
@@ -208,9 +200,7 @@ def pages() -> dict[Path, str]:
         path: refilled(path.read_text(encoding="utf-8"), figures, otherwise)
         for path, otherwise in READMES.items()
     }
-    short = section("emulated_heads_short", read_record(RESULTS / "emulated_heads.json"))
-    heads = with_section(MODEL_DRAFTERS.read_text(encoding="utf-8"), "Joined with texts", short)
-    return {PAGE: render(), MODEL_DRAFTERS: heads, **readmes}
+    return {PAGE: render(), **readmes}
 
 
 def main() -> None:

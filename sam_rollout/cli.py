@@ -5,10 +5,10 @@ Heavy imports stay inside the commands, so that `sam-rollout version` answers at
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -39,19 +39,9 @@ TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's ro
 PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) there.")]
 FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write the figures there.")]
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StepOption = Annotated[int | None, typer.Option(help="Training step; the first by default.")]
-OfTheRunOption = Annotated[int | None, typer.Option(min=1, help="Instead of the run's.")]
-HostCostsOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Record of benchmarks/device_idle.py: what the host adds to a table of device times."
-    ),
-]
-SchedulingOption = Annotated[Literal["async", "sync"], typer.Option(help="Of the host costs.")]
 # Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 CHECKED_DRAFTS = [1, 3, 8]
-THRESHOLDS, REPLAYED_DRAFTS = [4, 8, 16], [3]
 
 
 @contextmanager
@@ -643,118 +633,19 @@ def doctor(
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 
-def _refuse_given(context: typer.Context, but: Iterable[str]) -> None:
-    """Refuse options that would be ignored with --check."""
-    for name in context.params.keys() - set(but):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter("not with --check", param_hint=option)
-
-
 @app.command("simulate")
 def simulate_command(
-    context: typer.Context,
-    what: Annotated[Path | None, typer.Argument(help="A run folder or file of traces.")] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(help="Cost table of steps (JSON), or a run folder to take them from."),
+    run: RunArgument,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="So many training steps; all by default.")
     ] = None,
-    step: StepOption = None,
-    replicas: OfTheRunOption = None,
-    max_num_seqs: OfTheRunOption = None,
-    threshold: Annotated[
-        list[int], typer.Option(min=0, help="Of the gate; may be repeated.")
-    ] = THRESHOLDS,
-    k: Annotated[
-        list[int], typer.Option(min=1, max=32, help="Drafts; may be repeated.")
-    ] = REPLAYED_DRAFTS,
-    siblings: Annotated[
-        bool, typer.Option("--siblings", help="Also with siblings, spread and grouped.")
-    ] = False,
-    graph: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Query lengths with captured graphs; may be repeated."),
-    ] = None,
-    pad: Annotated[
-        bool, typer.Option("--pad", help="Fill steps up to the next captured length.")
-    ] = False,
-    tail_threshold: Annotated[int, typer.Option(min=0, help="What counts as long tail.")] = 8,
-    picture: PictureOption = None,
     json_path: FiguresOption = None,
-    host_costs: HostCostsOption = None,
-    scheduling: SchedulingOption = "async",
-    model_acceptance: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a model that drafts alone: chances that at least 1, 2, ... of its drafts are "
-            "accepted, such as 0.7,0.45,0.3."
-        ),
-    ] = None,
-    model_run: Annotated[
-        list[Path] | None,
-        typer.Option(help="A run in which a model drafted, alone or joined; one of each."),
-    ] = None,
-    pass_cost: Annotated[
-        float | None,
-        typer.Option(min=0, help="Of that model, as a share of a decode step of the policy."),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Predict the recorded rollouts of the tiny model; exit 1 if one is missed by more "
-            "than a tenth, or none is recorded.",
-        ),
-    ] = False,
 ) -> None:
-    """Replay a rollout on paper: what thresholds, k, auto, siblings and graphs would bring."""
+    """Tell what sam=on would have brought in a run without drafts, from its records and texts."""
     from sam_rollout.simulation import front
 
     with _one_line_errors(ValueError):
-        if check:
-            if what is not None:
-                raise typer.BadParameter(f"{what}: --check takes none", param_hint="what")
-            _refuse_given(context, but=("what", "check", "json_path"))
-            raise typer.Exit(front.check(_console(), json_path))
-        if what is None:
-            raise typer.BadParameter("a run folder or a file of traces", param_hint="what")
-        if calibration is None:
-            raise typer.BadParameter("needed to replay a run", param_hint="--calibration")
-        front.replay(
-            what, calibration, step, replicas, max_num_seqs, threshold, k, siblings=siblings,
-            captured=graph or None, pad=pad, tail_threshold=tail_threshold, console=_console(),
-            picture=picture, output=json_path, host_costs=host_costs, scheduling=scheduling,
-            model_acceptance=[float(one) for one in (model_acceptance or "").split(",") if one],
-            model_runs=model_run or [], pass_cost=pass_cost,
-        )  # fmt: skip
-
-
-@app.command()
-def plan(
-    traces: Annotated[Path, typer.Option(help="Run folder with recorded traces, or a file.")],
-    calibration: Annotated[
-        Path, typer.Option(help="Cost table of steps (JSON), or a run folder to take them from.")
-    ],
-    step: StepOption = None,
-    replicas: OfTheRunOption = None,
-    max_num_seqs: OfTheRunOption = None,
-    resamples: Annotated[int, typer.Option(min=10, help="Of the bootstrap over prompts.")] = 200,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the YAML there, such as configs/sam/planned.yaml.")
-    ] = None,
-    json_path: FiguresOption = None,
-    host_costs: HostCostsOption = None,
-    scheduling: SchedulingOption = "async",
-) -> None:
-    """Recommend threshold, k and sources for a run of one's own, with the gain to expect."""
-    from sam_rollout.simulation import front
-
-    with _one_line_errors(ValueError):
-        front.plan(
-            traces, calibration, step, replicas, max_num_seqs, resamples, output, json_path,
-            _console(), host_costs, scheduling,
-        )  # fmt: skip
+        front.forecast(run, steps, _console(), json_path)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sam_rollout
-from sam_rollout.settings import NEVER_FOR_ROLLOUTS, unknown
+from sam_rollout.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
 CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
 ROOT = "dapo_qwen3"
@@ -111,7 +111,8 @@ def explain(error: Exception) -> str:
         if not known:
             parent = str(cause.full_key).rpartition(".")[0]
             return f"{cause.full_key}: {parent} holds no keys; set it as a whole: {parent}=..."
-        return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
+        why = GONE.get(str(cause.full_key)) or unknown("key", str(cause.key), sorted(known))
+        return f"{cause.full_key}: {why}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())
 

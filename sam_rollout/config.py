@@ -385,12 +385,6 @@ class RunConfig:
         return cls(**sections)
 
     @property
-    def routes_siblings(self) -> bool:
-        """Whether requests go to the engine that runs their siblings."""
-        siblings = self.sam.sources.siblings
-        return self.sam.enabled and siblings.enabled and siblings.routing == "grouped"
-
-    @property
     def shares_texts(self) -> bool:
         """Whether engines tell each other what they sample."""
         siblings = self.sam.sources.siblings

@@ -39,6 +39,16 @@ NEVER_FOR_ROLLOUTS = {
     "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
 }
 
+# Keys that there were -> what takes their place.
+_VERLS_ROUTER = (
+    "there is no such key any more: requests go where verl sends them, and engines tell each other "
+    "what they sample (sam.sources.siblings.share)"
+)
+GONE = {
+    f"sam.sources.siblings.{key}": _VERLS_ROUTER
+    for key in ("routing", "max_siblings_per_replica", "max_imbalance")
+}
+
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Why a name is refused: the nearest one there is, and all unless they are very many.
@@ -99,7 +109,8 @@ class Section:
         values = {}
         for key, value in mapping.items():
             if key not in kinds:
-                raise ConfigError(f"{path}.{key}", value, unknown("key", str(key), list(kinds)))
+                why = GONE.get(f"{path}.{key}") or unknown("key", str(key), list(kinds))
+                raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
                 value = {}  # Hydra sets an unset mapping as a whole; into an empty one it adds keys

@@ -10,7 +10,8 @@ sum is drafted. So sources need no order of precedence, and a source is as good 
 Texts fail together: they copy the same places. Among themselves that changes little, but their sum
 would outvote a model's draft that is right more often. So beside one they have a single vote, for
 the token with their largest sum, of a class by that sum and by whether the model agrees; and the
-class of the model's vote tells whether texts name its token, too, and as theirs.
+class of the model's vote tells whether texts name its token, too, and as theirs. Joined so, texts
+lost nothing beside emulated heads of 2 to 3.6 tokens a step, on responses of real models.
 
 Length: a draft goes on while its next token's chance to be accepted is at least what the gate asks
 for (`auto` knows what a token costs) and, with policy `confidence`, `sam.min_confidence`; rows
@@ -24,7 +25,9 @@ shares of those that got there is not distorted by drafts that the policy itself
 product-limit estimate of Kaplan and Meier, 1958).
 
 Nothing about a text or a model is built in but what weighs more at first: all is learned from the
-drafts that this engine verified. What each rule brings: `benchmarks/vote_rules.py`.
+drafts that this engine verified. On responses of real models (greedy replay, all sources, k = 3) a
+single rule brings up to 1.4 % of the tokens per verify step; most of all, telling how often a
+suffix went on.
 """
 
 import logging

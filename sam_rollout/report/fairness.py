@@ -39,8 +39,6 @@ FEW_STEPS = 3
 REPEATS_PARTS = {"sam_rollout", "compare"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "control_share", "control_unit", "draft_model_path"}
 SPECULATION = "speculative_config"
-# Written below the run folder by a run that routes siblings, null in others.
-_ROUTER = "actor_rollout_ref.rollout.router_config_path"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
@@ -325,8 +323,6 @@ def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, An
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )
-    if str(named.get(_ROUTER)).startswith("<run_dir>"):
-        named[_ROUTER] = None
     return {
         name: value
         for name, value in named.items()

@@ -1,4 +1,1 @@
-"""Rollouts replayed on paper: what a setting would bring on machines one does not have.
-
-Reads cost tables, recorded lengths and token traces; needs no engine, no device and no weights.
-"""
+"""Rollouts of a run without drafts, sampled once more on paper, with the drafts of `sam=on`."""

@@ -1,166 +1,67 @@
-"""The commands `simulate` and `plan`: files in, tables, pictures and JSON out."""
+"""The command `simulate`: a run folder in, a table and JSON out."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sam_rollout.json_values import dumps
-from sam_rollout.simulation import report, validation
-from sam_rollout.simulation.alternatives import replay_settings
-from sam_rollout.simulation.costs import CostTable, CostTableError
-from sam_rollout.simulation.host import HostCosts
-from sam_rollout.simulation.models import ModelDrafts, given_model, recorded_model
-from sam_rollout.simulation.planner import KS, Planner
-from sam_rollout.simulation.rollout import Fleet
-from sam_rollout.simulation.validation import Validation, ValidationError
-from sam_rollout.simulation.workload import Workload, WorkloadError, model_of, read_workload
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.simulation.baseline import Baseline, read_baseline
+from sam_rollout.simulation.engine import Outcome, sample
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-@contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, called with what is done and what there is to do."""
+def forecast(path: Path, steps: int | None, console: Console, output: Path | None) -> None:
+    """Tell what `sam=on` would have brought in a run; options as in the command's help."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def replay(
-    path: Path, calibration: Path, step: int | None, replicas: int | None,
-    max_num_seqs: int | None, thresholds: Sequence[int], ks: Sequence[int], *, siblings: bool,
-    captured: Sequence[int] | None, pad: bool, tail_threshold: int, console: Console,
-    picture: Path | None, output: Path | None, host_costs: Path | None, scheduling: str,
-    model_acceptance: Sequence[float] = (), model_runs: Sequence[Path] = (),
-    pass_cost: float | None = None,
-) -> None:  # fmt: skip
-    """Replay a recorded step under several settings; options as in the command's help."""
-    table = _table(calibration, host_costs, scheduling)
-    models = _models(model_acceptance, model_runs, pass_cost)
-    workload = read_workload(path, step)
-    if siblings and workload.traces is None:
-        raise WorkloadError("--siblings needs texts: rollout_telemetry.record_traces=true")
-    if workload.traces is not None:
-        with bar("reading texts") as progress:
-            workload = workload.with_right(max(ks), progress)
-    elif workload.chances is None:
-        raise WorkloadError(
-            "neither texts nor steps in which texts alone drafted (requests' open_steps) were "
-            "recorded: record texts with rollout_telemetry.record_traces=true, or replay a run "
-            "with sam=on"
-        )
-    with bar("simulating") as progress:
-        outcomes = replay_settings(
-            workload, table, _fleet(workload, replicas, max_num_seqs), thresholds, ks,
-            siblings=siblings, captured=captured, pad=pad, tail_threshold=tail_threshold,
-            models=models, progress=progress,
-        )  # fmt: skip
-    figures = {name: outcome.figures() for name, outcome in outcomes.items()}
-    report.print_sides(figures, console)
-    if picture is not None:
-        report.plot_outcomes(outcomes, picture, tail_threshold)
-    _write(output, {"step": workload.step, "responses": len(workload.round), "settings": figures})
-
-
-def _models(
-    acceptance: Sequence[float], runs: Sequence[Path], pass_cost: float | None
-) -> list[ModelDrafts]:
-    """The models to forecast; what a pass takes has to be said."""
-    if pass_cost is None:
-        if acceptance or runs:
-            raise ValueError("--pass-cost: what a pass of the model takes of a decode step")
-        return []
-    found = [given_model(acceptance, pass_cost)] if acceptance else []
-    found += [recorded_model(path, pass_cost) for path in runs]
-    titles = [model.title for model in found]
-    if not found:
-        raise ValueError("--pass-cost: of which model? --model-acceptance or --model-run says")
-    if len(set(titles)) < len(titles):
-        raise ValueError(f"of each kind of model one at a time, not {', '.join(titles)}")
-    return found
-
-
-def _fleet(workload: Workload, replicas: int | None, max_num_seqs: int | None) -> Fleet:
-    fleet = workload.fleet
-    return Fleet(replicas or fleet.engines, max_num_seqs or fleet.max_num_seqs)
-
-
-def check(console: Console, output: Path | None) -> int:
-    """Predict the recorded rollouts again; 1 where one misses its target or none is recorded."""
-    try:
-        with bar("predicting recorded rollouts") as progress:
-            rows = Validation(validation.RECORD, validation.TRACES).rows(progress)
-    except ValidationError as error:
-        console.print(f"no record: {error}", soft_wrap=True)
-        return 1
-    report.print_validation(rows, console)
-    _write(output, {"rollouts": [dataclasses.asdict(row) for row in rows]})
-    return 0 if all(row.reached for row in rows) else 1
-
-
-def plan(
-    traces: Path, calibration: Path, step: int | None, replicas: int | None,
-    max_num_seqs: int | None, resamples: int, output: Path | None, json_path: Path | None,
-    console: Console, host_costs: Path | None, scheduling: str,
-) -> None:  # fmt: skip
-    """Recommend a configuration."""
-    table = _table(calibration, host_costs, scheduling)
-    workload = read_workload(traces, step)
-    with bar("reading texts") as progress:
-        workload = workload.with_right(max(KS), progress)
-    fleet = _fleet(workload, replicas, max_num_seqs)
-    with bar("trying candidates") as progress:
-        planner = Planner(workload, table, fleet)
-        found = planner.plan(resamples, progress)
-    report.print_plan(found, console)
-    if planner.left_out:
-        console.print(
-            f"{planner.left_out} pairs of k and threshold were left out: the cost table has no "
-            "verify steps with as many drafts and requests."
-        )
-    fragment = found.fragment()
-    console.print(fragment, markup=False, highlight=False)
+    run = read_baseline(path, steps)
+    responses = sum(len(one) for rollout in run.rollouts for one in rollout.rounds)
+    outcomes: list[list[Outcome]] = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for title, drafts in (("without drafts", False), ("with drafts", True)):
+            task = bar.add_task(title, total=responses)
+            outcomes.append(list(sample(run, drafts=drafts, progress=partial(bar.advance, task))))
+    base, sam = outcomes
+    _show(run, base, sam, console)
     if output is not None:
-        output.write_text(fragment, encoding="utf-8")
-    _write(json_path, {"plan": found.options(), **dataclasses.asdict(found)})
+        rows = [
+            {"step": rollout.step, "recorded_s": rollout.recorded_s, "base": asdict(one),
+             "sam": asdict(other)}
+            for rollout, one, other in zip(run.rollouts, base, sam, strict=True)
+        ]  # fmt: skip
+        output.write_text(dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def _table(path: Path, host_costs: Path | None, scheduling: str) -> CostTable:
-    """A file of step costs, with the host's if they are given, or a run's engine steps.
+def _show(run: Baseline, base: Sequence[Outcome], sam: Sequence[Outcome], console: Console) -> None:
+    from rich.table import Table
 
-    Raises:
-        CostTableError: not such a file, or host costs that a run's steps contain already.
-    """
-    if not path.is_dir():
-        table = CostTable.read(path)
-        if host_costs is not None:
-            table = HostCosts.read(host_costs, scheduling).added_to(table)
-        return table
-    if host_costs is not None:
-        raise CostTableError(f"--host-costs: the steps that {path} recorded contain them already")
-    folder = RunFolder(path)
-    if model_of(folder):
-        raise CostTableError(
-            f"{path}: a model drafted in this run, and its passes are in every step: take the "
-            "costs from a run with sam=on"
-        )
-    steps = folder.read("engine_steps").to_pandas()
-    try:
-        return CostTable.of_steps(steps[steps["split"] == "train"])
-    except CostTableError as error:
-        raise CostTableError(f"{path}, engine steps: {error}") from error
+    table = Table(
+        "training step", "recorded, s", "simulated, s", "with sam=on, s", "times as fast",
+        "long tail, s", "with sam=on, s", "tokens per verify step", title="rollout",
+    )  # fmt: skip
+    for rollout, one, other in zip(run.rollouts, base, sam, strict=True):
+        _row(table, str(rollout.step), [rollout.recorded_s], [one], [other])
+        table.rows[-1].style = "dim"
+    _row(table, "all", [rollout.recorded_s for rollout in run.rollouts], base, sam)
+    console.print(table)
 
 
-def _write(path: Path | None, content: Mapping[str, Any]) -> None:
-    if path is not None:
-        text = dumps(content, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
+def _row(
+    table, name: str, recorded_s: Sequence[float], base: Sequence[Outcome], sam: Sequence[Outcome]
+) -> None:
+    base_s, sam_s = (sum(one.rollout_s for one in side) for side in (base, sam))
+    tails_s = (sum(one.tail_s for one in side) for side in (base, sam))
+    rows = sum(one.verified_rows for one in sam)
+    accepted = sum(one.accepted for one in sam)
+    table.add_row(
+        name, f"{sum(recorded_s):,.1f}", f"{base_s:,.1f}", f"{sam_s:,.1f}",
+        f"{base_s / sam_s:.2f}" if sam_s else "-", *(f"{tail_s:,.1f}" for tail_s in tails_s),
+        f"{1 + accepted / rows:.2f}" if rows else "-",
+    )  # fmt: skip

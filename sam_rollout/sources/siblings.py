@@ -50,26 +50,6 @@ class SiblingsSourceConfig(Section):
         "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
         "nothing else. See [many nodes](multinode.md#texts-of-other-replicas).",
     )
-    routing: str = setting(
-        "spread",
-        choices=("spread", "grouped"),
-        meaning="Which engine a request goes to. `spread`: where the fewest run, verl's own "
-        "rule. `grouped`: siblings follow each other to one engine, within the next two "
-        "bounds. See [below](#routing-siblings).",
-    )
-    max_siblings_per_replica: int = setting(
-        0,
-        minimum=0,
-        meaning="Of `grouped`: most siblings of a prompt that an engine gets before every "
-        "other has got as many; 0: no limit.",
-    )
-    max_imbalance: int = setting(
-        16,
-        minimum=1,
-        meaning="Of `grouped`: an engine is not followed while it runs as many requests more "
-        "than the mean of all. Below the number of siblings, groups are split even where "
-        "nothing else runs.",
-    )
 
 
 class SiblingTexts(GroupedTexts[GroupKey]):

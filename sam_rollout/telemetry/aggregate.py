@@ -9,7 +9,6 @@ every engine step outside the tail, steps that schedule nothing included.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -131,13 +130,6 @@ class Rollout:
         """Requests of each replica that had any."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
         return numpy_column(by_replica["count_all"])
-
-    @cached_property
-    def largest_share_of_group(self) -> np.ndarray:
-        """Of each group, the requests that ran together on one replica."""
-        placed = self.requests.group_by(["group", "replica"]).aggregate([([], "count_all")])
-        together = placed.group_by("group").aggregate([("count_all", "max")])
-        return numpy_column(together["count_all_max"])
 
 
 def sum_lists(lists: pa.ChunkedArray) -> np.ndarray:

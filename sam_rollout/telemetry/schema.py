@@ -36,7 +36,7 @@ GROUPS = {
     "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
     "Welch's t on the logarithms of ratios of sums, with the jackknife's variance over prompts or "
     "over replicas; of gains so far Student's t with that variance over training steps.",
-    "routing": "Where requests ran. Siblings can draft from each other within a replica only.",
+    "routing": "Where requests ran.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
     "sentinel": "What the sentinel finds wrong with the drafts: 1, else 0. Training steps of runs "
     "with drafts, unless `rollout_telemetry.sentinel.enabled` is false.",
@@ -167,10 +167,6 @@ _COMPUTED: list[tuple[str, str, str, str, Compute]] = [
      lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
     ("sampler/time_s", "s", SLOWEST, "The same, added up.",
      lambda r: 1e-6 * r.sampler_us[r.slowest].sum(dtype=float)),
-    ("routing/grouped_share", "1", _OF_REQUESTS,
-     "Share of the requests that ran on the replica where most of their prompt's responses ran; "
-     "1 where no group was split.",
-     lambda r: ratio(r.largest_share_of_group.sum(), r.requests.num_rows)),
     ("routing/imbalance", "1", _OF_REQUESTS,
      "Most requests of a replica / the mean over replicas that had any.",
      lambda r: ratio(

@@ -1068,38 +1068,6 @@ VERL_AGENT_LOOP: Table = {
     },
 }
 
-VERL_ROUTER: Table = {
-    "workers.config.rollout": {
-        "RolloutConfig.router_config_path": "names the file that the router is made from",
-    },
-    "workers.rollout.llm_server": {
-        "LLMServerManager._init_global_load_balancer()": (
-            "the one router of all agent-loop workers, made in the trainer's process",
-            "router_config_path=getattr(self.rollout_config, 'router_config_path', None)"),
-        "LLMServerClient._acquire_server": (
-            "gives the router the fields that it declares",
-            "self._load_balancer.acquire_server.remote(request_id=request_id, **fields)"),
-        "LLMServerClient._release_server": (
-            "tells the router which request ended",
-            "self._load_balancer.release_server.remote(server_id=server_id, **fields)"),
-    },
-    "workers.rollout.router": {
-        "_create_plugin_extension": (
-            "makes our router from router_class and hands it the whole file",
-            "yaml_config.get('router_class', None)",
-            "ray_cls.remote(servers, yaml_config)"),
-        "GlobalRequestLoadBalancer._servers": "what ours is built on",
-        "GlobalRequestLoadBalancer._inflight_requests": "what ours is built on",
-        "GlobalRequestLoadBalancer._request_id_to_server": "what ours is built on",
-        "GlobalRequestLoadBalancer.acquire_server(request_id)": "overridden",
-        "GlobalRequestLoadBalancer.release_server(server_id, request_id)": "overridden",
-        "GlobalRequestLoadBalancer.require_acquire_fields()": "overridden",
-        "GlobalRequestLoadBalancer.require_release_fields()": "overridden",
-        "GlobalRequestLoadBalancer.add_servers(servers)": "overridden",
-        "GlobalRequestLoadBalancer.remove_servers(server_ids)": "overridden",
-    },
-}
-
 VLLM_GRAMMARS: Table = {
     "v1.structured_output": {
         "StructuredOutputManager._get_constraint_start":
@@ -1304,7 +1272,6 @@ CONTRACT = [
     *rows("megatron", MEGATRON),
     *rows("verl", VERL_REPLAY_BUFFER),
     *rows("verl", VERL_AGENT_LOOP),
-    *rows("verl", VERL_ROUTER),
     *rows("verl", VERL_PLATFORM),
     *ABSTRACT,
 ]

@@ -23,7 +23,6 @@ MAY_IMPORT = {
     "verified": set(),
     "hardware": set(),
     "identity": set(),
-    "routing": set(),
     "statistics": set(),
     "automaton": set(),
     "verification": set(),
@@ -45,11 +44,10 @@ MAY_IMPORT = {
     },
     "heads": {"bench", "dashboard", "json_values", "settings", "sources"},
     "simulation": {
-        "bench", "config", "gating", "json_values", "routing", "statistics", "telemetry",
+        "bench", "config", "gating", "identity", "json_values", "session", "sources", "telemetry",
     },
     "integrations": {
-        "config", "gating", "hardware", "heads", "identity", "json_values", "routing", "session",
-        "settings",
+        "config", "gating", "hardware", "heads", "identity", "json_values", "session", "settings",
         "sizing", "sources", "telemetry", "verification",
     },
     "cli": {
@@ -67,8 +65,8 @@ GROUPS = {
         "session", "gating", "drafting", "sources", "verification", "automaton",
     ),
     "shared": (
-        "config", "settings", "composition", "metric", "verified", "routing", "identity",
-        "statistics", "hardware", "json_values",
+        "config", "settings", "composition", "metric", "verified", "identity", "statistics",
+        "hardware", "json_values",
     ),
 }  # fmt: skip
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

@@ -37,9 +37,6 @@ FULL = {
             "enabled": True,
             "max_bytes": 1 << 29,
             "share": False,
-            "routing": "grouped",
-            "max_siblings_per_replica": 8,
-            "max_imbalance": 32,
         },
         "run": {"enabled": True, "when": "always", "max_bytes": 1 << 28, "path": "/kept/run"},
         "history": {
@@ -115,8 +112,9 @@ def test_absent_keys_take_the_defaults():
         ({"min_confidence": -inf}, "sam.min_confidence = -inf: must be a finite number"),
         ({7: 3}, "sam.7 = 3: unknown key"),
         (
-            {"sources": {"siblings": {"routing": "grouped", "max_imbalance": 0}}},
-            "sam.sources.siblings.max_imbalance = 0: must be at least 1",
+            {"sources": {"siblings": {"routing": "grouped"}}},
+            "sam.sources.siblings.routing = 'grouped': there is no such key any more: requests go "
+            "where verl sends them",
         ),
         (
             {"sources": {"siblings": {"max_bytes": 3}}},

@@ -4,13 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.measuring import RESULTS, read_record
-from benchmarks.results_page import _raw_and_equal, pages, refilled, render, section
-from benchmarks.telemetry_overhead import in_run, in_trainer
+from benchmarks.results_page import _raw_and_equal, pages, refilled, render
 from sam_rollout.report.compare import Spread, TimeRow
 from sam_rollout.statistics import Estimate, Gain
-from sam_rollout.telemetry.records import RunFolder, RunInfo
-from tests.records import engine_step, engine_steps
 
 pytestmark = pytest.mark.slow
 
@@ -44,34 +40,3 @@ def test_the_unfair_pair_is_told_by_its_figures():
         "The gain of its rollout per step is +50.0% raw, +2.0% at equal tokens. "
     )
     assert _raw_and_equal(replace(row, equal_tokens=None)) == ""
-
-
-def test_what_recording_costs_is_told_by_the_runs_own_figures(tmp_path):
-    """The bound follows from the run's mean, and a trainer that was not timed is named."""
-    folder = RunFolder(tmp_path / "on-9")
-    rows = [engine_step(duration_s=0.01, telemetry_us=spent_us) for spent_us in (20.0, 80.0)]
-    folder.write_start(RunInfo("sam=on", {}, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
-    folder.write_engine_steps(0, engine_steps(*rows))
-    folder.append_train_step(1, {"timing_s/step": 10.0})
-    about = {"name": "on-9", "label": "sam=on", "versions": {"vllm": "0.28.0+cpu", "verl": "0.9.1"}}
-
-    def text() -> str:
-        run = {**about, **in_run(folder.path), "trainer": in_trainer(folder.path)}
-        recorded = read_record(RESULTS / "telemetry_overhead.json")
-        return section("telemetry_overhead", {**recorded, "run": run})
-
-    found = text()
-    assert "(on-9, sam=on, verl 0.9.1, vllm 0.28.0+cpu)" in found
-    assert "0.5% of any step longer than 10.0 ms" in found
-    assert "| 2 | 10,000 | 50.0 | 50.0 | 0.50% |" in found
-    assert "was not recorded" in found
-    for step, curve_s in ((2, 0.02), (3, 0.17)):
-        recording = {"collect_s": 0.03, "curve_s": curve_s, "share": (0.03 + curve_s) / 10}
-        folder.append_train_step(
-            step,
-            {"timing_s/step": 10.0}
-            | {f"sam/telemetry/{name}": value for name, value in recording.items()},
-        )
-    found = text()
-    assert "above 0.5% of the steps' time" in found
-    assert "| 2 | 10.0 | 30 | 95 | 1.25% | 2.00% |" in found

@@ -240,12 +240,6 @@ def _check_verl(config: DictConfig, run: RunConfig) -> None:
         ),
         ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
     ]
-    if run.routes_siblings:
-        why = "sam.sources.siblings.routing = 'grouped' chooses the server"
-        required += [
-            (f"actor_rollout_ref.rollout.{name}", rollout[name], needed, why)
-            for name, needed in (("router_config_path", None), ("full_determinism", False))
-        ]
     for field, value, needed, reason in required:
         if value != needed:
             raise ConfigError(field, value, f"must be {needed!r} ({reason})")

@@ -4,7 +4,6 @@ ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME = "sam_sync"
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
-ROUTER_SETTINGS = "sam/routing.yaml"  # in the run folder: written by the trainer, read by verl
 # Beside the checkpoints, which all nodes see: a head that the run trained, and the one of random
 # weights that it began with; in a checkpoint: the head of that step.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

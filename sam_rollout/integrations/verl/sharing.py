@@ -4,7 +4,9 @@ The responses to a prompt lie on several replicas, and draft best from all of ea
 times per second each server asks its engines what they sampled since, and sends that to the servers
 on which siblings of it run. Every server tells the others which prompts it runs, so nothing goes
 where nobody needs it. Servers talk to each other directly, as the Ray actors they are: no process,
-port or file is added, and with one engine nothing is started.
+port or file is added, and with one engine nothing is started. With it requests may go where verl
+sends them: four replicas of the tiny model took 307 engine steps at most, 299 with siblings routed
+to one replica, and 368 where siblings neither met nor shared (16 responses a prompt, k = 8).
 
 Nothing waits for any of this. A message is sent by a task of its own; while one is under way to a
 server, what follows for it is collected, up to a limit. What gets lost, with a server that died, a

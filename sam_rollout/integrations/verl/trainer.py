@@ -37,7 +37,6 @@ from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
 from sam_rollout.integrations.verl.probability_difference import FIELDS, probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
-from sam_rollout.integrations.verl.router import write_settings
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
@@ -82,8 +81,6 @@ class SamTrainerSync(PPOTrainerSync):
         self._run_folder = RunFolder(config.run_dir)
         self._run_info = collect_run_info(config, self._run.sam)
         self._run_folder.write_start(self._run_info)
-        sources: Any = self._run.sam.sources  # its fields are those of the registry
-        write_settings(config, sources.siblings)
         path = self._run.compare.baseline_run
         earlier = self._earlier_steps() if path or self._control.share else {}
         self._baseline = Baseline(path, earlier) if path else None

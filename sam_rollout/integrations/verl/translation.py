@@ -6,15 +6,13 @@ vLLM read theirs.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.drafter import with_first_head
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.layouts import rollout_layout
-from sam_rollout.integrations.verl.names import ROUTER_SETTINGS, SAMPLER_MODULE
+from sam_rollout.integrations.verl.names import SAMPLER_MODULE
 from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import ASKED
@@ -53,8 +51,6 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
             # The drafts' doing: sides are compared by what they were to have.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
-    if run.routes_siblings:
-        rollout.router_config_path = str(Path(config.run_dir).absolute() / ROUTER_SETTINGS)
 
 
 def _configure_sampling(config: DictConfig, run: RunConfig) -> None:

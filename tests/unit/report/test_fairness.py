@@ -216,16 +216,6 @@ def test_a_run_that_is_resumed_otherwise_is_unfair(base, synthetic, resume, same
     assert texts(compare_folders(base, sam), "resumed") == [told]
 
 
-def test_what_routing_of_siblings_writes_is_no_difference():
-    sam, off = (
-        fairness.comparable(
-            {"run_dir": "/r/x", "actor_rollout_ref": {"rollout": {"router_config_path": path}}}
-        )
-        for path in ("/r/x/sam/routing.yaml", None)
-    )
-    assert off == sam
-
-
 def test_a_control_is_told_and_no_other_configuration(base, synthetic, rewrite):
     sam = synthetic("on", sam=True, **config(rollout_telemetry={"control_share": 0.1}))
     rewrite(sam, lambda step, metrics: metrics.update({"sam/control/share": 0.1}))

@@ -120,7 +120,6 @@ def metrics():
         ("draft/catch_up_us_per_step", 40 / 4),
         ("gate/open_share", 3 / 7),
         ("gate/open_time_share", 3.5 / 9),
-        ("routing/grouped_share", 1.0),
         ("routing/imbalance", 1.0),
         ("gate/transitions", 3),  # one on replica 0, two on replica 1, none between them
     ],
@@ -188,7 +187,7 @@ def test_every_column_is_at_hand_for_a_metric():
         rollout.drafts  # noqa: B018
 
 
-def test_groups_that_were_split_and_replicas_with_more_show():
+def test_replicas_with_more_requests_show():
     placed = {"whole": [0, 0, 0, 0], "split": [0, 1, 1], "single": [1]}
     table = requests(
         *(
@@ -200,7 +199,6 @@ def test_groups_that_were_split_and_replicas_with_more_show():
     # Replica 0: whole 4, split 1; replica 1: split 2, single 1.
     by_replica = [table.filter(pc.equal(table["replica"], n)) for n in (1, 0)]
     metrics = aggregate([], by_replica, tail_threshold=2)
-    assert metrics["sam/routing/grouped_share"] == pytest.approx((4 + 2 + 1) / 8)
     assert metrics["sam/routing/imbalance"] == pytest.approx(5 / 4)
 
 

@@ -15,8 +15,6 @@ from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for ev
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
-GROUPED = ("sam.sources.siblings.enabled=true", "sam.sources.siblings.routing=grouped")
-NO_SIBLINGS = "sam.sources.siblings.enabled=false"
 
 
 def chosen(*groups: str) -> DictConfig:
@@ -65,11 +63,6 @@ BAD = [
     (f"{ROLLOUT}.disable_log_stats=true", "must be False"),
     ("skip.rollout_tq.enable=true", "must be False"),
     (f"+{ENGINE}.speculative_config={{method:ngram}}", "must not be set with sam.enabled=true"),
-    (
-        " ".join([*GROUPED, f"{ROLLOUT}.router_config_path=mine.yaml"]),
-        "must be None (sam.sources.siblings.routing = 'grouped' chooses the server)",
-    ),
-    (" ".join([*GROUPED, f"{ROLLOUT}.full_determinism=true"]), "must be False"),
     (
         "rollout_sampler.kind=gumbel",
         "must be one of 'stock', 'vectorised', 'coupled', 'coupled_gumbel'",
@@ -147,7 +140,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
         ["sam.gate.kind=threshold", "sam.gate.threshold=0"],
         ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
         [f"+{ENGINE}.additional_config={{other:1}}"],
-        [NO_SIBLINGS, GROUPED[1], f"{ROLLOUT}.router_config_path=mine.yaml"],
+        [f"{ROLLOUT}.router_config_path=mine.yaml"],
     ],
     ids=[
         "other drafter when off",
@@ -155,7 +148,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(overrides, said):
         "never drafts",
         "no filter",
         "others",
-        "a router of others without siblings",
+        "a router of others",
     ],
 )
 def test_what_is_allowed_passes_in_silence(overrides, capsys):

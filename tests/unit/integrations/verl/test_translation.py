@@ -15,7 +15,7 @@ from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
-from tests.unit.integrations.verl.test_checks import ENGINE, GROUPED, NO_SIBLINGS, ROLLOUT, composed
+from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
 from tests.unit.test_configs import composed as composed_experiment
 from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
 
@@ -135,15 +135,6 @@ def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
     static_file.save(automaton, Path("a.sam"), documents=1)
     config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
     assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
-
-
-def test_siblings_are_routed_only_where_they_are_drafted_from(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rollout = translated(*GROUPED, "run_dir=outputs/mine").actor_rollout_ref.rollout
-    path = tmp_path / "outputs" / "mine" / "sam" / "routing.yaml"
-    assert rollout.router_config_path == str(path)
-    for overrides in [(*GROUPED, "sam=off"), GROUPED[:1], (NO_SIBLINGS, GROUPED[1])]:
-        assert translated(*overrides).actor_rollout_ref.rollout.router_config_path is None
 
 
 def test_engine_arguments_of_others_stay():
