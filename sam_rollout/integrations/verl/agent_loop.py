@@ -19,10 +19,21 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import ActorDiedError
 from tensordict import TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
+from sam_rollout.integrations.verl.failures import (
+    DeadPartError,
+    Failure,
+    FailureBook,
+    OnlyKeptErrors,
+    cause_of,
+    describe,
+)
+from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
 
 @dataclass
@@ -77,9 +88,12 @@ class IdentityClient:
         identity = self._identity_of(response).to_extra_args()
         extra_args = {**(sampling_params.get("extra_args") or {}), **identity}
         sampling_params = {**sampling_params, "extra_args": extra_args}
-        output = await self._client.generate(
-            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
-        )
+        try:
+            output = await self._client.generate(
+                request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+            )
+        except ActorDiedError as error:
+            raise DeadPartError(f"a rollout server died: {describe(error)}") from error
         response.end = len(prompt_ids) + len(output.token_ids)
         return output
 
@@ -104,7 +118,34 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         rollout = config.actor_rollout_ref.rollout
         client = IdentityClient(llm_client, seed=rollout.seed)
         self._siblings = {TRAIN_SPLIT: int(rollout.n), VAL_SPLIT: int(rollout.val_kwargs.n)}
+        filtering = config.algorithm.filter_groups
+        self._filter_metric = filtering.metric if filtering.enable else None
+        self._failures = FailureBook()
+        agent_loop_tq.logger.addFilter(OnlyKeptErrors())
         super().__init__(config, client, *args, **kwargs)
+
+    async def take_failures(self) -> list[Failure]:
+        """Hand over the errors of responses since the last call."""
+        return self._failures.take()
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
+        """Score a response as verl does, and refuse a reward that cannot be used."""
+        try:
+            await super()._compute_score(outputs, kwargs)
+        except ActorDiedError as error:
+            raise DeadPartError(f"a reward worker died: {describe(error)}") from error
+        except KeyError as error:
+            if cause_of(error).args == ("score",):
+                raise UnjudgedError(
+                    "the reward gave a dict without 'score': must be in it"
+                ) from error
+            raise
+        if self.reward_loop_worker_handles is None:
+            return  # a reward model scores the whole batch later
+        final = outputs[-1]
+        # Validation is not filtered.
+        metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
+        check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
@@ -118,7 +159,11 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                 sibling=copy * self._siblings[split] + int(kwargs["session_id"]),
             )
         )
-        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        try:
+            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        except Exception as error:
+            self._failures.note(error)
+            raise
 
 
 class CopyCounter:

@@ -68,6 +68,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
         "train_batch_size": config.data.train_batch_size,
         "gen_batch_size": run.sampling.gen_batch_size,
         "max_rounds": run.sampling.max_rounds,
+        "max_failed_share": run.sampling.max_failed_share,
         "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
         "poll_interval_s": run.sampling.poll_interval_s,
     }

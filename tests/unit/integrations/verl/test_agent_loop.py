@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError
 from tensordict import NonTensorData, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sam_rollout.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, SamAgentLoopManager
+from sam_rollout.integrations.verl.failures import DeadPartError
 
 SEED = 7
 VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -62,7 +64,12 @@ def worker(client, monkeypatch):
     monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
     monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
     rollout = {"seed": SEED, "n": 8, "val_kwargs": {"n": 2}}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"rollout": rollout},
+            "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
+        }
+    )
     return agent_loop._SamAgentLoopWorker(config, client)
 
 
@@ -190,3 +197,71 @@ def test_the_manager_starts_our_workers(monkeypatch):
     started = SamAgentLoopManager().agent_loop_workers_class.__ray_metadata__.modified_class
     assert issubclass(started, agent_loop._SamAgentLoopWorker)
     assert issubclass(started, VERL_WORKER)
+
+
+@pytest.fixture
+def scoring(worker, monkeypatch):
+    """`scoring(outcome)` runs a response whose reward says that, or raises it; what was noted."""
+
+    def score(outcome, *, validate=False, streamed=True):
+        async def compute_score(self, outputs, kwargs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            outputs[-1].reward_score = outcome.get("score")
+            outputs[-1].extra_fields = {"reward_extra_info": outcome}
+
+        async def run_agent_loop(self, sampling_params, trajectory, **kwargs):
+            await self._compute_score([SimpleNamespace(reward_score=None, extra_fields={})], {})
+
+        monkeypatch.setattr(VERL_WORKER, "_compute_score", compute_score)
+        monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", run_agent_loop)
+        worker.reward_loop_worker_handles = ["a handle"] if streamed else None
+
+        async def settled():
+            return await asyncio.gather(run(worker, validate=validate), return_exceptions=True)
+
+        (error,) = asyncio.run(settled())
+        noted = asyncio.run(worker.take_failures())
+        assert [failure.count for failure in noted] == [1] * (error is not None)
+        return noted[0] if noted else None
+
+    return score
+
+
+def test_a_reward_that_fails_is_noted(scoring):
+    failure = scoring(ValueError("no judge"))
+    assert (failure.text, failure.fatal) == ("ValueError: no judge", False)
+    assert scoring({"score": 1.0, "acc": 0.0}) is None
+
+
+def test_a_reward_that_cannot_be_used_fails_its_response(scoring):
+    assert "score = None" in scoring({"acc": 1.0}).text
+    assert (
+        "filter_groups.metric = 'acc': the reward gave None"
+        in scoring({"score": 1.0, "acc": None}).text
+    )
+    assert "a dict without 'score'" in scoring(KeyError("score")).text
+    assert scoring(KeyError("other")).text == "KeyError: 'other'"
+
+
+def test_a_filter_metric_that_no_reward_gives_is_found_at_the_first_response(scoring):
+    failure = scoring({"score": 1.0, "pred": "4"})
+    assert failure.fatal and "no reward gives it; there are: pred, score" in failure.text
+    assert scoring({"score": 1.0, "pred": "4"}, validate=True) is None, "not filtered"
+    assert scoring({}, streamed=False) is None, "a reward model comes later"
+
+
+def test_processes_that_do_not_come_back_end_the_run(scoring, worker, client, monkeypatch):
+    failure = scoring(ActorDiedError())
+    assert failure.fatal and "a reward worker died" in failure.text
+
+    async def generate(self, request_id, **kwargs):
+        raise ActorDiedError
+
+    async def asked(self, sampling_params, trajectory, **kwargs):
+        await self.server_manager.generate("r", prompt_ids=[1], sampling_params={})
+
+    monkeypatch.setattr(FakeClient, "generate", generate)
+    monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", asked)
+    with pytest.raises(DeadPartError, match="a rollout server died"):
+        asyncio.run(run(worker))
