@@ -291,6 +291,7 @@ class DynamicSamplingConfig(Section):
 
     `rounds`: whole rounds of `gen_batch_size` prompts, at most `max_rounds` a step (0: no limit).
     `refill`: verl's own, every dropped prompt replaced at once. `none`: nothing is dropped.
+    `max_failed_share`: share of a step's groups in which a response may fail before the run ends.
     `poll_interval_s`: how often finished responses are looked for, seconds.
     """
 
@@ -299,6 +300,7 @@ class DynamicSamplingConfig(Section):
     kind: str = setting("rounds", choices=("rounds", "refill", "none"))
     gen_batch_size: int = setting(1, minimum=1)
     max_rounds: int = setting(10, minimum=0)
+    max_failed_share: float = setting(0.5, minimum=0, maximum=1)
     poll_interval_s: float = setting(0.1, minimum=0.01)
 
 

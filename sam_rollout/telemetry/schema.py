@@ -344,6 +344,8 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("rounds/time_max_s", "s", STEP, "Time of the step's longest generation round."),
     ("rounds/generated_groups", "groups", STEP, "Prompts generated in all rounds."),
     ("rounds/failed_groups", "groups", STEP, "Prompts dropped because a response failed."),
+    ("rounds/failed_responses", "responses", STEP,
+     "Responses that failed: in the engine, the agent loop or the reward."),
     ("rounds/filtered_groups", "groups", STEP,
      "Prompts dropped because all their responses scored alike."),
     ("rounds/surplus_groups", "groups", STEP, "Prompts generated beyond a full batch and dropped."),

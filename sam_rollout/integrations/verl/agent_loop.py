@@ -14,15 +14,27 @@ from __future__ import annotations
 import contextvars
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import ActorDiedError
 from tensordict import TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
+from sam_rollout.integrations.verl.failures import (
+    DeadPartError,
+    Failure,
+    FailureBook,
+    OnlyKeptErrors,
+    cause_of,
+    describe,
+)
+from sam_rollout.integrations.verl.request_keys import RequestKeys
+from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
 
 @dataclass
@@ -34,14 +46,13 @@ class _Response:
     sibling: int
     # Fixed by the first turn: later turns' prompts contain what this sibling said.
     first_prompt_ids: Sequence[int] = ()
-    # Random numbers are keyed by position in the text. A turn whose prompt was shortened (a chat
-    # template that drops earlier thoughts) comes to positions that were used: it gets another key.
-    end: int = 0
-    rewinds: int = 0
+    keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: how many copies of the row's prompt the step already had.
-COPY_COLUMN = "sam_copy"
+# Column of a batch of prompts: responses that the step's earlier copies of the row's prompt ask for.
+FIRST_SIBLING_COLUMN = "sam_first_sibling"
+# verl's column of the number of responses that a prompt asks for itself.
+OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
 
@@ -72,18 +83,25 @@ class IdentityClient:
         """Forward to verl's client with ``extra_args["sam"]`` filled in."""
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
-        if len(prompt_ids) < response.end:
-            response.rewinds += 1
-        identity = self._identity_of(response).to_extra_args()
-        extra_args = {**(sampling_params.get("extra_args") or {}), **identity}
+        chain = response.keys.begin(prompt_ids)
+        identity = self._identity_of(response, chain.name, sampling_params.get("seed"))
+        given = sampling_params.get("extra_args") or {}
+        extra_args = {**given, **identity.to_extra_args()}
         sampling_params = {**sampling_params, "extra_args": extra_args}
-        output = await self._client.generate(
-            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
-        )
-        response.end = len(prompt_ids) + len(output.token_ids)
+        try:
+            output = await self._client.generate(
+                request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+            )
+        except BaseException as error:
+            response.keys.abandon(chain)
+            if isinstance(error, ActorDiedError):
+                raise DeadPartError(f"a rollout server died: {describe(error)}") from error
+            raise
+        response.keys.end(chain, prompt_ids, output.token_ids)
         return output
 
-    def _identity_of(self, response: _Response) -> RequestIdentity:
+    def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
+        """Identify a request of a response by its name in it, and by a seed of the user's."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -91,9 +109,10 @@ class IdentityClient:
             sibling=response.sibling,
             split=response.split,
         )
-        if not response.rewinds:
+        given = "" if seed is None else f"seed {seed}"
+        text = "/".join(filter(None, [identity.group, name, given]))
+        if text == identity.group:
             return identity
-        text = f"{identity.group}/{response.rewinds}"
         return replace(identity, key=key_of(self._seed, response.step, text, response.sibling))
 
 
@@ -103,41 +122,78 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
         client = IdentityClient(llm_client, seed=rollout.seed)
-        self._siblings = {TRAIN_SPLIT: int(rollout.n), VAL_SPLIT: int(rollout.val_kwargs.n)}
+        filtering = config.algorithm.filter_groups
+        self._filter_metric = filtering.metric if filtering.enable else None
+        self._failures = FailureBook()
+        agent_loop_tq.logger.addFilter(OnlyKeptErrors())
         super().__init__(config, client, *args, **kwargs)
+
+    async def take_failures(self) -> list[Failure]:
+        """Hand over the errors of responses since the last call."""
+        return self._failures.take()
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
+        """Score a response as verl does, and refuse a reward that cannot be used."""
+        try:
+            await super()._compute_score(outputs, kwargs)
+        except ActorDiedError as error:
+            raise DeadPartError(f"a reward worker died: {describe(error)}") from error
+        except KeyError as error:
+            if cause_of(error).args == ("score",):
+                raise UnjudgedError(
+                    "the reward gave a dict without 'score': must be in it"
+                ) from error
+            raise
+        if self.reward_loop_worker_handles is None:
+            return  # a reward model scores the whole batch later
+        final = outputs[-1]
+        # Validation is not filtered.
+        metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
+        check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
         split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
-        copy = int(kwargs.pop(COPY_COLUMN, 0))
+        first = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0))
         _current_response.set(
             _Response(
                 step=int(trajectory["step"]),
                 split=split,
-                sibling=copy * self._siblings[split] + int(kwargs["session_id"]),
+                sibling=first + int(kwargs["session_id"]),
             )
         )
-        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        try:
+            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        except Exception as error:
+            self._failures.note(error)
+            raise
 
 
 class CopyCounter:
-    """Counts the copies of each prompt within a training step, per split."""
+    """Numbers the responses to copies of a prompt within a training step, per split."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
-        self._seen: dict[str, Counter[Hashable]] = {}
+        self._asked: dict[str, Counter[Hashable]] = {}
 
-    def number(self, prompts: Iterable[Any], *, step: int, split: str) -> list[int]:
-        """Return, for each prompt, how many equal ones this step has had before it."""
+    def first_siblings(
+        self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
+    ) -> list[int]:
+        """Return, for each prompt, how many responses this step's earlier copies of it asked for.
+
+        Args:
+            prompts: Of a batch.
+            numbers: How many responses each asks for.
+        """
         if self._steps.get(split) != step:
-            self._steps[split], self._seen[split] = step, Counter()
-        seen = self._seen[split]
-        numbers = []
-        for prompt in map(repr, prompts):
-            numbers.append(seen[prompt])
-            seen[prompt] += 1
-        return numbers
+            self._steps[split], self._asked[split] = step, Counter()
+        asked = self._asked[split]
+        first = []
+        for prompt, number in zip(map(repr, prompts), numbers, strict=True):
+            first.append(asked[prompt])
+            asked[prompt] += number
+        return first
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
@@ -149,13 +205,23 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the copies of each prompt, then dispatch as verl does."""
+        """Number the responses to copies of each prompt, then dispatch as verl does."""
         # Not .get(): that would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
-        copies = self._copies.number(
-            list(prompts["raw_prompt"]),
+        texts = list(prompts["raw_prompt"])
+        first = self._copies.first_siblings(
+            texts,
+            self._numbers(prompts, len(texts), validate=validate),
             step=int(prompts["global_steps"]),
             split=VAL_SPLIT if validate else TRAIN_SPLIT,
         )
-        prompts[COPY_COLUMN] = torch.tensor(copies)
+        prompts[FIRST_SIBLING_COLUMN] = torch.tensor(first)
         super().generate_sequences(prompts)
+
+    def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
+        """Return how many responses each prompt asks for: its own number, or the configured one."""
+        if OWN_NUMBER_COLUMN in prompts:
+            own = prompts[OWN_NUMBER_COLUMN]
+            return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows
+        rollout = self.rollout_config
+        return [int(rollout.val_kwargs.n if validate else rollout.n)] * rows

@@ -163,6 +163,12 @@ def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
             sampling.gen_batch_size,
             f"must equal data.train_batch_size ({train_batch}) without filtering",
         )
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    if not validation.do_sample and validation.n > 1:
+        yield (
+            f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
+            "to a prompt (val_kwargs.n) will be the same"
+        )
     yield from drafter_notes(config, run.sam)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:

@@ -22,11 +22,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
+from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name
-
-# A response's entry in the reward's extra info that is 1 when its answer is right. Not the filter's
-# metric, which may be another or none.
-ACCURACY = "acc"
 
 
 class TooManyRoundsError(RuntimeError):
@@ -39,7 +37,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
     Args:
         sampler_kwargs: ``filter_metric`` (name in the reward's extra info, or None to keep every
             group), ``train_batch_size``, ``gen_batch_size``, ``max_rounds`` (0: no limit),
-            ``max_inflight_gen_batches``, ``poll_interval_s``.
+            ``max_failed_share``, ``max_inflight_gen_batches``, ``poll_interval_s``.
     """
 
     def __init__(self, *, sampler_kwargs: Any, **kwargs: Any) -> None:
@@ -54,6 +52,11 @@ class _ObservedReplayBuffer(ReplayBuffer):
         )
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
+        self.max_failed_share: float = sampler_kwargs.max_failed_share
+        # Fewer groups say little of how many fail, and a batch may be fewer.
+        self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
+        self.failures = FailureWatch([])  # until the trainer has agent loops
+        self.failed_validation_responses = 0  # since the trainer last asked
         self._order: dict[str, int] = {}
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
@@ -65,10 +68,47 @@ class _ObservedReplayBuffer(ReplayBuffer):
         for uid in uids:
             self._order.setdefault(uid, len(self._order))
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, global_steps: int) -> None:
         self._outcomes = {}
         self._filtered = set()
         self._failed = set()
+        self._where = f"training step {global_steps}"
+        self.failures.begin()
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.failures.look()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
+
+    def _sample_validation(self, global_steps: int, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        """Sample as verl does: what failed is missing, and nothing but that.
+
+        Raises:
+            RolloutFailedError: Too many responses failed, or all.
+        """
+        self.failures.begin()
+        batch, metrics = ReplayBuffer.sample(self, global_steps, "val", batch_size)
+        where = f"validation at training step {global_steps}"
+        failed = self.failure_keys["val"]
+        groups = self._groups("val", len(failed | self.finished_keys["val"]), failed)
+        self.failures.check(where, groups, self.max_failed_share)
+        if failed:
+            self.failures.settle()
+            self.failures.tell(where)
+            self.failed_validation_responses += self.failures.book.count
+        return batch, metrics
+
+    def _groups(self, partition_id: str, submitted: int, failed: set[str]) -> Groups:
+        came = {key.split("_")[0] for key in self.partitions[partition_id]}
+        return Groups(submitted, len(failed), empty=not failed & came)
+
+    def _check_failures(self, partition_id: str) -> None:
+        """End the run where too many of the step's groups failed so far.
+
+        Too many of all that were submitted: what fails often does so before anything else ends.
+        """
+        if len(self._order) >= self._least_groups:
+            groups = self._groups(partition_id, len(self._order), self._failed)
+            self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
         # verl asks this for every snapshot, before it evicts anything: no group escapes here.
@@ -90,8 +130,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
         for key, fields in zip(keys, data["extra_fields"], strict=True):
             extra = getattr(fields, "data", fields).get("reward_extra_info") or {}
-            if ACCURACY in extra:
-                self._outcomes[key.split("_")[0]].append(float(extra[ACCURACY]))
+            if (accuracy := figure(extra.get(ACCURACY))) is not None:
+                self._outcomes[key.split("_")[0]].append(accuracy)
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
@@ -123,7 +163,10 @@ class _ObservedReplayBuffer(ReplayBuffer):
             tags=[batch.tags[i] for i in order],
         )
 
-    def _step_metrics(self, round_times_s: list[float], failed: int) -> dict[str, float]:
+    def _step_metrics(self, round_times_s: list[float]) -> dict[str, float]:
+        self.failures.settle()
+        self.failures.tell(self._where)
+        failed = len(self._failed)
         surplus = self._outcomes.keys() - self._filtered - set(self._trained)
         values = {
             "count": len(round_times_s),
@@ -133,6 +176,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
             "filtered_groups": len(self._filtered),
             "surplus_groups": len(surplus),
             "failed_groups": failed,
+            "failed_responses": self.failures.book.count,
         }
         means = np.array([np.mean(values) for values in self._outcomes.values() if values])
         if len(means):
@@ -152,12 +196,17 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
     ) -> tuple[KVBatchMeta, dict]:
         """Sample as verl does; see ``ReplayBuffer.sample``."""
         if partition_id == "val":
-            return super().sample(global_steps, partition_id, batch_size)
-        self._begin_step()
+            return self._sample_validation(global_steps, batch_size)
+        self._begin_step(global_steps)
         started = time.monotonic()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        metrics.update(self._step_metrics([time.monotonic() - started], len(self._failed)))
+        metrics.update(self._step_metrics([time.monotonic() - started]))
         return batch, metrics
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        filtered = super()._dapo_filtered_keys(partition_id)
+        self._check_failures(partition_id)
+        return filtered
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):
@@ -170,15 +219,22 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
 
         Raises:
             TooManyRoundsError: ``max_rounds`` rounds did not yield enough groups.
+            RolloutFailedError: Too many of them failed.
         """
         if partition_id == "val":
-            return super().sample(global_steps, partition_id, batch_size)
-        self._begin_step()
+            return self._sample_validation(global_steps, batch_size)
+        self._begin_step(global_steps)
         round_times_s: list[float] = []
         while True:
+            before = set(self._failed)
             round_times_s.append(self._wait_for_round(partition_id))
             filtered, _counts = self._dapo_filtered_keys(partition_id)
             failed = self.failure_keys[partition_id]
+            if self.round_size > 1:  # a prompt may be at fault itself
+                where = f"{self._where}, a round of {self.round_size} prompts"
+                groups = self._groups(partition_id, self.round_size, failed - before)
+                self.failures.check(where, groups, limit=1.0)
+            self._check_failures(partition_id)
             usable = self.finished_keys[partition_id] - filtered
             if len(usable) >= batch_size:
                 break
@@ -191,7 +247,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
                 )
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
-        metrics = self._step_metrics(round_times_s, failed=len(failed))
+        metrics = self._step_metrics(round_times_s)
         # The step's rest goes at once: dropped, failed and surplus groups alike.
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
@@ -199,6 +255,10 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
 
     def _why_unusable(self, filtered: int, failed: int) -> str:
         reasons = [f"{failed} groups had a response that failed"]
+        if failed:
+            self.failures.settle()
+            self.failures.tell(self._where)
+            reasons[0] += f" (the first error: {self.failures.first_error()})"
         if self.filter_groups_metric is not None:
             reasons.append(
                 f"{filtered} groups had the same {self.filter_groups_metric!r} in all responses "

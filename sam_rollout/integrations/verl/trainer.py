@@ -25,6 +25,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.integrations.verl.failures import FailureWatch
 from sam_rollout.integrations.verl.history_sharing import join_histories
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
@@ -37,6 +38,7 @@ from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
 from sam_rollout.integrations.verl.probability_difference import FIELDS, probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
+from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
@@ -130,6 +132,7 @@ class SamTrainerSync(PPOTrainerSync):
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, with a wandb run that can be found again."""
         start_wandb(self.config, self._run, self._run_info)
+        self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
@@ -209,7 +212,10 @@ class SamTrainerSync(PPOTrainerSync):
 
     def _validate(self) -> dict[str, float]:
         """Validate as verl does; its traffic is filed under its own split."""
+        self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
+        failed = self.replay_buffer.failed_validation_responses
+        metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
         with self._recording.running(COLLECT_S):
             metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
@@ -217,6 +223,24 @@ class SamTrainerSync(PPOTrainerSync):
             self._recording.reset()
             self._write_step(metrics)
         return metrics
+
+    def _val_metrics_update(
+        self,
+        data_sources: list,
+        sample_uids: list,
+        reward_extra_infos_dict: dict[str, list],
+        sample_turns: list,
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """As verl's, of what can be computed with."""
+        infos = computable(reward_extra_infos_dict)
+        if expected_acc_counts and ACCURACY in infos:
+            expected_acc_counts = judged_counts(
+                expected_acc_counts, data_sources, sample_uids, infos[ACCURACY]
+            )
+        return super()._val_metrics_update(
+            data_sources, sample_uids, infos, sample_turns, expected_acc_counts
+        )
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, **kwargs: Any

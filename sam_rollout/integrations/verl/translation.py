@@ -32,6 +32,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
         config.compare = run.compare.to_mapping()
         _configure_engine(config, run)
         _configure_sampling(config, run)
+        _configure_validation(config)
     # Resolved here: our resolvers are not registered in Ray's processes.
     OmegaConf.resolve(config)
 
@@ -64,9 +65,17 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
         "train_batch_size": config.data.train_batch_size,
         "gen_batch_size": run.sampling.gen_batch_size,
         "max_rounds": run.sampling.max_rounds,
+        "max_failed_share": run.sampling.max_failed_share,
         "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
         "poll_interval_s": run.sampling.poll_interval_s,
     }
+
+
+def _configure_validation(config: DictConfig) -> None:
+    """Make `do_sample=false` greedy: verl 0.9.1's V1 trainer reads temperature and cuts alone."""
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    if not validation.do_sample:
+        validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1
 
 
 def control_assignment(config: DictConfig, run: RunConfig) -> ControlAssignment:

@@ -64,6 +64,9 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Any]:
         (f"{_SAMPLER}.sync_refill_failed_groups",
          bool(config.trainer.v1.sampler.sync_refill_failed_groups) and kind != "refill",
          "does nothing here: a group that failed is left out, and dynamic_sampling fills up"),
+        ("actor_rollout_ref.rollout.do_sample", not config.actor_rollout_ref.rollout.do_sample,
+         "does nothing in verl's V1 trainer, and greedy responses to a prompt are all the same: "
+         "must be true"),
         (_MANAGER, config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
          != AGENT_LOOP_MANAGER, f"must be {AGENT_LOOP_MANAGER}: it gives responses their identity; "
          "an agent loop of your own goes into agent.agent_loop_config_path"),

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError
 from tensordict import NonTensorData, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sam_rollout.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, SamAgentLoopManager
+from sam_rollout.integrations.verl.failures import DeadPartError
 
 SEED = 7
 VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -62,7 +64,12 @@ def worker(client, monkeypatch):
     monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
     monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
     rollout = {"seed": SEED, "n": 8, "val_kwargs": {"n": 2}}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"rollout": rollout},
+            "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
+        }
+    )
     return agent_loop._SamAgentLoopWorker(config, client)
 
 
@@ -109,6 +116,31 @@ def test_a_shortened_text_gets_other_random_numbers(worker, client):
     assert (first.group, first.sibling) == (second.group, second.sibling)
 
 
+def test_requests_at_once_and_a_users_seed_have_keys_of_their_own(worker, client, monkeypatch):
+    async def candidates(self, sampling_params, trajectory, **kwargs):
+        def ask(name, **more):
+            return self.server_manager.generate(
+                name, prompt_ids=[1, 2, 3], sampling_params=sampling_params | more
+            )
+
+        await asyncio.gather(ask("a"), ask("b"), ask("c", seed=3), ask("d", seed=4))
+
+    monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", candidates)
+    asyncio.run(run(worker))
+    found = identities(client)
+    assert found["a"] == identify([1, 2, 3], seed=SEED, step=5, sibling=0, split="train")
+    assert len({identity.key for identity in found.values()}) == 4
+    assert {identity.group for identity in found.values()} == {found["a"].group}
+
+
+def test_a_seed_changes_the_key_of_a_request_alone_too(worker, client):
+    for seed in (None, 3, 4):
+        asyncio.run(run(worker, uid=str(seed), params={"temperature": 1.0, "seed": seed}))
+    keys = {name.split("/")[0]: identity.key for name, identity in identities(client).items()}
+    assert len(set(keys.values())) == 3
+    assert keys["None"] == identify([1, 2, 3], seed=SEED, step=5, sibling=0, split="train").key
+
+
 def test_concurrent_responses_keep_their_own_identity(worker, client):
     async def all_at_once():
         jobs = [
@@ -152,15 +184,21 @@ def test_outside_an_agent_loop_there_is_no_identity_to_send(client):
         asyncio.run(request)
 
 
-@pytest.mark.parametrize(("validate", "sibling"), [(False, 3 * 8 + 1), (True, 3 * 2 + 1)])
-def test_copies_of_a_prompt_are_further_siblings(worker, client, validate, sibling):
-    asyncio.run(run(worker, session=1, validate=validate, **{agent_loop.COPY_COLUMN: 3}))
-    assert identities(client)["u/1/0"].sibling == sibling
+@pytest.mark.parametrize("validate", [False, True])
+def test_copies_of_a_prompt_are_further_siblings(worker, client, validate):
+    columns = {agent_loop.FIRST_SIBLING_COLUMN: 24}
+    asyncio.run(run(worker, session=1, validate=validate, **columns))
+    assert identities(client)["u/1/0"].sibling == 25
 
 
-def submitted(prompts: list, step: int, *, validate: bool = False) -> TensorDict:
+def submitted(
+    prompts: list, step: int, *, validate: bool = False, numbers: list[int] | None = None
+) -> TensorDict:
     """A batch of prompts as verl's trainer submits it."""
-    batch = list_of_dict_to_tensordict([{"raw_prompt": prompt} for prompt in prompts])
+    rows = [{"raw_prompt": prompt} for prompt in prompts]
+    if numbers is not None:
+        rows = [row | {"__rollout_n__": n} for row, n in zip(rows, numbers, strict=True)]
+    batch = list_of_dict_to_tensordict(rows)
     batch["global_steps"] = NonTensorData(step)
     if validate:
         batch["validate"] = NonTensorData(True)
@@ -174,15 +212,19 @@ def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
     monkeypatch.setattr(
         parent,
         "generate_sequences",
-        lambda self, prompts: numbered.append(prompts[agent_loop.COPY_COLUMN].tolist()),
+        lambda self, prompts: numbered.append(prompts[agent_loop.FIRST_SIBLING_COLUMN].tolist()),
     )
     manager = SamAgentLoopManager()
+    manager.rollout_config = OmegaConf.create({"n": 8, "val_kwargs": {"n": 2}})
     one, other = ([{"role": "user", "content": text}] for text in ("1 + 1", "2 + 2"))
     manager.generate_sequences(submitted([one, other, one], step=5))
     manager.generate_sequences(submitted([one], step=5))
     manager.generate_sequences(submitted([one, other], step=5, validate=True))
+    manager.generate_sequences(submitted([one, one], step=5, validate=True))
     manager.generate_sequences(submitted([one], step=6))
-    assert numbered == [[0, 0, 1], [2], [0, 0], [0]]
+    # A prompt's own number counts, also where copies of it ask for different ones.
+    manager.generate_sequences(submitted([other, other, other], step=6, numbers=[16, 4, 1]))
+    assert numbered == [[0, 0, 8], [16], [0, 0], [2, 4], [0], [0, 16, 20]]
 
 
 def test_the_manager_starts_our_workers(monkeypatch):
@@ -190,3 +232,71 @@ def test_the_manager_starts_our_workers(monkeypatch):
     started = SamAgentLoopManager().agent_loop_workers_class.__ray_metadata__.modified_class
     assert issubclass(started, agent_loop._SamAgentLoopWorker)
     assert issubclass(started, VERL_WORKER)
+
+
+@pytest.fixture
+def scoring(worker, monkeypatch):
+    """`scoring(outcome)` runs a response whose reward says that, or raises it; what was noted."""
+
+    def score(outcome, *, validate=False, streamed=True):
+        async def compute_score(self, outputs, kwargs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            outputs[-1].reward_score = outcome.get("score")
+            outputs[-1].extra_fields = {"reward_extra_info": outcome}
+
+        async def run_agent_loop(self, sampling_params, trajectory, **kwargs):
+            await self._compute_score([SimpleNamespace(reward_score=None, extra_fields={})], {})
+
+        monkeypatch.setattr(VERL_WORKER, "_compute_score", compute_score)
+        monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", run_agent_loop)
+        worker.reward_loop_worker_handles = ["a handle"] if streamed else None
+
+        async def settled():
+            return await asyncio.gather(run(worker, validate=validate), return_exceptions=True)
+
+        (error,) = asyncio.run(settled())
+        noted = asyncio.run(worker.take_failures())
+        assert [failure.count for failure in noted] == [1] * (error is not None)
+        return noted[0] if noted else None
+
+    return score
+
+
+def test_a_reward_that_fails_is_noted(scoring):
+    failure = scoring(ValueError("no judge"))
+    assert (failure.text, failure.fatal) == ("ValueError: no judge", False)
+    assert scoring({"score": 1.0, "acc": 0.0}) is None
+
+
+def test_a_reward_that_cannot_be_used_fails_its_response(scoring):
+    assert "score = None" in scoring({"acc": 1.0}).text
+    assert (
+        "filter_groups.metric = 'acc': the reward gave None"
+        in scoring({"score": 1.0, "acc": None}).text
+    )
+    assert "a dict without 'score'" in scoring(KeyError("score")).text
+    assert scoring(KeyError("other")).text == "KeyError: 'other'"
+
+
+def test_a_filter_metric_that_no_reward_gives_is_found_at_the_first_response(scoring):
+    failure = scoring({"score": 1.0, "pred": "4"})
+    assert failure.fatal and "no reward gives it; there are: pred, score" in failure.text
+    assert scoring({"score": 1.0, "pred": "4"}, validate=True) is None, "not filtered"
+    assert scoring({}, streamed=False) is None, "a reward model comes later"
+
+
+def test_processes_that_do_not_come_back_end_the_run(scoring, worker, client, monkeypatch):
+    failure = scoring(ActorDiedError())
+    assert failure.fatal and "a reward worker died" in failure.text
+
+    async def generate(self, request_id, **kwargs):
+        raise ActorDiedError
+
+    async def asked(self, sampling_params, trajectory, **kwargs):
+        await self.server_manager.generate("r", prompt_ids=[1], sampling_params={})
+
+    monkeypatch.setattr(FakeClient, "generate", generate)
+    monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", asked)
+    with pytest.raises(DeadPartError, match="a rollout server died"):
+        asyncio.run(run(worker))

@@ -174,3 +174,11 @@ def test_a_threshold_that_the_gate_does_not_go_by_is_noted(capsys):
     check(composed("sam.gate.threshold=4"))
     (note,) = capsys.readouterr().out.splitlines()
     assert note.startswith("Note: sam.gate.threshold = 4: the gate 'auto' does not go by it")
+
+
+def test_greedy_validation_of_several_responses_is_noted(capsys):
+    val = f"{ROLLOUT}.val_kwargs"
+    check(composed(f"{val}.do_sample=false"))
+    assert capsys.readouterr().out == ""
+    check(composed(f"{val}.do_sample=false", f"{val}.n=3"))
+    assert "the 3 responses to a prompt (val_kwargs.n) will be the same" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer
 
 from sam_rollout.integrations.verl import sampler
+from sam_rollout.integrations.verl.failures import FailureWatch, RolloutFailedError
 from sam_rollout.integrations.verl.sampler import (
     RefillReplayBuffer,
     RoundsReplayBuffer,
@@ -16,7 +17,8 @@ from sam_rollout.integrations.verl.sampler import (
 )
 
 SIBLINGS = 3
-MIXED, RIGHT, WRONG, FAILED = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3, None
+MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3
+FAILED, NOTHING = None, ()  # in one response, in all
 
 
 def uid_of(number: int) -> str:
@@ -43,8 +45,9 @@ class Queue:
         chosen = self.random.randrange(len(self.to_finish))
         partition, uid, outcome = self.to_finish.pop(chosen)
         tags = self.tags[partition]
-        tags[uid]["status"] = "failure" if outcome is FAILED else "finished"
-        siblings = list(enumerate(outcome or (1.0,)))  # of a failed prompt one response is there
+        tags[uid]["status"] = "finished" if outcome else "failure"
+        # Of a failed prompt one response is there, or none.
+        siblings = list(enumerate((1.0,) if outcome is FAILED else outcome))
         self.random.shuffle(siblings)
         for sibling, accuracy in siblings:
             tags[f"{uid}_{sibling}_0"] = {"status": "success", "seq_len": 9}
@@ -101,7 +104,7 @@ class Trainer:
 def make(monkeypatch):
     """Build a trainer and its buffer: make(kind, outcomes, train_batch_size=...)."""
 
-    def build(cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc"):
+    def build(cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5):
         queue = Queue(seed)
         monkeypatch.setattr(sampler, "tq", queue)
         monkeypatch.setattr(verl_replay_buffer, "tq", queue)
@@ -117,6 +120,7 @@ def make(monkeypatch):
                 train_batch_size=train,
                 gen_batch_size=gen,
                 max_rounds=max_rounds,
+                max_failed_share=share,
                 max_inflight_gen_batches=1,
                 poll_interval_s=0,
             ),
@@ -181,6 +185,24 @@ def test_accuracy_counts_every_finished_group(make):
     assert metrics["accuracy_unfiltered_stderr"] == pytest.approx((variance / 5) ** 0.5)
 
 
+@pytest.mark.parametrize("nothing", [None, float("nan"), "unknown", [], {}])
+def test_what_the_reward_cannot_judge_is_left_out_of_the_accuracy(make, nothing):
+    judged = (1.0, 0.0, 0.0)
+    trainer = make(RoundsReplayBuffer, [judged, judged, judged], metric="score")
+    trainer.submit(3)
+    queue, finish = trainer.queue, trainer.queue._finish_one
+
+    def finish_one():
+        finish()
+        for key, extra in queue.rewards.items():
+            if key.endswith("_0_0"):  # of every group the first, which was right
+                extra["acc"] = nothing
+
+    queue._finish_one = finish_one
+    _, metrics = step(trainer)
+    assert metrics["accuracy_unfiltered"] == 0.0
+
+
 @pytest.mark.parametrize("metric", ["score", "reward", None])
 def test_accuracy_is_accuracy_whatever_the_filter_looks_at(make, metric):
     trainer = make(RoundsReplayBuffer, [MIXED, MIXED, WRONG], metric=metric, gen=3)
@@ -215,7 +237,7 @@ def test_too_many_rounds_say_why_and_what_to_change(make):
     text = str(caught.value)
     assert "2 rounds of 3 prompts gave 1 usable groups, but train_batch_size=2" in text
     assert "4 groups had the same 'acc' in all responses" in text
-    assert "1 groups had a response that failed" in text
+    assert "1 groups had a response that failed (the first error: " in text
     assert "dynamic_sampling.max_rounds" in text
     assert trainer.rounds == [3, 3]
 
@@ -267,3 +289,120 @@ def test_refill_trains_on_failed_groups_as_verl_does(make):
     batch, metrics = step(trainer)
     assert {key.split("_")[0] for key in batch.keys} == {uid_of(0), uid_of(1)}
     assert metrics["surplus_groups"] == 0
+
+
+class Watch(FailureWatch):
+    """What agent-loop workers have noted, as the test has it."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__([])
+        self.noted = list(errors)
+
+    def _take(self, timeout_s: float) -> None:
+        for error in self.noted:
+            self.book.note(error)
+        self.noted.clear()
+
+
+ALL_FAIL = [NOTHING] * 60
+
+
+@pytest.mark.parametrize(
+    ("cls", "metric"),
+    [(RoundsReplayBuffer, "acc"), (RoundsReplayBuffer, None), (RefillReplayBuffer, "acc")],
+)
+def test_a_run_in_which_all_fail_ends_with_the_first_error(make, cls, metric, caplog):
+    trainer = make(cls, ALL_FAIL, metric=metric)
+    trainer.buffer.failures = Watch(ValueError("no judge"), *[KeyError("late")] * 5)
+    trainer.submit(3)
+    with pytest.raises(
+        RolloutFailedError, match=r"every group .* the first error: ValueError: no j"
+    ):
+        step(trainer)
+    assert trainer.rounds == [3], "no other round"
+    assert [record.message.count("no judge") for record in caplog.records] == [2, 0], "once a kind"
+    assert "1 responses failed with ValueError: no judge" in caplog.text
+    assert "5 responses failed with KeyError: 'late'" in caplog.text
+
+
+@pytest.mark.parametrize("cls", [RoundsReplayBuffer, RefillReplayBuffer])
+@pytest.mark.parametrize(("share", "ends"), [(0.5, True), (0.7, False)])
+def test_a_share_of_failed_groups_ends_a_run(make, cls, share, ends):
+    outcomes = [FAILED, FAILED, MIXED] * 20
+    trainer = make(cls, outcomes, gen=18, train=5, share=share)
+    trainer.submit(18)
+    if not ends:
+        assert step(trainer, train=5)[1]["failed_groups"] >= 5
+        return
+    with pytest.raises(RolloutFailedError, match=r"dynamic_sampling.max_failed_share = 0.5 allows"):
+        step(trainer, train=5)
+
+
+def test_what_fails_before_anything_else_ends_is_few_of_those_that_run(make):
+    trainer = make(RefillReplayBuffer, [FAILED] * 9 + [MIXED] * 60, gen=18, train=20)
+    trainer.submit(20)
+    trainer.queue.random.randrange = lambda _count: 0  # they end in order
+    assert step(trainer, train=20)[1]["failed_groups"] == 9
+
+
+def test_one_failure_among_few_groups_ends_no_run(make):
+    outcomes = [FAILED, MIXED, FAILED, MIXED, MIXED, MIXED]
+    trainer = make(RoundsReplayBuffer, outcomes, train=3)
+    trainer.buffer.failures = Watch(ValueError("now and then"))
+    batch, metrics = rounds_step(trainer, train=3)
+    assert batch.keys == responses_of(1, 3, 4)
+    assert trainer.rounds == [3, 3]
+    assert metrics["failed_groups"] == 2 and metrics["failed_responses"] == 1
+    trainer.queue.tags["train"].clear()
+    trainer.outcomes += [MIXED] * 3
+    assert rounds_step(trainer, train=3)[1]["failed_responses"] == 0
+
+
+def test_a_small_round_whose_groups_all_lack_a_response_is_followed_by_another(make):
+    trainer = make(RoundsReplayBuffer, [FAILED] * 3 + [MIXED] * 3)
+    assert rounds_step(trainer)[0].keys == responses_of(3, 4)
+    trainer = make(RoundsReplayBuffer, [FAILED] * 60)
+    with pytest.raises(RolloutFailedError):
+        rounds_step(trainer)
+    assert trainer.rounds == [3, 3, 3], "until they are enough to tell"
+
+
+def test_rounds_of_one_prompt_need_more_than_one_failure(make):
+    trainer = make(RoundsReplayBuffer, [FAILED, MIXED, MIXED], gen=1)
+    assert rounds_step(trainer)[0].keys == responses_of(1, 2)
+    trainer = make(RoundsReplayBuffer, ALL_FAIL, gen=1)
+    with pytest.raises(RolloutFailedError):
+        rounds_step(trainer)
+
+
+@pytest.mark.parametrize("cls", [RoundsReplayBuffer, RefillReplayBuffer])
+def test_a_validation_in_which_all_fail_says_why(make, cls):
+    trainer = make(cls, [])
+    trainer.buffer.failures = Watch(ValueError("no judge"))
+    for number in range(4):
+        trainer.queue.submit("val", f"v{number}", NOTHING)
+    with pytest.raises(RolloutFailedError, match=r"validation at training step 1.*no judge"):
+        trainer.buffer.sample(global_steps=1, partition_id="val", batch_size=4)
+
+
+def test_failures_of_a_validation_are_counted(make):
+    trainer = make(RoundsReplayBuffer, [])
+    trainer.buffer.failures = Watch(ValueError("no judge"))
+    for number, outcome in enumerate([RIGHT, FAILED, WRONG]):
+        trainer.queue.submit("val", f"v{number}", outcome)
+    trainer.buffer.sample(global_steps=1, partition_id="val", batch_size=3)
+    assert trainer.buffer.failed_validation_responses == 1
+
+
+def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
+    """A worker that was asked while others still run."""
+    trainer = make(RoundsReplayBuffer, [MIXED] * 3)
+
+    class Early(FailureWatch):
+        def look(self) -> None:
+            raise RolloutFailedError("algorithm.filter_groups.metric = 'x'")
+
+    trainer.buffer.failures = Early([])
+    with pytest.raises(RolloutFailedError, match=r"filter_groups.metric"):
+        rounds_step(trainer)
+    assert trainer.queue.to_finish, "not all had ended"

@@ -49,6 +49,7 @@ def make_trainer(tmp_path, monkeypatch):
         trainer._recording = RecordingClock()
         trainer._engine_steps = [engine_steps(engine_step(step=4))]
         trainer._sentinel, trainer._reports = None, []
+        trainer.replay_buffer = SimpleNamespace()
         return trainer
 
     return make

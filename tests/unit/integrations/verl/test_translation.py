@@ -209,3 +209,12 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypat
         f"Note: compare.baseline_run={baseline} is not the same training but for the drafts: "
         "data.seed: 1 in the baseline, 2 here\n"
     )
+
+
+def test_validation_without_sampling_is_greedy():
+    """verl's V1 trainer never reads do_sample."""
+    val = "actor_rollout_ref.rollout.val_kwargs"
+    sampled = translated().actor_rollout_ref.rollout.val_kwargs
+    assert (sampled.temperature, sampled.top_p) == (1.0, 0.7)
+    greedy = translated(f"{val}.do_sample=false").actor_rollout_ref.rollout.val_kwargs
+    assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, -1)

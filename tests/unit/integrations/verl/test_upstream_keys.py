@@ -26,6 +26,7 @@ FILTER = "algorithm.filter_groups"
         ("reward_model.rollout.name=vllm", "set reward.reward_model.rollout.name"),
         ("sandbox_fusion.url=http://x", "set reward.sandbox_fusion.url"),
         ("trainer.v1.sampler.custom_sampler.path=/x.py", "must be null"),
+        ("actor_rollout_ref.rollout.do_sample=false", "must be true"),
         ("trainer.v1.sampler.sync_refill_failed_groups=true", "does nothing here"),
         (
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B",

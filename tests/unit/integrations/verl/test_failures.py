@@ -1,0 +1,150 @@
+"""Errors of responses: kept once a kind where they happen, gathered where the trainer waits."""
+
+import logging
+import pickle
+
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from sam_rollout.integrations.verl import failures
+from sam_rollout.integrations.verl.failures import (
+    DeadPartError,
+    FailureBook,
+    FailureWatch,
+    FilterMetricError,
+    OnlyKeptErrors,
+    RolloutFailedError,
+    describe,
+    failure_of,
+)
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def through_ray(error: Exception) -> Exception:
+    """The error as a caller of a Ray actor gets it."""
+    text = f'Traceback\n  File "/judge.py", line {len(str(error))}, in judge\n'
+    return RayTaskError("judge()", text, error, "title", 1, "127.0.0.1").as_instanceof_cause()
+
+
+def test_an_error_is_named_as_it_was_raised_in_whichever_process():
+    assert describe(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert describe(KeyError()) == "KeyError"
+    assert describe(through_ray(ValueError("no"))) == "ValueError: no"
+    assert describe(through_ray(through_ray(OSError("twice")))) == "OSError: twice"
+    assert describe(through_ray(RolloutFailedError("OSError: no"))) == "OSError: no"
+    assert len(describe(ValueError("x" * 9999))) < 600
+
+
+def test_errors_are_kept_once_a_kind():
+    book = FailureBook()
+    for number in range(3):
+        book.note(raised(ValueError(f"response {number}")))
+    book.note(raised(KeyError("score")))
+    book.note(through_ray(ValueError("elsewhere")))
+    assert [(failure.text, failure.count) for failure in book.failures] == [
+        ("ValueError: response 0", 3),
+        ("KeyError: 'score'", 1),
+        ("ValueError: elsewhere", 1),
+    ]
+    assert "test_failures.py" in book.failures[0].trace
+    assert book.count == 5
+    assert len(pickle.loads(pickle.dumps(book.take()))) == 3
+    assert book.count == 0
+
+
+def test_there_is_a_limit_to_kinds_but_not_to_the_count():
+    book = FailureBook()
+    for line in range(2 * failures.MOST_KINDS):
+        book.note(through_ray(ValueError("x" * line)))
+    book.note(FilterMetricError("last, and still told"))
+    assert len(book.failures) == failures.MOST_KINDS + 1
+    assert book.count == 2 * failures.MOST_KINDS + 1
+    assert book.failures[-1].fatal
+
+
+def test_verl_logs_no_traceback_of_what_is_kept():
+    noted, other = raised(ValueError("noted")), raised(ValueError("of verl's own"))
+    FailureBook().note(noted)
+
+    def logged(error):
+        info = error and (type(error), error, error.__traceback__)
+        record = logging.LogRecord("verl", logging.ERROR, "", 1, "Error", (), info)
+        return OnlyKeptErrors().filter(record)
+
+    assert [logged(error) for error in (noted, other, None)] == [False, True, True]
+
+
+class Worker:
+    """Handle of an agent-loop worker; a value of `answers` is raised or returned by ray.get."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.take_failures = self
+
+    def remote(self):
+        return self.answers.pop(0) if self.answers else []
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    def get(asked, timeout):
+        for answer in asked:
+            if isinstance(answer, Exception):
+                raise answer
+        return asked
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda asked, num_returns, timeout: (asked, []))
+
+
+def test_the_first_error_of_all_workers_is_the_first(caplog):
+    late, early = failure_of(raised(ValueError("late"))), failure_of(raised(KeyError("early")))
+    early = failures.replace(early, first_s=late.first_s - 5)
+    watch = FailureWatch([Worker([late], [late]), Worker([early])])
+    watch.settle()
+    assert watch.first_error() == "KeyError: 'early'"
+    for _ in range(2):
+        watch.tell("training step 7")
+    assert [record.message.split("\n")[0] for record in caplog.records] == [
+        "training step 7: 1 responses failed with KeyError: 'early'",
+        "training step 7: 1 responses failed with ValueError: late",
+    ]
+    watch.settle()
+    assert watch.book.count == 3
+    watch.begin()
+    assert watch.book.count == 0
+
+
+@pytest.mark.parametrize("error", [FilterMetricError("no metric"), DeadPartError("no engine")])
+def test_what_the_next_response_would_meet_ends_the_run_at_once(error):
+    watch = FailureWatch([Worker(), Worker([failure_of(through_ray(error))])])
+    with pytest.raises(RolloutFailedError, match=r"no (metric|engine)"):
+        for _ in range(3):
+            watch.look()
+
+
+def test_workers_are_not_asked_at_every_look():
+    watch = FailureWatch([worker := Worker(*[[failure_of(ValueError())]] * 9)])
+    for _ in range(9):
+        watch.look()
+    assert len(worker.answers) == 8
+    assert watch.book.count == 1
+
+
+def test_a_worker_that_died_ends_the_run():
+    watch = FailureWatch([Worker(ray.exceptions.ActorDiedError())])
+    with pytest.raises(DeadPartError, match="an agent-loop worker died"):
+        watch.settle()
+
+
+def test_a_worker_that_does_not_answer_is_waited_for_no_longer(caplog):
+    watch = FailureWatch([Worker(ray.exceptions.GetTimeoutError())])
+    watch.settle()
+    assert "do not tell what failed" in caplog.text

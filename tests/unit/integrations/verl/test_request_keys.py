@@ -1,0 +1,170 @@
+"""Which names, and so which random numbers, the requests of a response get."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sam_rollout.identity import group_of
+from sam_rollout.integrations.verl.request_keys import RequestKeys
+
+PROMPT = [1, 2, 3]
+
+
+def new(prompt, ordinal):
+    return f"{group_of(prompt)}/{ordinal}"
+
+
+class Loop:
+    """Makes requests and ends them in any order; answers depend on a request's name and prompt."""
+
+    def __init__(self):
+        self.keys = RequestKeys()
+        self.under_way = {}
+        self.named = {}
+
+    def ask(self, who, prompt):
+        chain = self.keys.begin(prompt)
+        self.named[who] = chain.name
+        self.under_way[who] = chain, list(prompt)
+
+    def answer(self, who, tokens):
+        chain, prompt = self.under_way.pop(who)
+        self.keys.end(chain, prompt, tokens)
+        return prompt + tokens
+
+    def ask_alone(self, who, prompt, tokens):
+        self.ask(who, prompt)
+        return self.answer(who, tokens)
+
+
+def test_turns_one_after_the_other_keep_one_name():
+    loop = Loop()
+    text = loop.ask_alone("first", PROMPT, [4, 5])
+    text = loop.ask_alone("second", [*text, 6], [7])
+    loop.ask_alone("another text, as long", [9] * len(text), [8])
+    assert set(loop.named.values()) == {""}
+
+
+def test_a_shortened_text_begins_another_name():
+    loop = Loop()
+    loop.ask_alone("first", PROMPT, [4, 5])
+    loop.ask_alone("shorter", [1, 2, 3, 9], [4])
+    loop.ask_alone("longer", [1, 2, 3, 9, 4, 5], [4])
+    loop.ask_alone("shorter again", PROMPT, [4])
+    assert [*loop.named.values()] == ["", "1", "1", "2"]
+
+
+def test_candidates_at_once_differ_and_go_on_where_they_ended():
+    loop = Loop()
+    for who in "abc":
+        loop.ask(who, PROMPT)
+    texts = {who: loop.answer(who, [ord(who)]) for who in "cab"}
+    for who in "bca":
+        loop.ask(who * 2, [*texts[who], 9])
+    assert loop.named["a"] == loop.named["aa"] == ""
+    assert loop.named["b"] == loop.named["bb"] == new(PROMPT, 1)
+    assert loop.named["c"] == loop.named["cc"] == new(PROMPT, 2)
+
+
+def test_branches_of_one_text_do_not_share_positions():
+    loop = Loop()
+    loop.ask("a", PROMPT)
+    loop.ask("b", PROMPT)
+    text = loop.answer("a", [4])
+    loop.answer("b", [5])
+    for who in ("on", "again", "otherwise"):
+        loop.ask(who, [*text, 6] if who != "otherwise" else [*text, 7])
+    assert loop.named["on"] == ""
+    assert loop.named["again"] == new([*text, 6], 1)
+    assert loop.named["otherwise"] == new([*text, 7], 0)
+    loop.answer("on", [8])
+    loop.ask("back", [*text, 8, 9])  # the text that was gone on from already
+    assert loop.named["back"] == new([*text, 8, 9], 0)
+
+
+def test_equal_texts_of_two_candidates_go_on_under_both_names():
+    loop = Loop()
+    for who in "ab":
+        loop.ask(who, PROMPT)
+    texts = [loop.answer(who, [4]) for who in "ba"]
+    for who, text in zip(("one", "other", "third"), [*texts, texts[0]], strict=True):
+        loop.ask(who, [*text, 5])
+    assert loop.named["one"] == "" and loop.named["other"] == new(PROMPT, 1)
+    assert loop.named["third"] == new([*texts[0], 5], 2)
+
+
+def test_a_request_that_fails_is_not_gone_on_from():
+    loop = Loop()
+    loop.ask("a", PROMPT)
+    loop.ask("b", PROMPT)
+    loop.keys.abandon(loop.under_way.pop("b")[0])
+    loop.ask("again", PROMPT)
+    assert loop.named["again"] == new(PROMPT, 2)
+
+
+BRANCHES = st.lists(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), min_size=1, max_size=4),
+    min_size=2, max_size=4,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(branches=BRANCHES, data=st.data())
+def test_names_do_not_depend_on_what_ends_first(branches, data):
+    """Sub-agents that begin at once and take turns of their own, interleaved in two ways."""
+
+    def run(order):
+        loop, texts, turns = Loop(), {}, [0] * len(branches)
+        for agent, _ in enumerate(branches):
+            loop.ask((agent, 0), [*PROMPT, 100 + agent])
+        for agent in order:
+            turn = turns[agent]
+            # A finished turn makes the next one begin, whatever the others do.
+            texts[agent] = loop.answer((agent, turn), branches[agent][turn])
+            turns[agent] += 1
+            if turns[agent] < len(branches[agent]):
+                loop.ask((agent, turns[agent]), [*texts[agent], 50])
+        return loop.named
+
+    events = [agent for agent, turns in enumerate(branches) for _ in turns]
+    one, other = (data.draw(st.permutations(events)) for _ in range(2))
+    assert run(one) == run(other)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_two_requests_draw_at_the_same_position(data):
+    """Whatever a loop does once it has branched, except to ask for a text under way to end."""
+    loop, places, texts, count = Loop(), {}, [PROMPT], itertools.count()
+    loop.ask("first", PROMPT)
+    loop.ask("at once", PROMPT)
+    running = {"first": PROMPT, "at once": PROMPT}
+    for _ in range(data.draw(st.integers(1, 12))):
+        if running and data.draw(st.booleans()):
+            who = data.draw(st.sampled_from(sorted(running)))
+            tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
+            prompt = running.pop(who)
+            drawn = places.setdefault(loop.named[who], set())
+            positions = set(range(len(prompt), len(prompt) + len(tokens)))
+            assert not drawn & positions
+            drawn |= positions
+            texts.append(loop.answer(who, tokens))
+        else:
+            text = data.draw(st.sampled_from(texts))
+            cut = data.draw(st.integers(1, len(text)))
+            prompt = [*text[:cut], *data.draw(st.lists(st.integers(0, 1), max_size=2))]
+            who = f"request {next(count)}"
+            loop.ask(who, prompt)
+            running[who] = prompt
+
+
+@pytest.mark.parametrize("tokens", [[], [4]])
+def test_an_answer_without_tokens_can_be_gone_on_from(tokens):
+    loop = Loop()
+    loop.ask("a", PROMPT)
+    loop.ask("b", PROMPT)
+    text = loop.answer("a", tokens)
+    loop.ask("on", text)
+    assert loop.named["on"] == ""
