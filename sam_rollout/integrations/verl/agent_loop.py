@@ -49,7 +49,7 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: responses that the step's earlier copies of the row's prompt ask for.
+# Column of a batch of prompts: responses that earlier copies of the prompt ask for in the step.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # verl's column of the number of responses that a prompt asks for itself.
 OWN_NUMBER_COLUMN = "__rollout_n__"

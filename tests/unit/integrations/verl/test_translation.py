@@ -172,6 +172,7 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
         "gen_batch_size": config.dynamic_sampling.gen_batch_size,
         "max_rounds": config.dynamic_sampling.max_rounds,
         "max_inflight_gen_batches": inflight,
+        "max_failed_share": 0.5,
         "poll_interval_s": 0.1,
     }
     assert config.algorithm.filter_groups.enable is (metric is not None)
