@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
+import traceback
 from collections.abc import Iterator
 from copy import deepcopy
 
@@ -15,6 +17,7 @@ from sam_rollout.integrations.verl.check_results import Note
 from sam_rollout.integrations.verl.drafter import write_first_head
 from sam_rollout.integrations.verl.source_choice import explain_sources
 from sam_rollout.integrations.verl.translation import translate
+from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
 # What Ray is told when it starts, and refuses to be told by a program that joins it.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -95,12 +98,31 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
     """
     from verl.utils.device import auto_set_device
 
-    for line in explain_sources(config):
+    for line in (*explain_sources(config), *fit_bucket(config)):
         print(line, flush=True)
     translate(config, run)
     leave_to_running_cluster(config)
     auto_set_device(config)
     validate(config)
+
+
+@contextlib.contextmanager
+def naming_the_first_error() -> Iterator[None]:
+    """End a run that fails with its traceback and, behind it, one line: what failed first.
+
+    Between them Ray is shut down: other processes' logs would come behind that line.
+    """
+    import ray
+
+    from sam_rollout.integrations.verl.failures import describe
+
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        ray.shutdown()
+        sys.stdout.flush()
+        sys.exit(f"The run failed: {describe(error)}")
 
 
 def launch(config: DictConfig, run: RunConfig) -> None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity, group_of
+from sam_rollout.integrations.verl.failures import DeadPartError, describe
 from sam_rollout.integrations.verl.history_sharing import (
     HistorySharing,
     find_keeper,
@@ -32,6 +35,7 @@ from sam_rollout.integrations.verl.history_sharing import (
 )
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.sharing import TextSharing
+from sam_rollout.integrations.vllm.dead_engine import CAUSE_ENV, answer_or_die, cause_of_death
 from sam_rollout.integrations.vllm.engine_group import (
     EngineRecorders,
     ask_engines,
@@ -121,6 +125,7 @@ def worker_extension(device: str) -> str:
 class SamHttpServer(vLLMHttpServer):
     """vLLM server of one rollout replica."""
 
+    _failed_call = ""  # of the training side's
     _to_probe = False  # a model that drafts, before the first response
     _dead: DeadDrafterError | None = None  # what the probe found
     _sharing: TextSharing | None = None
@@ -134,7 +139,33 @@ class SamHttpServer(vLLMHttpServer):
         # Read by the engine's process when it starts; the trainer on the same cores has its own.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
-        await super().launch_server(*args, **kwargs)
+        answer_or_die()  # where entry points are not installed
+        with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
+            os.environ[CAUSE_ENV] = file.name  # made anew by an engine that dies
+        try:
+            await super().launch_server(*args, **kwargs)
+        except Exception as error:
+            if Path(os.environ[CAUSE_ENV]).exists():
+                raise DeadPartError(self._engine_died()) from error
+            raise
+
+    def _engine_died(self) -> str:
+        return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
+
+    async def trouble(self) -> str:
+        """What ended this replica's engine, or a weight sync; empty while all is well."""
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.errored:
+            return self._engine_died()
+        return self._failed_call
+
+    async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> None:
+        """Call the engine's workers for the training side, and remember if that fails."""
+        try:
+            await super().collective_rpc(method, *args, **kwargs)
+        except Exception as error:
+            self._failed_call = f"replica {self.replica_rank} failed in {method}: {describe(error)}"
+            raise
 
     def _read_settings(self) -> EngineSettings:
         engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]
@@ -251,8 +282,11 @@ class SamHttpServer(vLLMHttpServer):
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "extra_args": {**extra_args, CONTROL_KEY: control},
         }
-        with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
-            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        try:
+            with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
+                output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        except EngineDeadError as error:
+            raise DeadPartError(self._engine_died()) from error
         if self._history is not None:
             self._history.tell(identity, prompt_ids, output.token_ids)
         self._finished.append(

@@ -7,7 +7,12 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor
-from verl.workers.rollout.vllm_rollout import ServerAdapter
+from verl.workers.rollout.vllm_rollout import ServerAdapter, vllm_rollout
+
+from sam_rollout.integrations.verl.weight_transfer import WatchedSender
+
+# verl makes its sender by this name, within a method that does much else.
+vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class SamServerAdapter(ServerAdapter):

@@ -44,6 +44,7 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.integrations.verl.translation import control_assignment
+from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
 from sam_rollout.telemetry.aggregate import aggregate, head_gain
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.control import control_metrics, so_far
@@ -111,6 +112,11 @@ class SamTrainerSync(PPOTrainerSync):
                 if role in self.role_worker_mapping:
                     self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
+    def init(self) -> None:
+        """Start all parts as verl does, and end when one of them dies."""
+        with watched(Watchdog(lambda: parts_of(self))):
+            super().init()
+
     def on_init_end(self) -> None:
         """Sync weights, then drop what engine start-up recorded; let servers share texts."""
         super().on_init_end()
@@ -130,10 +136,11 @@ class SamTrainerSync(PPOTrainerSync):
         return {replica.replica_rank: replica.servers[0] for replica in replicas}
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train as verl does, with a wandb run that can be found again."""
+        """Train as verl does, with a wandb run that can be found again, while all parts live."""
         start_wandb(self.config, self._run, self._run_info)
         self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
-        super().fit(agent_loop_manager)
+        with watched(Watchdog(lambda: parts_of(self))):
+            super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from sam_rollout.integrations.verl.weight_receiving import WeightReceiving
 from sam_rollout.integrations.vllm.head_update import HeadUpdates
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 
-class SamColocateWorkerExtension(HeadUpdates, vLLMColocateWorkerExtension, SamWorkerExtension):
+class SamColocateWorkerExtension(
+    WeightReceiving, HeadUpdates, vLLMColocateWorkerExtension, SamWorkerExtension
+):
     """The class verl's engines are started with."""

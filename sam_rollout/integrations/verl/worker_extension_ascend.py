@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from sam_rollout.integrations.verl.weight_receiving import WeightReceiving
 from sam_rollout.integrations.vllm.head_update import HeadUpdates
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 
 
 class SamColocateAscendWorkerExtension(
-    HeadUpdates, vLLMColocateWorkerExtension, SamAscendWorkerExtension
+    WeightReceiving, HeadUpdates, vLLMColocateWorkerExtension, SamAscendWorkerExtension
 ):
     """The class verl's engines are started with on NPUs."""

@@ -1,0 +1,139 @@
+"""Ends a run one of whose processes has died, whatever the trainer waits for just then.
+
+verl's trainer waits without a limit: for answers of TransferQueue, whose controller may be gone,
+for groups that a killed agent-loop worker had, for a weight sync whose receiver died. So a thread
+beside it asks every part of the run for a sign of life, and raises the first error where the
+trainer waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ray
+import transfer_queue.interface as queue_interface
+from ray.exceptions import ActorDiedError, RayError
+
+from sam_rollout.integrations.verl.failures import DeadPartError, describe
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+END_S = 30.0  # for the trainer to end once it was told
+SIGNAL = signal.SIGUSR1
+
+# Name of a part -> asks it, without waiting; the answer is empty, or what is wrong.
+Parts = Mapping[str, Callable[[], Any]]
+
+
+def parts_of(trainer: Any) -> Parts:
+    """The processes of a trainer's run, as far as they have been started."""
+    servers = getattr(trainer, "llm_server_manager", None)
+    replicas = servers.get_replicas() if servers else []
+    queue = (getattr(queue_interface, "_TQ_STORAGE", None) or {}).get("SimpleStorage") or {}
+    rewards = getattr(trainer, "reward_loop_manager", None)
+    agents = getattr(trainer, "agent_loop_manager", None)
+    training = getattr(trainer, "actor_rollout_wg", None)
+    actors = {
+        "TransferQueue's controller": [getattr(queue_interface, "_TQ_CONTROLLER", None)],
+        "TransferQueue's storage": [*queue.values()],
+        "training process": getattr(training, "workers", []),
+        "reward worker": getattr(rewards, "reward_loop_workers", []),
+        "agent-loop worker": getattr(agents, "agent_loop_workers", []),
+        "load balancer": [getattr(servers, "global_load_balancer", None)],
+        # Servers of a replica's other nodes hold no engine that could be asked.
+        "rollout server": [server for one in replicas for server in one.servers[1:]],
+    }
+    parts = {
+        f"{kind} {number}": actor.__ray_ready__.remote
+        for kind, group in actors.items()
+        for number, actor in enumerate(group)
+        if actor is not None
+    }
+    for replica in replicas:
+        for server in replica.servers[:1]:
+            parts[f"rollout server of replica {replica.replica_rank}"] = server.trouble.remote
+    return parts
+
+
+class Watchdog:
+    """Asks parts of a run for a sign of life.
+
+    A part that is busy answers later, and is not taken for dead: there is no limit of time.
+
+    Args:
+        parts: Called before every look, for parts come and go.
+    """
+
+    def __init__(self, parts: Callable[[], Parts]) -> None:
+        self._parts = parts
+        self._asked: dict[str, Any] = {}
+
+    def look(self) -> str:
+        """What is wrong with a part, as far as they have answered; empty if nothing."""
+        for name, ask in self._parts().items():
+            if name not in self._asked:
+                self._asked[name] = ask()
+        asked = [*self._asked.values()]
+        if not asked:
+            return ""
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
+        for name, asked in list(self._asked.items()):
+            if asked not in ready:
+                continue
+            del self._asked[name]
+            try:
+                trouble = ray.get(asked)
+            except ActorDiedError as error:
+                return f"{name} died: {describe(error)}"
+            except RayError:  # it lives, or will be found dead
+                continue
+            if isinstance(trouble, str) and trouble:
+                return trouble
+        return ""
+
+
+@contextlib.contextmanager
+def watched(watchdog: Watchdog) -> Iterator[None]:
+    """Raise `DeadPartError` in the main thread, within this context, when a part is in trouble."""
+    stop, trouble = threading.Event(), ""
+
+    def interrupt(*_: Any) -> None:
+        raise DeadPartError(trouble)
+
+    def watch() -> None:
+        nonlocal trouble
+        while not stop.wait(LOOK_S):
+            try:
+                trouble = watchdog.look()
+            except Exception:
+                logger.warning("The run's processes are not watched any more.", exc_info=True)
+                return
+            if trouble:
+                break
+        if stop.is_set():
+            return
+        signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # it has started
+        if not stop.wait(END_S):
+            # It computes, or waits where no signal reaches it.
+            print(f"The run failed: {trouble}", flush=True)
+            os._exit(1)
+
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        raise RuntimeError("a run is watched from the main thread, where signals arrive")
+    before = signal.signal(SIGNAL, interrupt)
+    thread = threading.Thread(target=watch, name="sam-watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(SIGNAL, before)

@@ -1,0 +1,53 @@
+"""The bucket in which weights travel to the engine holds the model's largest tensor.
+
+Where training and engine cannot share a device's memory, verl sends weights through shared memory,
+a bucket at a time, and asserts in the first sync that every tensor fits into one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.heads.checkpoint import tensor_shapes
+from sam_rollout.integrations.verl.policy_model import PATH, find_folder, policy_shape
+
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+MEGABYTE = 2**20
+
+
+def fit_bucket(config: DictConfig) -> Iterator[str]:
+    """Raise a bucket that is too small, in place; yield a line that says so."""
+    if config.trainer.device == "cuda":
+        return  # what is larger than a bucket is shared as it is
+    largest = _largest_tensor(config) * _bytes_of_element(config)
+    needed, given = math.ceil(largest / MEGABYTE), OmegaConf.select(config, BUCKET)
+    if given < needed:
+        OmegaConf.update(config, BUCKET, needed)
+        yield f"{BUCKET}: {needed} instead of {given}, for the model's largest tensor to fit"
+
+
+def _bytes_of_element(config: DictConfig) -> int:
+    """Return how many bytes a number of the weights that training sends has."""
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy == "megatron":
+        return 2
+    given = str(actor.fsdp_config.get("model_dtype", None) or "fp32")
+    return 4 if given in ("fp32", "float32", "float") else 2
+
+
+def _largest_tensor(config: DictConfig) -> int:
+    """Count the elements of the model's largest tensor, by its files or else by its sizes."""
+    folder = find_folder(config.actor_rollout_ref.model.path)
+    shapes = [
+        shape
+        for file in (sorted(folder.glob("*.safetensors")) if folder else ())
+        for _, shape in tensor_shapes(file, PATH).values()
+    ]
+    if shapes:
+        return max(map(math.prod, shapes))
+    sizes, _ = policy_shape(config)
+    widest = max(sizes.vocab, sizes.intermediate, sizes.moe_intermediate)
+    return sizes.hidden * max(widest, sizes.heads * sizes.head_dim)

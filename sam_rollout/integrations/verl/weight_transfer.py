@@ -1,0 +1,69 @@
+"""A weight sync whose receiver fails: the sender hears of it, and does not wait for an answer.
+
+verl's sender and receiver take turns on a socket: a bucket, an answer, the next bucket. A receiver
+that fails answers no more, and the sender waits for ever; with tensor parallelism so do all others,
+the engine's call among them, which asks its workers one after the other. So a receiver says what it
+failed of on a second socket, beside the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import zmq
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+from sam_rollout.integrations.verl.failures import describe
+
+LINGER_MS = 2000  # for the words of a receiver to arrive
+
+
+class WeightSyncError(RuntimeError):
+    """The engine could not take the weights; the text is the first error there."""
+
+
+def _side_channel(zmq_handle: str) -> str:
+    return f"{zmq_handle}.failed"
+
+
+def tell_sender(zmq_handle: str, error: BaseException) -> None:
+    """Say to the sender of a weight sync that its receiver has failed."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may be gone
+        socket.connect(_side_channel(zmq_handle))
+        with contextlib.suppress(zmq.ZMQError):
+            socket.send_string(describe(error), zmq.NOBLOCK)
+
+
+class _WatchedSocket:
+    """The sender's socket; whoever waits for an answer on it hears of a receiver that failed."""
+
+    def __init__(self, socket: Any, failures: Any) -> None:
+        self._socket, self._failures = socket, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv(self) -> bytes:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._failures, zmq.POLLIN)
+        ready = dict(poller.poll())
+        if self._socket not in ready:
+            raise WeightSyncError(self._failures.recv_string())
+        return self._socket.recv()
+
+    def close(self) -> None:
+        self._failures.close()
+        self._socket.close(linger=0)
+
+
+class WatchedSender(BucketedWeightSender):
+    """verl's sender, which raises what its receiver failed of."""
+
+    def _init_socket(self) -> None:
+        super()._init_socket()
+        failures = self.zmq_context.socket(zmq.PULL)
+        failures.bind(_side_channel(self.zmq_handle))
+        self.socket: Any = _WatchedSocket(self.socket, failures)

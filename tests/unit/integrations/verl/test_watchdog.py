@@ -1,0 +1,115 @@
+"""A run ends when one of its processes dies, whatever the trainer waits for."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from sam_rollout.integrations.verl import watchdog as module
+from sam_rollout.integrations.verl.failures import DeadPartError
+from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+
+BUSY, WELL = object(), True
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    """Answers are given as they are; an exception is raised."""
+
+    def get(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(
+        ray, "wait", lambda asked, num_returns, timeout: ([a for a in asked if a is not BUSY], [])
+    )
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+
+
+def test_who_lives_is_in_no_trouble():
+    asked = []
+    answers = {
+        "one": WELL,
+        "two": "",
+        "three": BUSY,
+        "four": ActorUnavailableError("soon", None),
+    }
+
+    def asking(name):
+        return lambda: asked.append(name) or answers[name]
+
+    watchdog = Watchdog(lambda: {name: asking(name) for name in answers})
+    assert [watchdog.look() for _ in range(3)] == [""] * 3
+    assert asked.count("one") == 3
+    assert asked.count("three") == 1, "who is busy is asked once"
+    assert Watchdog(dict).look() == "", "nothing has started"
+
+
+def test_who_is_dead_or_in_trouble_is_named():
+    parts = {"reward worker 3": ActorDiedError}
+    assert Watchdog(lambda: parts).look().startswith("reward worker 3 died: ActorDiedError")
+    parts = {"rollout server": lambda: "the engine died: OSError: no"}
+    assert Watchdog(lambda: parts).look() == "the engine died: OSError: no"
+
+
+def test_the_trainer_is_interrupted_where_it_waits():
+    started = time.monotonic()
+    parts = {"queue": lambda: "the queue is gone" if time.monotonic() > started + 0.1 else ""}
+    with pytest.raises(DeadPartError, match="the queue is gone"), watched(Watchdog(lambda: parts)):
+        threading.Event().wait(60)
+    assert time.monotonic() - started < 30
+
+
+def test_errors_of_its_own_and_a_good_end_stay():
+    with watched(Watchdog(dict)):
+        pass
+    with pytest.raises(KeyError), watched(Watchdog(dict)):
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name == "sam-watchdog"]
+
+
+def test_a_watchdog_that_fails_ends_no_run(caplog):
+    def parts():
+        raise OSError("no such part")
+
+    with watched(Watchdog(parts)):
+        time.sleep(0.2)
+    assert "are not watched any more" in caplog.text
+
+
+def test_all_processes_of_a_run_are_watched(monkeypatch):
+    class Actor:
+        def __init__(self, name):
+            self.trouble = SimpleNamespace(remote=lambda: f"{name} asked")
+            self.__ray_ready__ = SimpleNamespace(remote=lambda: name)
+
+    monkeypatch.setattr(module.queue_interface, "_TQ_CONTROLLER", Actor("controller"))
+    monkeypatch.setattr(
+        module.queue_interface, "_TQ_STORAGE", {"SimpleStorage": {0: Actor("storage")}}
+    )
+    started = SimpleNamespace()
+    assert [ask() for ask in parts_of(started).values()] == ["controller", "storage"]
+    replica = SimpleNamespace(replica_rank=5, servers=[Actor("server"), Actor("second node")])
+    started.llm_server_manager = SimpleNamespace(
+        get_replicas=lambda: [replica], global_load_balancer=Actor("balancer")
+    )
+    started.actor_rollout_wg = SimpleNamespace(workers=[Actor("training")])
+    started.reward_loop_manager = SimpleNamespace(reward_loop_workers=[Actor("reward")])
+    started.agent_loop_manager = SimpleNamespace(agent_loop_workers=[Actor("agent")])
+    parts = parts_of(started)
+    assert sorted(ask() for ask in parts.values()) == [
+        "agent",
+        "balancer",
+        "controller",
+        "reward",
+        "second node",
+        "server asked",
+        "storage",
+        "training",
+    ]
+    assert parts["rollout server of replica 5"]() == "server asked"

@@ -1,0 +1,91 @@
+"""A sender of weights hears of a receiver that fails; verl's own parts on both sides."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from verl.workers.rollout.vllm_rollout import vllm_rollout
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+
+import sam_rollout.integrations.verl.server_adapter  # noqa: F401 - replaces verl's sender
+from sam_rollout.integrations.verl import weight_receiving
+from sam_rollout.integrations.verl.weight_receiving import WeightReceiving
+from sam_rollout.integrations.verl.weight_transfer import WatchedSender, WeightSyncError
+
+WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for number in range(4)]
+
+
+class VerlsExtension:
+    """In place of verl's worker extension: a receiver that may fail on its way."""
+
+    fails_at = -1  # bucket; 0 is before the first
+
+    def update_weights_from_ipc(self):
+        self.came, buckets = {}, 0
+
+        def take(weights, is_last):
+            nonlocal buckets
+            buckets += 1
+            if buckets == self.fails_at:
+                raise ValueError(f"bucket {buckets} is not wanted")
+            self.came |= {name: tensor.clone() for name, tensor in weights}
+
+        if self.fails_at == 0:
+            raise ValueError("bucket 0 is not wanted")
+        receiver = BucketedWeightReceiver(self.zmq_handle, torch.device("cpu"), use_shm=True)
+        receiver.receive_weights(take)
+
+    def _get_zmq_handle(self):
+        return self.zmq_handle
+
+
+class Extension(WeightReceiving, VerlsExtension):
+    pass
+
+
+@pytest.fixture
+def sync(tmp_path, monkeypatch):
+    """`sync(fails_at)` sends the weights in buckets of 2 MB; the receiver, and what it raised."""
+    monkeypatch.setattr(weight_receiving, "ties_over_buckets", lambda: threading.Lock())
+
+    def run(fails_at=-1):
+        extension, raised = Extension(), []
+        extension.zmq_handle, extension.fails_at = f"ipc://{tmp_path}/sync.sock", fails_at
+
+        def receive():
+            try:
+                extension.update_weights_from_ipc()
+            except ValueError as error:
+                raised.append(error)
+
+        receiving = threading.Thread(target=receive)
+        receiving.start()
+        sender = WatchedSender(extension.zmq_handle, bucket_size_mb=2, use_shm=True)
+        try:
+            asyncio.run(sender.async_send_weights(iter(WEIGHTS)))
+        finally:
+            receiving.join(timeout=20)
+            assert not receiving.is_alive()
+        return extension, raised
+
+    return run
+
+
+def test_weights_arrive_as_before(sync):
+    for _ in range(2):
+        extension, raised = sync()
+        assert not raised
+        assert list(extension.came) == [name for name, _ in WEIGHTS]
+        assert all(torch.equal(extension.came[name], weight) for name, weight in WEIGHTS)
+
+
+@pytest.mark.parametrize("bucket", [0, 1, 3, 4])
+def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
+    with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
+        sync(bucket)
+    assert not sync()[1], "the next one works"
+
+
+def test_verls_adapter_sends_with_it():
+    assert vllm_rollout.BucketedWeightSender is WatchedSender
