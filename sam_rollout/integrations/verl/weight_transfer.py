@@ -15,6 +15,7 @@ import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from sam_rollout.integrations.verl.failures import describe
+from sam_rollout.integrations.vllm.dead_engine import first_of
 
 LINGER_MS = 2000  # for the words of a receiver to arrive
 
@@ -33,11 +34,11 @@ def tell_sender(zmq_handle: str, error: BaseException) -> None:
         socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may be gone
         socket.connect(_side_channel(zmq_handle))
         with contextlib.suppress(zmq.ZMQError):
-            socket.send_string(describe(error), zmq.NOBLOCK)
+            socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
 
 
 class _WatchedSocket:
-    """The sender's socket; whoever waits for an answer on it hears of a receiver that failed."""
+    """The sender's socket, on which a wait ends when the receiver says that it has failed."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
@@ -45,16 +46,25 @@ class _WatchedSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
+    def send_pyobj(self, content: Any) -> None:
+        """Send when a receiver is there."""
+        self._wait_for(zmq.POLLOUT)
+        self._socket.send_pyobj(content)
+
     def recv(self) -> bytes:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._failures, zmq.POLLIN)
-        ready = dict(poller.poll())
-        if self._socket not in ready:
-            raise WeightSyncError(self._failures.recv_string())
+        """Return the receiver's answer."""
+        self._wait_for(zmq.POLLIN)
         return self._socket.recv()
 
+    def _wait_for(self, event: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, event)
+        poller.register(self._failures, zmq.POLLIN)
+        if self._socket not in dict(poller.poll()):
+            raise WeightSyncError(self._failures.recv_string())
+
     def close(self) -> None:
+        """Close both sockets; what was not received is dropped."""
         self._failures.close()
         self._socket.close(linger=0)
 

@@ -29,6 +29,13 @@ _LAST_WORDS = (
 )
 
 
+def first_of(error: BaseException) -> BaseException:
+    """Return the error in whose handling this one was raised, a failing clean-up say."""
+    while error.__context__ is not None and error.__cause__ is None:
+        error = error.__context__
+    return error
+
+
 class _CauseKeeper(logging.Handler):
     """Writes what ends an engine's process to the file of `CAUSE_ENV`, the first of all."""
 
@@ -37,7 +44,7 @@ class _CauseKeeper(logging.Handler):
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return
-        text = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(first_of(error))).strip()
         with contextlib.suppress(OSError), Path(path).open("x") as file:  # not if there is one
             file.write(text)
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.rollout.vllm_rollout import vllm_rollout
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer, vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 import sam_rollout.integrations.verl.server_adapter  # noqa: F401 - replaces verl's sender
@@ -48,6 +49,9 @@ class Extension(WeightReceiving, VerlsExtension):
 def sync(tmp_path, monkeypatch):
     """`sync(fails_at)` sends the weights in buckets of 2 MB; the receiver, and what it raised."""
     monkeypatch.setattr(weight_receiving, "ties_over_buckets", lambda: threading.Lock())
+    # Which platform verl has settled on is up to the tests before.
+    device = SimpleNamespace(synchronize=int, empty_cache=int, ipc_collect=int)
+    monkeypatch.setattr(bucketed_weight_transfer, "get_torch_device", lambda: device)
 
     def run(fails_at=-1):
         extension, raised = Extension(), []
