@@ -1113,7 +1113,7 @@ VERL_DEATHS: Table = {
     },
     "trainer.ppo.v1.agent_loop_tq": {
         "AgentLoopWorkerTQ._run_prompt": (
-            "logs every error of a response, which is kept from the log but for the first of a kind",
+            "logs every error of a response; only the first of a kind is let through",
             "logger.error("),
     },
     "experimental.agent_loop.agent_loop": {

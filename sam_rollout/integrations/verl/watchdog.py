@@ -105,7 +105,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
     stop, trouble = threading.Event(), ""
 
     def interrupt(*_: Any) -> None:
-        raise DeadPartError(trouble)
+        raise KeyboardInterrupt  # the one exception that ends a wait inside Ray's own code
 
     def watch() -> None:
         nonlocal trouble
@@ -133,6 +133,10 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except KeyboardInterrupt:
+        if trouble:
+            raise DeadPartError(trouble) from None
+        raise
     finally:
         stop.set()
         thread.join()
