@@ -1,4 +1,4 @@
-"""A worker extension whose drafter dies in the middle of the second training step."""
+"""Worker extensions that break: the drafter in the second training step, or a weight sync."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from tests.integration.engines import ProbeExtension
 # that drafts, then once a training step.
 DRAINS_BEFORE_STEP_TWO = 4
 STEPS_INTO_STEP_TWO = 20
+
+
+class RefusingExtension(SamColocateWorkerExtension):
+    """Our colocated worker, which cannot take the weights of the second sync."""
+
+    def _update_weights(self, *args: Any, **kwargs: Any) -> Any:
+        self._syncs = getattr(self, "_syncs", 0) + 1
+        if self._syncs == 2:
+            raise ValueError("these weights are not wanted")
+        return super()._update_weights(*args, **kwargs)
 
 
 class BreakingExtension(SamColocateWorkerExtension, ProbeExtension):

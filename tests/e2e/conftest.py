@@ -22,7 +22,7 @@ SMALL = ("experiment=tiny_cpu", "data.val_max_samples=8", *SMALLER)
 
 @dataclass
 class FinishedRun:
-    """A training run that ended well."""
+    """A training run that ended as it should."""
 
     folder: RunFolder
     log: str
@@ -51,10 +51,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
     """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left.
 
-    ``paths`` are searched for modules, in every process of the run.
+    ``paths`` are searched for modules, in every process of the run. A run that ``fails`` has to end
+    with an error within its time.
     """
 
-    def run(*overrides: str, paths: Sequence[Path] = (REPOSITORY,)) -> FinishedRun:
+    def run(
+        *overrides: str, paths: Sequence[Path] = (REPOSITORY,), fails: bool = False
+    ) -> FinishedRun:
         run_dir, log_path = tmp_path / "run", tmp_path / "log.txt"
         command = [sys.executable, "-m", "recipes.dapo_qwen3.main", *SMALL, f"run_dir={run_dir}"]
         environment = {
@@ -80,7 +83,8 @@ def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
                 _end(process)
                 exit_code = None
         text = log_path.read_text(errors="replace")
-        assert exit_code == 0, f"exit code {exit_code} (None: {TIMEOUT_S} s over)\n{text[-6000:]}"
+        as_expected = exit_code == 1 if fails else exit_code == 0
+        assert as_expected, f"exit code {exit_code} (None: {TIMEOUT_S} s over)\n{text[-6000:]}"
         return FinishedRun(RunFolder(run_dir), text)
 
     return run

@@ -40,6 +40,18 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
     assert len(siblings) == metrics["sam/rounds/generated_groups"]
 
 
+def test_an_engine_that_dies_in_a_weight_sync_ends_the_run(train):
+    """verl's sender would wait for it for ever."""
+    run = train(
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
+        "tests.e2e.breaking_extension.RefusingExtension",
+        fails=True,
+    )
+    assert run.log.splitlines()[-1].startswith("The run failed: ")
+    assert "ValueError: these weights are not wanted" in run.log.splitlines()[-1]
+    assert sorted(run.steps) == [1]
+
+
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     run = train(
         "sam=joined",
