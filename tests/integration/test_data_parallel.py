@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sam_rollout.config import ARTICLE, GateConfig
+from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
 from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
 from tests.integration.conftest import MODEL
 
@@ -31,6 +31,7 @@ class Request:
     tokens: int
     prompt: tuple[int, ...] = (1, 2, 3) * 5
     drafts: bool = True
+    temperature: float = 0.0
 
 
 EQUAL = [Request(number % ENGINES, TOKENS) for number in range(REQUESTS)]
@@ -84,7 +85,7 @@ async def _generate(engine: Any, name: str, request: Request) -> list[int]:
 
     prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
     sampling = SamplingParams(
-        temperature=0.0,
+        temperature=request.temperature,
         max_tokens=request.tokens,
         ignore_eos=True,
         extra_args=None if request.drafts else {EXTRA_ARGS_KEY: True},
@@ -120,7 +121,9 @@ async def _run(model: str) -> dict[str, Any]:
         data_parallel_size=ENGINES,
         enable_expert_parallel=True,
         worker_extension_cls=EXTENSION,
-        **engine_arguments(dataclasses.replace(ARTICLE, max_draft_tokens=K)),
+        **engine_arguments(
+            dataclasses.replace(ARTICLE, max_draft_tokens=K), RolloutSamplerConfig("coupled")
+        ),
     )
     config = arguments.create_engine_config()
     with pytest.MonkeyPatch.context() as patch:
@@ -159,6 +162,8 @@ async def _run(model: str) -> dict[str, Any]:
                     for told in afterwards
                 ],
             }
+        sampled = [dataclasses.replace(request, temperature=1.0) for request in EQUAL]
+        together["texts"]["sampled"] = await _generate_all(engine, "sampled", sampled)
     finally:
         engine.shutdown()
     return {
@@ -219,6 +224,11 @@ def test_vllm_still_answers_for_the_first_engine_only(seen):
 
 def test_the_text_is_the_same_on_every_engine(seen):
     assert len({tuple(text) for text in seen["texts"]}) == 1
+
+
+def test_equal_requests_draw_apart_on_every_engine(seen):
+    texts = seen["together"]["texts"]["sampled"]
+    assert len(set(map(tuple, texts))) == REQUESTS
 
 
 def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():

@@ -16,7 +16,7 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
-from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
 # Prompts whose arrivals are counted, for requests that come without an identity.
@@ -27,8 +27,9 @@ class RowKeys(LogitsProcessor):
     """Holds the key of the request in each row; changes no logits.
 
     A request's key is that of the identity it carries (which must then be its own: ``n = 1``), or
-    follows from its ``SamplingParams.seed`` and prompt, or else from the engine's seed, the prompt
-    and the number of requests with this prompt that came before.
+    follows from its ``SamplingParams.seed`` and prompt, or else from the engine's seed and number
+    (of several behind one front end), the prompt, and the number of requests with this prompt that
+    came before.
 
     Args:
         model_runner: The runner whose batch is followed.
@@ -38,6 +39,9 @@ class RowKeys(LogitsProcessor):
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
+        # Engines of a dense model all have the rank 0: vLLM runs them as if each were alone.
+        parallel = config.parallel_config
+        self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs
         self.keys = torch.zeros(max_rows, dtype=torch.int64, device=model_runner.device)
         # Request id -> the runner's state of the request, and its key.
@@ -77,28 +81,21 @@ class RowKeys(LogitsProcessor):
     def _key_of(self, request: Any) -> int:
         params = request.sampling_params
         identity = RequestIdentity.from_extra_args(params.extra_args)
-        if identity is None:
-            identity = self._identify(params.seed, request.prompt_token_ids or [])
-        return identity.key
+        if identity is not None:
+            return identity.key
+        return self._key_outside_training(params.seed, request.prompt_token_ids or [])
 
-    def _identify(self, seed: int | None, prompt_ids: list[int]) -> RequestIdentity:
-        """Name a request of plain vLLM: by its seed, or else by its prompt's order of arrival."""
-        given = identify(
-            prompt_ids,
-            seed=self._seed if seed is None else seed,
-            step=OUTSIDE_TRAINING,
-            sibling=0,
-            split=TRAIN_SPLIT,
-        )
+    def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
+        """Key a request of plain vLLM: by its seed, or else by its prompt's order of arrival."""
+        group = group_of(prompt_ids)
         if seed is not None:
-            return given
-        sibling = self._arrivals.pop(given.group, 0)
-        self._arrivals[given.group] = sibling + 1
+            # The sibling of no request without a seed, should the engine's be the same.
+            return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
+        sibling = self._arrivals.pop(group, 0)
+        self._arrivals[group] = sibling + 1
         if len(self._arrivals) > REMEMBERED_PROMPTS:
             self._arrivals.popitem(last=False)
-        return identify(
-            prompt_ids, seed=self._seed, step=OUTSIDE_TRAINING, sibling=sibling, split=TRAIN_SPLIT
-        )
+        return key_of(self._seed, OUTSIDE_TRAINING - self._engine, group, sibling)
 
 
 class KeyedRows:

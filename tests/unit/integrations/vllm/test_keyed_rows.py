@@ -26,12 +26,13 @@ def key(sibling: int) -> int:
     return identify(PROMPT, seed=1, step=3, sibling=sibling, split="train").key
 
 
-def runner(**attributes) -> SimpleNamespace:
-    """What is read of a model runner."""
+def runner(engine: int = 0, **attributes) -> SimpleNamespace:
+    """What is read of a model runner; its engine is one of several behind a front end."""
     return SimpleNamespace(
         vllm_config=SimpleNamespace(
             model_config=SimpleNamespace(seed=1),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
+            parallel_config=SimpleNamespace(data_parallel_rank=0, data_parallel_index=engine),
         ),
         device=torch.device("cpu"),
         requests={},
@@ -43,8 +44,8 @@ def runner(**attributes) -> SimpleNamespace:
 class Batch:
     """An engine's batch: who is in it, row by row, and who is only waiting to come back."""
 
-    def __init__(self) -> None:
-        self.runner = runner()
+    def __init__(self, engine: int = 0) -> None:
+        self.runner = runner(engine)
         self.keys = RowKeys(self.runner)
 
     def becomes(self, *names: str, ended=(), prompt=PROMPT, **joining: SamplingParams) -> list[int]:
@@ -111,6 +112,20 @@ def test_a_seed_of_the_request_decides_alone(batch):
     given = {"a": params(seed=9), "b": params(seed=9), "c": params(seed=8)}
     first, second, third = batch.becomes("a", "b", "c", **given)
     assert first == second != third
+
+
+def test_a_seed_equal_to_the_engines_is_another_one(batch):
+    first, second = batch.becomes("a", "b", a=params(), b=params(seed=1))
+    assert first != second
+
+
+def test_engines_behind_one_front_end_draw_apart(batch):
+    """Each takes a part of a prompt's requests, and counts its own."""
+    here = batch.becomes("a", "b", a=params(), b=params())
+    there = Batch(engine=1).becomes("a", "b", a=params(), b=params())
+    assert len({*here, *there}) == 4
+    given = {"c": params(seed=9), "d": params(2)}
+    assert batch.becomes("c", "d", **given) == Batch(engine=1).becomes("c", "d", **given)
 
 
 def test_keys_of_ended_requests_are_forgotten(batch):
