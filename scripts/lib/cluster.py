@@ -192,7 +192,8 @@ class Watch:
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
-            self._process = self._part.start(command, stderr=subprocess.DEVNULL)
+            nowhere = subprocess.DEVNULL
+            self._process = self._part.start(command, stdout=nowhere, stderr=nowhere)
         nodes = json.loads(self._path.read_text()) if self._path.exists() else []
         return {node["rank"]: node for node in sorted(nodes, key=lambda node: node["alive"])}
 
