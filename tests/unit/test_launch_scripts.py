@@ -490,7 +490,7 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
-def test_a_part_that_is_stopped_leaves_nothing(tmp_path, number):
+def test_a_part_that_is_stopped_says_so(tmp_path, number):
     """By a signal, or by the end of the launcher, which the end of standard input tells of."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
