@@ -14,29 +14,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/lib/cluster.sh"
 ENVIRONMENTS="$ROOT/scripts/env"
 
-# The value of an option among the arguments, as "--name value" or "--name=value"; empty if absent.
-option() {
-    local name="$1"
-    shift
-    while [ $# -gt 0 ]; do
-        case "$1" in
-            "$name") echo "${2:-}" && return ;;
-            "$name="*) echo "${1#*=}" && return ;;
-        esac
-        shift
-    done
-}
-
 cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
 
-# These need nothing of what is found out below, and have to work where that is broken.
+# Others (stop, --help) need nothing of what is found out below, and have to work where it is broken.
 case "${1:---help}" in
-    stop | -h | --help)
-        exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" --device cpu \
-            --devices-per-node 1 --interface lo "${@:2}"
-        ;;
+    head | worker | auto | doctor) ;;
+    *) exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" "${@:2}" ;;
 esac
 
 DEVICE="$(option --device "$@")"
@@ -78,5 +63,7 @@ source "$ENVIRONMENTS/$DEVICE.sh"
 # Ray asks everyone who connects for a token where it is told one, and head and workers have to agree.
 set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
 
+find_place "$@"
 exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "$1" --device "$DEVICE" \
-    --devices-per-node "$DEVICES" --interface "$INTERFACE" "${@:2}"
+    --devices-per-node "$DEVICES" --interface "$INTERFACE" --node-rank "$OWN_RANK" --names "$NAMES" \
+    --head-address "$HEAD" "${@:2}"

@@ -3,7 +3,7 @@
 Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
 verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
 neither data nor weights nor a device have to be there. With ``--check-only`` it ends after its own
-checks, with a line that says where checkpoints would lie; scripts/node.sh asks for that before it
+checks, with the folder of checkpoints as its last line; scripts/node.sh asks for that before it
 starts a cluster.
 """
 
@@ -26,7 +26,6 @@ from sam_rollout.config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
-CHECKPOINTS = "checkpoints: "  # scripts/lib/cluster.py looks for it
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 # With this variable Hydra raises what it refuses; without it prints a page and ends the process.
@@ -112,7 +111,7 @@ def check_only(config: DictConfig) -> None:
 
     with _refusals():
         check(config, ALL_CHECKS)
-    print(f"{CHECKPOINTS}{Path(config.trainer.default_local_dir).absolute()}")
+    print(Path(config.trainer.default_local_dir).absolute())
 
 
 def run_command() -> None:

@@ -74,3 +74,104 @@ preload_first() {
         fi
     done
 }
+
+# The value of an option among the arguments, as "--name value" or "--name=value"; empty if absent.
+option() {
+    local name="$1"
+    shift
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            "$name") echo "${2:-}" && return ;;
+            "$name="*) echo "${1#*=}" && return ;;
+        esac
+        shift
+    done
+}
+
+# Ends with the status of "there was no cluster to run it on".
+no_cluster() {
+    echo "error: $*" >&2
+    exit 3
+}
+
+# The value of the first of these variables that is set.
+first_number() {
+    local name
+    for name in "$@"; do
+        [ -n "${!name:-}" ] || continue
+        [[ "${!name}" =~ ^[0-9]+$ ]] || no_cluster "$name=${!name}: must be a number"
+        echo "${!name}" && return
+    done
+}
+
+# Ends unless a value is known: WHAT VALUE OPTION VARIABLE...
+need() {
+    local or="${*:4}"
+    [ -n "$2" ] || no_cluster "$1 is not known: give $3, or set ${or// / or }"
+}
+
+# Sets OWN_RANK, NAMES and HEAD, this node's place in the cluster, from a role and its options, from
+# variables, or from names. Variables that count nodes come before RANK and WORLD_SIZE, which in some
+# environments count processes.
+find_place() {
+    local own stem="" number="" nodes said domain n ask names=()
+    local rank_variables=(NODE_RANK SLURM_NODEID JOB_COMPLETION_INDEX RANK)
+    local nodes_variables=(NNODES SLURM_JOB_NUM_NODES WORLD_SIZE)
+    own="${SLURMD_NODENAME:-$(uname -n)}"
+    if [ -n "${KUBERNETES_SERVICE_HOST:-}" ] && [[ "$own" =~ ^(.+)-([0-9]+)$ ]]; then
+        stem="${BASH_REMATCH[1]}" number="${BASH_REMATCH[2]}" # a StatefulSet's pod
+    fi
+
+    OWN_RANK="$(option --node-rank "$@")"
+    [ -n "$OWN_RANK" ] || [ "$1" != head ] || OWN_RANK=0
+    [ -n "$OWN_RANK" ] || OWN_RANK="$(first_number "${rank_variables[@]}")"
+    OWN_RANK="${OWN_RANK:-$number}"
+    need "this node's rank" "$OWN_RANK" --node-rank "${rank_variables[@]}"
+
+    said="$(option --names "$@")"
+    if [ -z "$said" ] && [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+        ask=(scontrol show hostnames "$SLURM_JOB_NODELIST") # containers often lack it
+        said="$("${ask[@]}" 2> /dev/null)" || no_cluster "scontrol cannot tell the nodes' names" \
+            "($("${ask[@]}" 2>&1)): give --names and --head-address"
+    fi
+    IFS=, read -ra names <<< "${said//$'\n'/,}"
+    nodes="$(option --num-nodes "$@")"
+    [ -n "$nodes" ] || nodes="$(first_number "${nodes_variables[@]}")"
+    [ -n "$nodes" ] || [ -z "$said" ] || nodes="${#names[@]}"
+    need "the number of nodes" "$nodes" --num-nodes "${nodes_variables[@]}"
+    [[ "$OWN_RANK$nodes" =~ ^[0-9]+$ ]] || no_cluster "rank $OWN_RANK of $nodes nodes: must be numbers"
+    [ "$OWN_RANK" -lt "$nodes" ] \
+        || no_cluster "this node's rank is $OWN_RANK, but there are $nodes nodes: 0..$((nodes - 1))"
+    case "$1:$OWN_RANK" in
+        head:0 | worker:[1-9]* | auto:*) ;;
+        *) no_cluster "this node has rank $OWN_RANK; the head is rank 0" ;;
+    esac
+    for ((n = 0; n < nodes; n++)); do
+        if [ -n "$said" ]; then
+            break
+        elif [ "$number" = "$OWN_RANK" ]; then
+            names+=("$stem-$n")
+        elif [ "$n" = "$OWN_RANK" ]; then
+            names+=("$own")
+        else
+            names+=("rank $n")
+        fi
+    done
+    NAMES="$(IFS=, && echo "${names[*]}")"
+    [ "${#names[@]}" = "$nodes" ] || no_cluster "$nodes nodes, but ${#names[@]} names: $NAMES"
+
+    HEAD="$(option --head-address "$@")"
+    HEAD="${HEAD:-${MASTER_ADDR:-}}"
+    if [ -n "$HEAD" ]; then
+        return
+    elif [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+        HEAD="${names[0]}"
+    elif [ "$OWN_RANK" = 0 ]; then
+        HEAD="$own"
+    elif [ "$number" = "$OWN_RANK" ]; then
+        # Pods of a StatefulSet find each other through its headless service.
+        domain="$("$PYTHON" -c 'import socket; print(socket.getfqdn().partition(".")[2])')"
+        HEAD="${domain:+$stem-0.$domain}"
+    fi
+    need "the head's address" "$HEAD" --head-address MASTER_ADDR
+}

@@ -17,97 +17,70 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from cluster import (
-    EXIT_NO_CLUSTER,
-    EXIT_REFUSED,
-    JOINED,
-    POLL_S,
-    REPOSITORY,
-    TAIL_LINES,
-    Stop,
-    add_cluster_options,
-    check_ports,
-    say,
-    shell_status,
-    show,
-    split_words,
-    tell_error,
-)
-from cluster_identity import ClusterError
+import cluster_common as common
+from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, say, show, tell_error
 
-# Without a password prompt nobody sees, and noticing within a minute that the other side is gone.
+# Asks for no password where it would not be seen, and notices within a minute that a side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # for a node's part to end when it is told to
 # Where model and data lie: the configuration reads them from the environment, on the head and, for
 # the model, on every node.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
+WRITE_ADDRESS = "write its address on the network of training behind it,"
 SHOWN = ("==> ", "error: ")  # lines of workers that are shown as they come
 
 
-@dataclass(frozen=True)
-class Target:
-    """A node as the launcher knows it: what ssh is given, its name, its address."""
+class Target(NamedTuple):
+    """A node as the launcher knows it: what ssh is given, its name, the head's address."""
 
     destination: str
+    name: str
     address: str
-
-    @property
-    def name(self) -> str:
-        """The node's name: the destination without a user."""
-        return self.destination.rpartition("@")[2]
 
 
 def read_nodes(path: Path) -> list[Target]:
-    """Read the file of nodes.
-
-    Raises:
-        ClusterError: It cannot be read, names no node, or one twice, or one without an address.
-    """
+    """Read the file of nodes; a ClusterError says what is wrong with it."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ClusterError(f"--nodes {path}: {error.strerror}") from None
-    targets: list[Target] = []
+    targets: dict[str, Target] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         if len(words) > 2:
             raise ClusterError(f"{path}, line {number}: must be HOST or HOST ADDRESS")
-        target = Target(words[0], words[-1] if len(words) == 2 else "")
-        if target.name in {known.name for known in targets}:
-            raise ClusterError(f"{path}, line {number}: {target.name} is named twice")
-        targets.append(target)
+        name = words[0].rpartition("@")[2]
+        if name in targets:
+            raise ClusterError(f"{path}, line {number}: {name} is named twice")
+        address = words[1] if len(words) == 2 else "" if targets else resolve(name)
+        targets[name] = Target(words[0], name, address)
     if not targets:
         raise ClusterError(f"--nodes {path}: names no node")
-    head = targets[0]
-    return [Target(head.destination, head.address or resolve(head.name)), *targets[1:]]
+    return list(targets.values())
 
 
 def resolve(name: str) -> str:
     """Address of the head at which the other nodes can reach it."""
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = ""
-    if not address or address.startswith("127."):
+    with contextlib.suppress(OSError):
+        if not (address := socket.gethostbyname(name)).startswith("127."):
+            return address
         raise ClusterError(
-            f"the head {name} {'means ' + address if address else 'has no address'} here: write "
-            f"its address on the network of training behind it, '{name} 10.0.0.1'"
+            f"the head {name} means {address} here: {WRITE_ADDRESS} '{name} 10.0.0.1'"
         )
-    return address
+    raise ClusterError(f"the head {name} has no address here: {WRITE_ADDRESS} '{name} 10.0.0.1'")
 
 
 class Remote:
     """A node's part, run over ssh; its output goes to a file, and line by line to ``show``."""
 
-    def __init__(self, target: Target, command: list[str], token: str, log: Path, head: bool):
-        self.name, self.log, self.joined = target.name, log, False
-        self._head = head
+    def __init__(self, name: str, command: list[str], token: str, log: Path, head: bool) -> None:
+        self.name, self.log, self.joined, self._head = name, log, False, head
         log.touch()  # for tail(), however early it is asked
         self._process = subprocess.Popen(
             command,
@@ -127,7 +100,7 @@ class Remote:
             for raw in self._process.stdout:
                 log.write(raw)
                 line = raw.decode(errors="replace").rstrip("\n")
-                self.joined = self.joined or JOINED in line
+                self.joined = self.joined or common.JOINED in line
                 if self._head:
                     show(line)
                 elif line.startswith(SHOWN):
@@ -136,12 +109,7 @@ class Remote:
     @property
     def status(self) -> int | None:
         """Exit status, as a shell would give it; None while it runs."""
-        return shell_status(self._process.poll())
-
-    def tail(self) -> str:
-        """Its last lines."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join(f"    {line}" for line in lines) or "    (it said nothing)"
+        return common.shell_status(self._process.poll())
 
     def tell_to_end(self) -> None:
         """Close its standard input."""
@@ -161,7 +129,7 @@ class Remote:
 
 def ssh_command() -> list[str]:
     """What reaches a node: ssh with our options, or what SSH says."""
-    return split_words("SSH", os.environ.get("SSH") or SSH)
+    return common.split_words("SSH", os.environ.get("SSH") or SSH)
 
 
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
@@ -169,103 +137,91 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
     part = ["bash", "scripts/node.sh", "head" if rank == 0 else "worker", "--attached"]
     part += [f"--node-rank={rank}", f"--num-nodes={len(targets)}"]
     part += [f"--names={','.join(target.name for target in targets)}"]
-    part += [f"--head-address={targets[0].address}", f"--port={options.port}"]
-    part += [f"--timeout={options.timeout}", f"--loss-grace={options.loss_grace}"]
-    for name in ("device", "devices_per_node", "interface", "ray_options"):
-        if (value := getattr(options, name)) is not None:
+    part += [f"--head-address={targets[0].address}"]
+    for name in ("device", "devices_per_node", "interface", "port", "dashboard_port", "timeout",
+                 "loss_grace", "ray_options"):  # fmt: skip
+        if (value := getattr(options, name)) not in (None, ""):
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
-        part += ["--doctor"] if options.doctor else []
-        part += [f"--dashboard-port={options.dashboard_port}", "--config", *options.config]
-    folder = shlex.quote(str(options.remote_dir))
+        part += [*(["--doctor"] if options.doctor else []), "--config", *options.config]
     # What --env says comes last, and counts.
     given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
-    remote = f"cd {folder} && exec {shlex.join(['env', *given, *options.env, *part])}"
+    words = shlex.join(["env", *given, *options.env, *part])
+    remote = f"cd {shlex.quote(str(options.remote_dir))} && exec {words}"
     return [*ssh_command(), targets[rank].destination, remote]
 
 
-class Launch:
-    """All nodes' parts, from start to end."""
-
-    def __init__(self, options: argparse.Namespace, targets: list[Target], stop: Stop) -> None:
-        options.log_dir.mkdir(parents=True, exist_ok=True)
-        self._stop = stop
-        # A token of the user's own lets other programs of theirs in, such as the doctor.
-        token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-        self._parts: list[Remote] = []
+def launch(options: argparse.Namespace, targets: list[Target]) -> int:
+    """Run all nodes' parts until the head's ends, or waiting is pointless; the exit status."""
+    options.log_dir.mkdir(parents=True, exist_ok=True)
+    # A token of the user's own lets other programs of theirs in, such as the doctor.
+    token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+    parts: list[Remote] = []
+    try:
         for rank, target in enumerate(targets):
-            command = node_command(options, targets, rank)
             log = options.log_dir / f"{rank}-{target.name}.log"
-            self._parts.append(Remote(target, command, token, log, head=rank == 0))
-
-    def run(self) -> int:
-        """Wait for the head, or for what makes waiting pointless; returns the exit status."""
-        head, *workers = self._parts
-        ended: set[str] = set()
-        try:
-            while head.status is None and not self._stop.wait(POLL_S):
-                for part in workers:
-                    if part.status is None or part.name in ended:
-                        continue
-                    ended.add(part.name)
-                    if not part.joined:
-                        return self._give_up(part)
-                    say(f"{part.name}: its part ended with status {part.status}")
-            if self._stop.reason:
-                say(f"{self._stop.reason}; ending all nodes' parts")
-                return self._stop.status
-            return self._judge()
-        finally:
-            self.end()
-
-    def _give_up(self, part: Remote) -> int:
-        tell_error(f"{part.name} ended with status {part.status} before it joined:\n{part.tail()}")
-        return EXIT_NO_CLUSTER
-
-    def _judge(self) -> int:
-        head, *workers = self._parts
-        head.wait(END_S)
-        if head.status:
-            for part in workers:
-                if not part.joined and head.status != EXIT_REFUSED:
-                    last = f"its last lines ({part.log}):\n{part.tail()}"
-                    tell_error(f"{part.name} did not join; {last}")
-            show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
-        # ssh's own failure
-        return EXIT_NO_CLUSTER if head.status == 255 else head.status
-
-    def end(self) -> None:
-        """End what still runs: the job with the head first, so that no worker counts as lost."""
-        for parts in (self._parts[:1], self._parts[1:]):
-            for part in parts:
+            command = node_command(options, targets, rank)
+            parts.append(Remote(target.name, command, token, log, head=rank == 0))
+        return wait(*parts)
+    except common.Stopped as stopped:
+        say(f"{stopped.reason}; ending all nodes' parts")
+        raise
+    finally:
+        # The job with the head first, so that no worker counts as lost.
+        for some in (parts[:1], parts[1:]):
+            for part in some:
                 part.tell_to_end()
             deadline = time.monotonic() + END_S
-            for part in parts:
+            for part in some:
                 part.wait(max(deadline - time.monotonic(), 1.0))
+
+
+def wait(head: Remote, *workers: Remote) -> int:
+    """Wait for the head's end, or that of a worker that did not join; returns the exit status."""
+    ended: set[Remote] = set()
+    while head.status is None:
+        common.pause(POLL_S)
+        for part in workers:
+            if part.status is None or part in ended:
+                continue
+            ended.add(part)
+            if not part.joined:
+                tell_error(f"{part.name} ended with status {part.status} before it joined:")
+                tell_log(part)
+                return EXIT_NO_CLUSTER
+            say(f"{part.name}: its part ended with status {part.status}")
+    head.wait(END_S)
+    if head.status:
+        for part in workers:
+            if not part.joined and head.status != common.EXIT_REFUSED:
+                tell_error(f"{part.name} did not join; its last lines ({part.log}):")
+                tell_log(part)
+        show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
+    return EXIT_NO_CLUSTER if head.status == 255 else head.status  # ssh's own failure
+
+
+def tell_log(part: Remote) -> None:
+    """Print the last lines of a part."""
+    for line in common.tail(part.log).splitlines() or ["(it said nothing)"]:
+        show(f"    {line}", to=2)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/launch_multinode.sh",
-        description="Trains on many nodes over ssh (docs/multinode.md).",
-        epilog=f"{', '.join(PASSED_ON)}: passed on to every node if they are set here.",
+    parser = common.make_parser(
+        "scripts/launch_multinode.sh",
+        "Trains on many nodes over ssh (docs/multinode.md). Passed on to every node if they are "
+        f"set here: {', '.join(PASSED_ON)}.",
     )
     add = parser.add_argument
-    add("--config", nargs="+", required=True, metavar="OVERRIDE", help="of the recipe")
     add("--nodes", type=Path, required=True, help="file with one node a line, the head first")
-    add("--device", choices=("ascend_910c", "cuda", "cpu"), help="default: what each node has")
-    add("--devices-per-node", type=int, help="default: as many as each node has")
-    add("--interface", help="network interface of training (default: of the default route)")
-    add_cluster_options(parser)
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="on every node; repeat")
-    add("--ray-options", help="more options for ray start")
     add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     add("--log-dir", type=Path, default=REPOSITORY / "outputs" / "multinode" / stamp)
-    add("--doctor", action="store_true", help="look at all nodes instead of training")
-    add("--print", action="store_true", help="print the commands, run nothing")
     options = parser.parse_args(arguments)
+    if not options.config:
+        parser.error("the following arguments are required: --config")
     for assignment in options.env:
         if "=" not in assignment:
             parser.error(f"--env {assignment}: must be NAME=VALUE")
@@ -274,7 +230,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Launch, or print what would be; returns the exit status."""
-    check_ports(options)
+    common.check_options(options)
     targets = read_nodes(options.nodes)
     if options.print:
         for rank in range(len(targets)):
@@ -283,20 +239,10 @@ def run(options: argparse.Namespace) -> int:
     program = ssh_command()[0]
     if shutil.which(program) is None:
         raise ClusterError(f"SSH: {program} is no program here: install it, or name another in SSH")
-    stop = Stop()
-    stop.listen()
+    common.listen()
     say(f"{len(targets)} nodes, head {targets[0].name}; logs: {options.log_dir}")
-    return Launch(options, targets, stop).run()
-
-
-def main() -> None:
-    """Run the command."""
-    try:
-        sys.exit(run(parse(sys.argv[1:])))
-    except ClusterError as failure:
-        tell_error(str(failure))
-        sys.exit(EXIT_NO_CLUSTER)
+    return launch(options, targets)
 
 
 if __name__ == "__main__":
-    main()
+    common.run_program(lambda: run(parse(sys.argv[1:])))

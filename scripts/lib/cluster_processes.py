@@ -3,19 +3,22 @@
 Every process a node starts inherits an environment variable that names its cluster, and writes its
 log into the cluster's folder; vLLM's engines and Ray's daemons do, too. So what is left of an
 earlier run can be told from other people's Ray, other clusters of the same user, and everything
-else. One sign is not enough: who changes its title, as Ray's workers do, loses its environment.
+else. One sign is not enough: Ray's workers change their titles, and so lose their environments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 import psutil
-from cluster_identity import ClusterError
+from cluster_common import ClusterError
 
 MARK = "SAM_ROLLOUT_CLUSTER"
 TERMINATE_S = 10.0  # between asking a process to end and ending it
@@ -26,103 +29,87 @@ def of_cluster(folder: Path) -> list[psutil.Process]:
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.pid not in own and _carries(process, folder):
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.pid in own or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) == str(folder) or any(
+                Path(file.path).is_relative_to(folder) for file in process.open_files()
+            ):
                 found.append(process)
-        except psutil.Error:  # ended meanwhile, or another user's
-            continue
     return found
 
 
-def _carries(process: psutil.Process, folder: Path) -> bool:
-    if process.status() == psutil.STATUS_ZOMBIE:
-        return False
-    if process.environ().get(MARK) == str(folder):
-        return True
-    return any(Path(file.path).is_relative_to(folder) for file in process.open_files())
-
-
-def end(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
+def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
     """End processes: after ``patience_s`` they are asked to, after ``TERMINATE_S`` more made to."""
     _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
-    for ask, wait_s in (
-        (psutil.Process.terminate, TERMINATE_S),
-        (psutil.Process.kill, TERMINATE_S),
-    ):
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 ask(process)
-            except psutil.NoSuchProcess:
-                continue
-        _, alive = psutil.wait_procs(alive, timeout=wait_s)
+        _, alive = psutil.wait_procs(alive, timeout=TERMINATE_S)
 
 
-def refuse_others(folder: Path) -> None:
-    """Make sure that a cluster's folder is this user's: everybody can make one of its name in /tmp.
+def end(process: subprocess.Popen, patience_s: float) -> None:
+    """End a child, which ends its own children if it is given the time."""
+    process.terminate()
+    try:
+        process.wait(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
-    Raises:
-        ClusterError: It is another user's, or no folder.
-        FileNotFoundError: There is none.
+
+def claim(folder: Path) -> TextIO:
+    """Take the right to run a cluster in a folder, which lasts as long as the file is open.
+
+    Raises ClusterError if another process holds it, or if the folder is another user's.
     """
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise ClusterError(f"{folder} is not ours: remove it, or choose another --port")
-
-
-class Claim:
-    """The right to run a cluster in a folder, held as long as this process lives.
-
-    Raises:
-        ClusterError: Another process holds it, or the folder is another user's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            refuse_others(folder)
-            folder.chmod(0o700)
-        self._file = (folder / "supervisor.pid").open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClusterError(
-                f"a run of ours with this port is under way here (process {holder(folder)}): wait "
-                "for it, end it with scripts/node.sh stop, or choose another --port"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    file, pid = _lock(folder)
+    if pid is not None:
+        raise ClusterError(
+            f"a run of ours with this port is under way here (process {pid}): wait for it, end it "
+            "with scripts/node.sh stop, or choose another --port"
+        )
+    folder.chmod(0o700)
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def holder(folder: Path) -> int | None:
-    """Process that holds the claim to a folder; None if nobody does.
-
-    Raises:
-        ClusterError: The folder is another user's.
-    """
+    """Process that holds the claim to a folder; None if it is free."""
     try:
-        refuse_others(folder)
-        file = (folder / "supervisor.pid").open("r+")
+        file, pid = _lock(folder)
     except FileNotFoundError:
         return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(file.read() or 0)
-    return None
+    file.close()
+    return pid
+
+
+def _lock(folder: Path) -> tuple[TextIO, int | None]:
+    """Lock the file of the claim; returns it and, if that was not possible, who has locked it."""
+    status = folder.lstat()  # everybody can make a folder of this name in /tmp
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ClusterError(f"{folder} is not ours: remove it, or choose another --port")
+    file = (folder / "supervisor.pid").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        return file, int(file.read() or 0)
+    return file, None
 
 
 def listener(port: int) -> str:
     """Who listens on a port of this machine, in words."""
-    try:
+    with contextlib.suppress(psutil.Error):  # it ended meanwhile, or may not be asked about
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
                 if connection.pid is None:
                     return "another user's program"
                 name = " ".join(psutil.Process(connection.pid).cmdline())[:100]
                 return f"process {connection.pid} ({name})"
-    except psutil.Error:  # it ended meanwhile, or may not be asked about
-        pass
     return "another program"

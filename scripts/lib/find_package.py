@@ -8,52 +8,37 @@ interpreter would import it from. Exits with 1 and one line when there is none, 
 
 import re
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
 
-def find_root(package: str, folder: str | None) -> Path | None:
-    """The folder that holds the package, None where there is none."""
+def main(distribution: str, folder: str | None = None) -> None:
+    """Print what was found."""
+    package = distribution.replace("-", "_")
     if folder is not None:
-        return Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None
-    spec = find_spec(package)
-    # A folder that lost its __init__.py, as an uninstalled package may leave, has no origin.
-    return Path(spec.origin).parents[1] if spec and spec.origin else None
-
-
-def find_version(distribution: str, root: Path, *, installed: bool) -> str | None:
-    """The version from metadata beside the package, from inside it, or of the installed one."""
-    package = distribution.replace("-", "_")
-    for beside in distributions(path=[str(root)]):
-        if (beside.metadata["Name"] or "").replace("-", "_").lower() == package:
-            return beside.version
-    generated = root / package / "_version.py"
-    if generated.is_file():
-        match = re.search(r"^__version__.*?['\"](.+?)['\"]", generated.read_text(), re.MULTILINE)
-        if match:
-            return match[1]
-    try:
-        # An editable install has its metadata elsewhere.
-        return version(distribution) if installed else None
-    except PackageNotFoundError:
-        return None
-
-
-def main(distribution: str, folder: str | None = None) -> int:
-    """Print what was found; returns the exit status."""
-    package = distribution.replace("-", "_")
-    root = find_root(package, folder)
+        root = Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None
+    else:
+        spec = find_spec(package)
+        # A folder that lost its __init__.py, as an uninstalled package may leave, has no origin.
+        root = Path(spec.origin).parents[1] if spec and spec.origin else None
     if root is None:
-        print(f"no package {package} in {folder or sys.prefix}", file=sys.stderr)
-        return 1
-    found = find_version(distribution, root, installed=folder is None)
+        sys.exit(f"no package {package} in {folder or sys.prefix}")
+    # The version from metadata beside the package, from inside it, or of the installed one.
+    names = [(d.metadata["Name"] or "", d.version) for d in distributions(path=[str(root)])]
+    found = dict((name.replace("-", "_").lower(), found) for name, found in names).get(package)
+    generated = root / package / "_version.py"
+    if found is None and generated.is_file():
+        match = re.search(r"^__version__.*?['\"](.+?)['\"]", generated.read_text(), re.MULTILINE)
+        found = match[1] if match else None
+    if found is None and folder is None:
+        with suppress(PackageNotFoundError):
+            found = version(distribution)  # an editable install has its metadata elsewhere
     if found is None:
-        print(f"{root}/{package} says nowhere which version it is", file=sys.stderr)
-        return 1
+        sys.exit(f"{root}/{package} says nowhere which version it is")
     print(found.partition("+")[0], root, sep="\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -45,11 +45,11 @@ class Follower:
     """Prints each milestone and each training step once."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._log = run_dir / "log.txt"
-        self._folder = RunFolder(run_dir)
+        self._log, self._folder = run_dir / "log.txt", RunFolder(run_dir)
         self._started = time.monotonic()
         self._to_come = dict(MILESTONES)
-        self._shown: set[int] = set()
+        self._shown = 0  # steps
+        self._complete = False
 
     def poll(self) -> None:
         """Print what is new."""
@@ -62,39 +62,28 @@ class Follower:
             steps = self._folder.read_train_steps()
         except RunFolderError:
             return  # no step has ended yet
-        for step in sorted(steps.keys() - self._shown):
-            self._shown.add(step)
-            self._say(f"step {step}{self._of_total()}  {self._describe(steps[step])}")
+        # None where the number of epochs decides.
+        total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
+        for step, metrics in sorted(steps.items())[self._shown :]:
+            shown = (
+                f"{n} {form.format(metrics[key])}" for n, key, form in COLUMNS if key in metrics
+            )
+            self._say(
+                "  ".join((f"step {step}" if total is None else f"step {step}/{total}", *shown))
+            )
+        self._shown = len(steps)
+        self._complete = total is None or max(steps) >= total
 
     def finish(self) -> None:
         """Print what is left and, of a run that ended before its last step, the log's end."""
         self.poll()
-        total = self._total_steps() if self._shown else None
-        if not self._shown or (total is not None and max(self._shown) < total):
-            self._report_failure()
-
-    def _report_failure(self) -> None:
-        lines = self._log.read_text(errors="replace").splitlines()
-        print(f"    the run ended before its last step; the last lines of {self._log}:", flush=True)
-        print("\n".join(lines[-TAIL_LINES:]), flush=True)
+        if not self._complete:
+            lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+            print(f"    the run ended before its last step; the last lines of {self._log}:")
+            print("\n".join(lines), flush=True)
 
     def _say(self, message: str) -> None:
         print(f"    {time.monotonic() - self._started:4.0f} s  {message}", flush=True)
-
-    def _total_steps(self) -> int | None:
-        """Steps the run was started for; None where the number of epochs decides."""
-        return self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
-
-    def _of_total(self) -> str:
-        total = self._total_steps()
-        return "" if total is None else f"/{total}"
-
-    @staticmethod
-    def _describe(metrics: dict[str, float]) -> str:
-        parts = [
-            f"{name} {form.format(metrics[key])}" for name, key, form in COLUMNS if key in metrics
-        ]
-        return "  ".join(parts)
 
 
 def is_running(pid: int) -> bool:

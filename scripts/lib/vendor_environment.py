@@ -30,53 +30,37 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def refers_to_project(requirement: Requirement) -> bool:
-    """Whether a requirement is a reference to our own extras, ``sam_rollout[train]``."""
-    return canonicalize_name(requirement.name) == canonicalize_name(PROJECT)
-
-
 def split_requirements(pyproject: Path, profile: str) -> tuple[list, list]:
     """The profile's engine (named in its extra directly) and everything else the project needs."""
     project = tomllib.loads(pyproject.read_text())["project"]
-    extras = {
-        name: [Requirement(line) for line in lines]
-        for name, lines in project["optional-dependencies"].items()
-    }
-    engine = [r for r in extras[profile] if not refers_to_project(r)]
+    extras = project["optional-dependencies"]
     others = [Requirement(line) for line in project["dependencies"]]
-    for reference in filter(refers_to_project, extras[profile]):
-        for name in reference.extras:
-            others += extras[name]
+    engine = []
+    for requirement in map(Requirement, extras[profile]):
+        if canonicalize_name(requirement.name) != canonicalize_name(PROJECT):
+            engine.append(requirement)
+            continue
+        for name in requirement.extras:  # of a reference to our own extras, sam_rollout[train]
+            others += map(Requirement, extras[name])
     return engine, others
-
-
-def problems(required: list[Requirement], missing_is_a_problem: bool) -> list[str]:
-    """One line for every installed version that a requirement does not allow."""
-    lines = []
-    for requirement in required:
-        found = installed_version(requirement.name)
-        if found is None:
-            if missing_is_a_problem:
-                lines.append(
-                    f"{requirement.name} is not installed; this profile needs {requirement}"
-                )
-        elif not requirement.specifier.contains(found, prereleases=True):
-            lines.append(f"{requirement.name} {found} is installed; supported is {requirement}")
-    return lines
 
 
 def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str) -> int:
     """Write the two files; returns the exit status."""
     engine, others = split_requirements(Path(pyproject), profile)
-    for requirement in engine:
-        print(f"    {requirement.name}: {installed_version(requirement.name) or 'missing'}")
-    found = problems(engine, missing_is_a_problem=True)
-    found += problems(others, missing_is_a_problem=False)
-    for line in found:
+    problems = []
+    for requirement in engine + others:
+        name, found = requirement.name, installed_version(requirement.name)
+        if requirement in engine:
+            print(f"    {name}: {found or 'missing'}")
+        if found is None and requirement in engine:
+            problems.append(f"{name} is not installed; this profile needs {requirement}")
+        elif found and not requirement.specifier.contains(found, prereleases=True):
+            problems.append(f"{name} {found} is installed; supported is {requirement}")
+    for line in problems:
         print(f"error: {line}", file=sys.stderr)
-    if found:
+    if problems:
         return 1
-
     present = {
         canonicalize_name(d.metadata["Name"]): d.version
         for d in distributions()

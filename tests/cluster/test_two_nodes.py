@@ -8,7 +8,6 @@ import subprocess
 
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.runs import (
-    SMALL,
     Launch,
     actors_by_node,
     has_trained,
@@ -122,8 +121,7 @@ def test_a_node_that_never_joins_is_named(lan, folder):
         encoding="utf-8",
     )
     mute.chmod(0o755)
-    # Data files have to be there before Ray is started, and are read after it.
-    overrides = [*SMALL, *(f"data.{name}_files={mute}" for name in ("train", "val"))]
+    overrides = small_run(folder)
     with Launch(lan, folder, "--timeout", "20", "--config", *overrides, ssh=mute) as launch:
         assert launch.wait(180) == 3, launch.output
         assert re.search(

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,6 @@ from recipes.dapo_qwen3.evaluate import (
     compare,
     distance_of_draw,
     divergences,
-    first_difference,
     lay_out,
     look_at_ties,
     noise_of,
@@ -39,16 +39,16 @@ def groups(*accuracies):
 
 def test_one_sample_a_problem_gives_wilson_and_several_the_bootstrap():
     single = summarise(groups([1], [0], [1], [1]), 2.0)
-    assert single.pass_at_1 == share(3, 4)
+    assert single["pass_at_1"] == asdict(share(3, 4))
     several = summarise(groups([1, 0], [1, 1], [0, 0]), 2.0)
-    assert several.pass_at_1 == mean([0.5, 1.0, 0.0])
-    assert (several.problems, several.samples_per_problem) == (3, 2)
+    assert several["pass_at_1"] == asdict(mean([0.5, 1.0, 0.0]))
+    assert (several["problems"], several["samples_per_problem"]) == (3, 2)
 
 
 def test_every_problem_counts_once_however_many_samples_it_has():
     side = summarise(groups([1, 1, 1, 0], [0]), 2.0)
-    assert side.pass_at_1 == mean([0.75, 0.0])
-    assert (side.problems, side.samples_per_problem) == (2, 2.5)
+    assert side["pass_at_1"] == asdict(mean([0.75, 0.0]))
+    assert (side["problems"], side["samples_per_problem"]) == (2, 2.5)
 
 
 def test_copies_of_a_prompt_are_further_samples_of_it():
@@ -71,34 +71,28 @@ def test_responses_are_grouped_by_prompt_and_scored_by_row(monkeypatch):
     )
     requests = lay_out([[1], [2], [1]], samples=1, seed=0)
     rows = [{"data_source": "", "reward_model": {"ground_truth": n}} for n in (0.0, 1.0, 2.0)]
-    found, _ = evaluate.generate(Engine([0.0]), requests, rows, parser().parse_args([]))
+    found = evaluate.generate(Engine([0.0]), requests, rows, parser().parse_args([]))
     assert [[one.accuracy for one in group] for group in found] == [[0.0, 2.0], [1.0]]
 
 
 def test_lengths_and_clipped_share():
     side = summarise([[response(1, [1, 2, 3], True)], [response(0, [1])]], 1.5)
-    assert (side.mean_response_length, side.clipped_share, side.generation_s) == (2.0, 0.5, 1.5)
-
-
-@pytest.mark.parametrize(
-    ("off", "on", "position"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [1], 0)],
-)
-def test_first_difference(off, on, position):
-    assert first_difference(off, on) == position
+    found = (side["mean_response_length"], side["clipped_share"], side["generation_s"])
+    assert found == (2.0, 0.5, 1.5)
 
 
 def test_divergences_name_request_place_and_tokens():
     off = [[response(1, [1, 2, 3]), response(1, [4, 5])], [response(0, [6])]]
     on = [[response(1, [1, 2, 3]), response(1, [4, 7])], [response(0, [6, 8])]]
     assert divergences(off, on) == [Divergence(0, 1, 1, 5, 7), Divergence(1, 0, 1, None, 8)]
+    assert divergences(groups([1]), groups([0])) == []
 
 
 def test_identical_sides_keep_the_promise():
     side = groups([1], [0])
-    comparison = compare(side, side, [], must_be_identical=True, drafted_tokens=9)
-    assert comparison.kept and comparison.identical_share == 1.0
-    assert comparison.equal_within_interval and comparison.difference.value == 0.0
+    comparison = compare(side, side, [], must_be_identical=True, drafted=True)
+    assert comparison["kept"] and comparison["identical_share"] == 1.0
+    assert comparison["equal_within_interval"] and comparison["difference"]["value"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -116,28 +110,28 @@ def test_identical_sides_keep_the_promise():
 def test_only_ties_excuse_a_difference(ties, looked_at, kept, words):
     parted = [Divergence(0, n, 1, 2, 3, tie) for n, tie in enumerate(ties)]
     side = groups([1] * len(ties), [0])
-    comparison = compare(side, side, parted, must_be_identical=True, drafted_tokens=9)
-    assert (comparison.kept, comparison.looked_at, comparison.identical) == (kept, looked_at, 1)
-    assert comparison.identical_share == 1 / (len(ties) + 1)
-    assert verdict(evaluate.asdict(comparison))[-1].startswith(words)
+    comparison = compare(side, side, parted, must_be_identical=True, drafted=True)
+    found = [comparison[name] for name in ("kept", "looked_at", "identical")]
+    assert found == [kept, looked_at, 1]
+    assert comparison["identical_share"] == 1 / (len(ties) + 1)
+    assert verdict(comparison)[-1].startswith(words)
 
 
 @pytest.mark.parametrize(("promised", "kept"), [(True, False), (False, None)])
 def test_equality_without_drafts_proves_nothing(promised, kept):
     side = groups([1], [0])
-    comparison = compare(side, side, [], must_be_identical=promised, drafted_tokens=0)
-    assert comparison.identical_share == 1.0 and comparison.kept is kept
-    lines = verdict(evaluate.asdict(comparison))
-    assert lines[-1].startswith("NO DRAFTS: the side meant to draft did not draft")
+    comparison = compare(side, side, [], must_be_identical=promised, drafted=False)
+    assert comparison["identical_share"] == 1.0 and comparison["kept"] is kept
+    assert verdict(comparison)[-1].startswith("NO DRAFTS: the side meant to draft did not draft")
 
 
 def test_a_real_loss_is_outside_the_interval():
     off = groups(*[[1, 1]] * 40)
     on = groups(*[[1, 0]] * 30, *[[1, 1]] * 10)
-    comparison = compare(off, on, [], must_be_identical=False, drafted_tokens=9)
-    assert comparison.difference.value == pytest.approx(-0.375)
-    assert not comparison.equal_within_interval and comparison.kept is None
-    assert "NOT EQUAL" in verdict(evaluate.asdict(comparison))[0]
+    comparison = compare(off, on, [], must_be_identical=False, drafted=True)
+    assert comparison["difference"]["value"] == pytest.approx(-0.375)
+    assert not comparison["equal_within_interval"] and comparison["kept"] is None
+    assert "NOT EQUAL" in verdict(comparison)[0]
 
 
 def test_distance_of_draw():
@@ -178,22 +172,20 @@ def partings(count):
     return places, requests, off
 
 
-def test_ties_are_looked_at_a_few_at_a_time_the_first_by_position(monkeypatch):
+def test_the_first_places_are_looked_at(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", VLLM)
-    monkeypatch.setattr(evaluate, "LOOKED_AT_TOGETHER", 2)
     monkeypatch.setattr(evaluate, "MOST_LOOKED_AT", 5)
     parted, requests, off = partings(6)
     engine = Engine([-1.0, -3.0, -1.01])
     options = parser().parse_args(["--greedy", "--samples", "3"])
-    found = look_at_ties(engine, parted, requests, off, options)
-    assert [one.tie for one in found] == [None] + [True] * 5  # the first one parts last
-    assert found[0] == parted[0]
-    assert found[1].distance == pytest.approx(0.01)
-    assert [len(prompts) for prompts, _ in engine.calls] == [2, 2, 1]
-    (prompts, sampling), *_ = engine.calls
-    last = requests[-1].prompt_ids
-    assert prompts[0] == {"prompt_token_ids": last + [1]}
-    assert (sampling[0].logprobs, sampling[0].max_tokens, sampling[0].detokenize) == (-1, 1, False)
+    look_at_ties(engine, parted, requests, off, options)
+    assert [one.tie for one in parted] == [None] + [True] * 5  # the first one parts last
+    assert parted[0].distance is None
+    assert parted[1].distance == pytest.approx(0.01)
+    assert len(engine.calls) == 5
+    ((prompt,), (sampling,)), *_ = engine.calls
+    assert prompt == {"prompt_token_ids": requests[-1].prompt_ids + [1]}
+    assert (sampling.logprobs, sampling.max_tokens, sampling.detokenize) == (-1, 1, False)
 
 
 def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch):
@@ -202,16 +194,9 @@ def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch):
     parted, requests, off = partings(4)
     for noise, distance in (([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)):
         monkeypatch.setattr(evaluate, "noise_of", lambda *_, noise=noise: np.array(noise))
-        found = look_at_ties(Engine([-1.0, -3.0, -2.99]), parted, requests, off, options)
-        assert [one.distance for one in found] == pytest.approx([distance] * 4)
-        assert all(one.tie == (distance < 0.05) for one in found)
-
-
-def test_nothing_parted_asks_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", VLLM)
-    engine = Engine([0.0])
-    assert look_at_ties(engine, [], [], [], parser().parse_args([])) == []
-    assert engine.calls == []
+        look_at_ties(Engine([-1.0, -3.0, -2.99]), parted, requests, off, options)
+        assert [one.distance for one in parted] == pytest.approx([distance] * 4)
+        assert all(one.tie == (distance < 0.05) for one in parted)
 
 
 def test_uniforms_are_those_of_the_sampler():
@@ -249,13 +234,17 @@ def test_problems_are_read_and_limited(tmp_path):
         read_problems(path)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--samples", "0"], ["--temperature", "0"], ["--data", "nowhere.parquet"],
-     ["--sides", "on", "on"]],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [["--samples", "0"], ["--temperature", "0"]])
 def test_mistakes_show_before_an_engine_starts(arguments, capsys):
-    assert evaluate.main(arguments) == 2
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument {arguments[0]}: 0: must be above 0" in said
+
+
+def test_missing_data_show_before_an_engine_starts(capsys):
+    assert evaluate.main(["--data", "nowhere.parquet"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -279,11 +268,11 @@ def test_an_evaluation_that_cannot_be_made_is_status_2(monkeypatch, capsys, erro
 def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
     def found(_rows, options):
         sides = {name: summarise(groups([1], [0]), 1.0) for name in evaluate.SIDES}
-        comparison = compare(groups([1], [0]), groups([1], [0]), [], True, drafted)
+        comparison = compare(groups([1], [0]), groups([1], [0]), [], True, drafted > 0)
         return {
             "setting": evaluate._setting(options, 2, 2),
-            "sides": {name: evaluate.asdict(side) for name, side in sides.items()},
-            "comparison": evaluate.asdict(comparison),
+            "sides": sides,
+            "comparison": comparison,
             "responses": {},
         }
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -43,85 +44,14 @@ def scripts():
     sys.path.insert(0, str(LIB))
     try:
         import cluster
-        import cluster_identity
+        import cluster_common
         import cluster_launch
         import cluster_processes
     finally:
         sys.path.remove(str(LIB))
     return SimpleNamespace(
-        cluster=cluster,
-        identity=cluster_identity,
-        launch=cluster_launch,
-        processes=cluster_processes,
+        cluster=cluster, common=cluster_common, launch=cluster_launch, processes=cluster_processes
     )
-
-
-@pytest.fixture
-def identify(scripts):
-    """``identify(environment, name=..., **options)`` of a machine made up by a test."""
-
-    def call(environment, name="host", full_name="host", **options):
-        host = scripts.identity.Host(
-            environment, name, lambda: full_name, lambda nodes: ["gpu-07", "gpu-08"]
-        )
-        return scripts.identity.identify(scripts.identity.Given(**options), host)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("environment", "name", "full_name", "rank", "nodes", "head", "names"),
-    [
-        (SLURM, "gpu-08", "gpu-08", 1, 2, "gpu-07", ("gpu-07", "gpu-08")),
-        (
-            {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1", "NNODES": "3", "RANK": "9"},
-            "b", "b", 1, 3, "10.0.0.1", ("rank 0", "b", "rank 2"),
-        ),
-        (
-            {"MASTER_ADDR": "job-master-0", "RANK": "0", "WORLD_SIZE": "2"},
-            "job-master-0", "", 0, 2, "job-master-0", ("job-master-0", "rank 1"),
-        ),
-        (
-            {**POD, "NNODES": "3"},
-            "train-2", "train-2.mesh.ml.svc", 2, 3, "train-0.mesh.ml.svc",
-            ("train-0", "train-1", "train-2"),
-        ),
-        (
-            {**POD, "JOB_COMPLETION_INDEX": "1", "NNODES": "2", "MASTER_ADDR": "train-0.mesh"},
-            "train-1-x7f2q", "", 1, 2, "train-0.mesh", ("rank 0", "train-1-x7f2q"),
-        ),
-    ],
-    ids=["slurm", "torchrun's names", "PyTorchJob", "StatefulSet", "indexed job"],
-)  # fmt: skip
-def test_a_node_reads_its_place(identify, environment, name, full_name, rank, nodes, head, names):
-    identity = identify(environment, name, full_name)
-    assert (identity.rank, identity.nodes, identity.head) == (rank, nodes, head)
-    assert identity.names == names
-    assert identity.name == names[rank]
-
-
-def test_options_win_over_variables(identify):
-    identity = identify(SLURM, "gpu-08", rank=0, nodes=3, head="10.1.1.1", names=("a", "b", "c"))
-    assert (identity.rank, identity.nodes, identity.head) == (0, 3, "10.1.1.1")
-    assert identity.name == "a"
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({}, "rank is not known: give --node-rank, or set NODE_RANK or SLURM_NODEID"),
-        ({"NODE_RANK": "1"}, "number of nodes is not known: give --num-nodes, or set NNODES"),
-        ({"NODE_RANK": "1", "NNODES": "2"}, "head's address is not known: give --head-address"),
-        ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1"),
-        ({"NODE_RANK": "one", "NNODES": "2"}, "NODE_RANK=one: must be a number"),
-        ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07, gpu-08"),
-        # A name that ends in a number means nothing outside of Kubernetes.
-        ({"HOSTNAME": "gpu-07"}, "rank is not known"),
-    ],
-)
-def test_what_is_missing_is_named(scripts, identify, environment, message):
-    with pytest.raises(scripts.identity.ClusterError, match=re.escape(message)):
-        identify(environment, "gpu-07")
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
@@ -163,6 +93,80 @@ def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[lis
     lines = [shlex.split(line) for line in done.stdout.splitlines() if line[:1] not in "#="]
     exported = dict(words[1].split("=", 1) for words in lines if words[0] == "export")
     return exported, [words for words in lines if words[0] != "export"]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """``place(environment, *options, name=..., domain=...)``: rank, head and names of a machine."""
+
+    def call(environment, *options, name="host", domain=""):
+        program(tmp_path / "uname", f"echo {name}")
+        program(tmp_path / "scontrol", '[ "$*" = "show hostnames gpu-[07-08]" ] && echo gpu-07\n'
+                "echo gpu-08")  # fmt: skip
+        python = program(tmp_path / "python", f"echo {domain}")
+        ask = f"""set -euo pipefail; source {LIB}/common.sh; source {LIB}/cluster.sh
+            find_place "$@"; echo "$OWN_RANK $HEAD $NAMES" """
+        variables = {"PATH": first_on_path(tmp_path), "PYTHON": str(python), **environment}
+        return bash("-c", ask, "node.sh", *(options or ["auto"]), **variables)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "domain", "said"),
+    [
+        (SLURM, "x", "", "1 gpu-07 gpu-07,gpu-08"),
+        (
+            {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1", "NNODES": "3", "RANK": "9"},
+            "b", "", "1 10.0.0.1 rank 0,b,rank 2",
+        ),
+        (
+            {"MASTER_ADDR": "job-master-0", "RANK": "0", "WORLD_SIZE": "2"},
+            "job-master-0", "", "0 job-master-0 job-master-0,rank 1",
+        ),
+        (
+            {**POD, "NNODES": "3"},
+            "train-2", "mesh.ml.svc", "2 train-0.mesh.ml.svc train-0,train-1,train-2",
+        ),
+        (
+            {**POD, "JOB_COMPLETION_INDEX": "1", "NNODES": "2", "MASTER_ADDR": "train-0.mesh"},
+            "train-1-x7f2q", "", "1 train-0.mesh rank 0,train-1-x7f2q",
+        ),
+    ],
+    ids=["slurm", "torchrun's names", "PyTorchJob", "StatefulSet", "indexed job"],
+)  # fmt: skip
+def test_a_node_reads_its_place(place, environment, name, domain, said):
+    done = place(environment, name=name, domain=domain)
+    assert done.stdout == f"{said}\n", done.stderr
+
+
+def test_options_win_over_variables(place):
+    options = ["auto", "--node-rank=0", "--num-nodes", "3", "--head-address=10.1.1.1"]
+    assert place(SLURM, *options, "--names=a,b,c").stdout == "0 10.1.1.1 a,b,c\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message", "role"),
+    [
+        ({}, "rank is not known: give --node-rank, or set NODE_RANK or SLURM_NODEID", "auto"),
+        ({"NODE_RANK": "1"}, "number of nodes is not known: give --num-nodes", "auto"),
+        (
+            {"NODE_RANK": "1", "NNODES": "2"},
+            "head's address is not known: give --head-address, or set MASTER_ADDR", "auto",
+        ),
+        ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1", "auto"),
+        ({"NODE_RANK": "one", "NNODES": "2"}, "NODE_RANK=one: must be a number", "auto"),
+        ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07,gpu-08", "auto"),
+        ({"NODE_RANK": "0", "NNODES": "2"}, "this node has rank 0; the head is rank 0", "worker"),
+        # A name that ends in a number means nothing outside of Kubernetes.
+        ({"HOSTNAME": "gpu-07"}, "rank is not known", "auto"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(place, environment, message, role):
+    done = place(environment, role, name="gpu-07")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_head_starts_ray_and_the_recipe():
@@ -300,43 +304,51 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
 
 def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
-    assert set(network.RAY_PORTS) == {scripts.cluster.PORT, scripts.cluster.DASHBOARD_PORT}
-    assert scripts.cluster.RESOURCES == nodes.RESOURCES
+    assert set(network.RAY_PORTS) == {scripts.common.PORT, scripts.common.DASHBOARD_PORT}
+    assert scripts.common.RESOURCES == nodes.RESOURCES
     assert ".".join(map(str, scripts.cluster.RAY_WITH_TOKEN)) == network.RAY_WITH_TOKEN
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
 
 
-@pytest.mark.parametrize(("version", "known"), [("2.48.0", False), ("2.52.0", True), ("3.0", True)])
-def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, version, known):
-    text = scripts.cluster.open_cluster(version)
-    assert known == (text == "")
-    assert known or f"ray {version} knows no token, the cluster is open" in text
-
-
 def settled(scripts, role: str, *more: str):
     """The part of a node of a small cluster."""
     words = [role, "--device=cpu", "--devices-per-node=1", "--interface=lo"]
     if role == "head":
-        words += ["--num-nodes=1", "--head-address=127.0.0.1"]
+        words += ["--node-rank=0", "--names=node-1", "--head-address=127.0.0.1"]
     else:
-        words += ["--node-rank=1", "--num-nodes=2", "--head-address=10.0.0.1"]
-    return scripts.cluster.settle(scripts.cluster.parse([*words, *more]))
+        words += ["--node-rank=1", "--names=node-1,node-2", "--head-address=10.0.0.1"]
+    return scripts.cluster.Part(scripts.cluster.parse([*words, *more]))
 
 
-def test_a_ray_of_another_package_name_is_started_without_a_word(scripts, monkeypatch, capsys):
-    def missing(name):
-        raise scripts.cluster.metadata.PackageNotFoundError(name)
+class Started(Exception):
+    """Ray would be started."""
 
-    started = []
-    monkeypatch.setattr(scripts.cluster.metadata, "version", missing)
+
+@pytest.fixture
+def no_ray(scripts, monkeypatch):
+    """Raise ``Started`` where the head would start Ray."""
+
+    def start(_part):
+        raise Started
+
+    monkeypatch.setattr(scripts.cluster, "start_ray", start)
     monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
-    monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
-    part = settled(scripts, "head", "--doctor", "--config", "experiment=x")
-    scripts.cluster.run_head(part, scripts.cluster.Stop())
-    assert started
-    assert "token" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0", None])
+def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, no_ray, monkeypatch, capfd, version):
+    def found(name):
+        if version is None:  # a build under another name
+            raise scripts.cluster.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(scripts.cluster.metadata, "version", found)
+    with pytest.raises(Started):
+        scripts.cluster.run_head(settled(scripts, "head", "--doctor", "--config", "experiment=x"))
+    warned = f"ray {version} knows no token, the cluster is open" in capfd.readouterr().out
+    assert warned == (version == "2.48.0")
 
 
 def test_an_unknown_device_is_refused():
@@ -370,51 +382,54 @@ def test_a_listener_that_cannot_be_asked_is_another_program(scripts, port, monke
     assert scripts.processes.listener(port) == "another program"
 
 
-def node_state(scripts, rank, alive=True, devices=16, port=1):
-    return scripts.cluster.Node(rank, alive, devices, "127.0.0.1", port)
+def node_state(rank, alive=True, devices=16, port=1):
+    return {"rank": rank, "alive": alive, "devices": devices, "socket": ("127.0.0.1", port)}
 
 
 def test_progress_counts_and_names_who_is_missing(scripts):
     names = tuple(f"node-{number}" for number in range(1, 9))
-    identity = scripts.identity.Identity(0, 8, "10.0.0.1", names)
-    nodes = {rank: node_state(scripts, rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
-    text = scripts.cluster.progress(identity, nodes, 16, "NPU")
-    assert text == "5/8 nodes, 80/128 NPU: missing node-3, node-5, node-7"
-    nodes[1] = node_state(scripts, 1, devices=8)
-    text = scripts.cluster.progress(identity, nodes, 16, "NPU")
-    assert text.endswith(": missing node-3, node-5, node-7; node-2 has 8 of 16")
-    complete = {rank: node_state(scripts, rank) for rank in range(8)}
-    assert scripts.cluster.progress(identity, complete, 16, "NPU") == "8/8 nodes, 128/128 NPU"
+    part = SimpleNamespace(names=names, nodes=8, devices=16, resource="NPU")
+    nodes = {rank: node_state(rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
+    found = scripts.cluster.progress(part, nodes)
+    assert found == ("5/8 nodes, 80/128 NPU", "missing node-3, node-5, node-7")
+    nodes[1] = node_state(1, devices=8)
+    missing = scripts.cluster.progress(part, nodes)[1]
+    assert missing == "missing node-3, node-5, node-7; node-2 has 8 of 16"
+    complete = {rank: node_state(rank) for rank in range(8)}
+    assert scripts.cluster.progress(part, complete) == ("8/8 nodes, 128/128 NPU", "")
 
 
-def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, monkeypatch, capfd):
-    started = []
-    monkeypatch.setattr(scripts.cluster, "start_ray", lambda *_: started.append(1))
-    monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
-
+def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, no_ray, tmp_path, capfd):
     def run(*overrides):
         part = settled(scripts, "head", "--config", "experiment=tiny_cpu", *overrides)
-        return scripts.cluster.run_head(part, scripts.cluster.Stop()), part.checkpoints
+        return part, lambda: scripts.cluster.run_head(part)
 
-    assert run("sam.max_draft_tokens=0")[0] == scripts.cluster.EXIT_REFUSED
-    assert not started
+    _, refused = run("sam.max_draft_tokens=0")
+    assert refused() == scripts.common.EXIT_REFUSED
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
-    here = [f"data.{name}_files={Path(__file__)}" for name in ("train", "val")]
-    # 0 of the start that was asked to stop.
-    assert run(*here, f"run_dir={ROOT}/a-run") == (0, ROOT / "a-run" / "checkpoints")
-    assert started
+    data = tmp_path / "data.parquet"
+    of_all = {"data_source": "synthetic", "reward_model": {"ground_truth": "2"}}
+    prompts = [[{"role": "user", "content": f"1 + {n}?"}] for n in range(64)]
+    pd.DataFrame([{"prompt": prompt, **of_all} for prompt in prompts]).to_parquet(data)
+    files = [f"data.{name}_files={data}" for name in ("train", "val")]
+    part, accepted = run(*files, f"run_dir={ROOT}/a-run")
+    with pytest.raises(Started):
+        accepted()
+    assert part.checkpoints == ROOT / "a-run" / "checkpoints"
 
 
-def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capsys):
-    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
-    said = capsys.readouterr().err
+def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capfd):
+    part = settled(scripts, "worker")
+    part.checkpoints = tmp_path
+    scripts.cluster.tell_loss(["node-2"], part)
+    said = capfd.readouterr().err
     assert f"There is no whole checkpoint in {tmp_path}" in said and "save_freq=10" in said
     assert "resume_mode" not in said
     (tmp_path / scripts.cluster.LATEST_CHECKPOINT).write_text("10")
-    scripts.cluster.tell_loss(["node-2"], 6766, tmp_path)
-    assert "run the same command with trainer.resume_mode=auto" in capsys.readouterr().err
+    scripts.cluster.tell_loss(["node-2"], part)
+    assert "run the same command with trainer.resume_mode=auto" in capfd.readouterr().err
 
 
 def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
@@ -435,7 +450,7 @@ def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
 @pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
 def test_a_port_of_rays_own_is_refused(scripts, option):
     message = f"{option} 12000: must not be in 10001..19999, which Ray gives to its workers"
-    with pytest.raises(scripts.identity.ClusterError, match=f"^{message}$"):
+    with pytest.raises(scripts.common.ClusterError, match=f"^{message}$"):
         settled(scripts, "worker", f"{option}=12000")
     moved = ["--ray-options", "--min-worker-port 20000 --max-worker-port 29999"]
     assert settled(scripts, "worker", f"{option}=12000", *moved)
@@ -456,41 +471,47 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
     """What Ray says of the second node, one look after the other; the last one stays."""
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
     second = {
-        "there": node_state(scripts, 1, port=port),
-        "dead": node_state(scripts, 1, alive=False, port=port),
-        "unreachable": node_state(scripts, 1),
+        "there": node_state(1, port=port),
+        "dead": node_state(1, alive=False, port=port),
+        "unreachable": node_state(1),
     }
-    looks = [{0: node_state(scripts, 0, port=port), 1: second[state]} for state in seen]
-
-    class Watch:
-        nodes = property(lambda _: looks.pop(0) if len(looks) > 1 else looks[0])
-
-    identity = scripts.identity.Identity(0, 2, "10.0.0.1", ("node-1", "node-2"))
-    part = SimpleNamespace(identity=identity, options=SimpleNamespace(loss_grace=0.2))
-    started, ray = time.monotonic(), SimpleNamespace(running=True)
-    job = scripts.cluster.Job(["sh", "-c", command], dict(os.environ))
+    looks = [{0: node_state(0, port=port), 1: second[state]} for state in seen]
+    watch = SimpleNamespace(look=lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    options = SimpleNamespace(loss_grace=0.2)
+    part = SimpleNamespace(name="node-1", names=["node-1", "node-2"], options=options)
+    started, ray = time.monotonic(), SimpleNamespace(poll=lambda: None)
+    job = subprocess.Popen(["sh", "-c", command])
     try:
-        found = scripts.cluster.watch_job(part, job, ray, Watch(), scripts.cluster.Stop())
+        found = scripts.cluster.watch_job(part, job, ray, watch)
     finally:
-        job.end()
-        assert job.status is not None
-    assert found == (status, ["node-2"] if status == scripts.cluster.EXIT_NODE_LOST else [])
+        scripts.processes.end(job, 0)
+    assert found == (status, ["node-2"] if status == scripts.common.EXIT_NODE_LOST else [])
     assert time.monotonic() - started < 30
 
 
-def test_a_signal_ends_the_wait_that_it_interrupts(scripts):
-    stop = scripts.cluster.Stop()
-    before = signal.signal(signal.SIGALRM, lambda *_: stop.set("a signal", 142))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.001)  # again and again: no moment is safe
-        started = time.monotonic()
-        assert stop.wait(60)
-        assert time.monotonic() - started < 30
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    stop.set("a later reason", 1)
-    assert (stop.reason, stop.status) == ("a signal", 142)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_a_part_that_is_stopped_says_so(tmp_path, number):
+    """By a signal, or by the end of the launcher, which the end of standard input tells of."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    process = subprocess.Popen(
+        ["bash", NODE, *WORKER, "--device=cpu", "--interface=lo", "--attached", f"--port={port}"],
+        env=clean_environment(PYTHON=sys.executable, TMPDIR=str(tmp_path)),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdin.write("token\n")
+    process.stdin.flush()
+    while "waiting 0 s of 600 s for 10.0.0.1" not in process.stdout.readline():
+        assert process.poll() is None
+    if number is None:
+        process.stdin.close()
+    else:
+        process.send_signal(number)
+    number = number or signal.SIGHUP
+    assert f"stopped by {number.name}; all processes of the run" in process.stdout.read()
+    assert process.wait(timeout=60) == 128 + number
+    process.stdout.close()
+    process.stdin.close()
 
 
 def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
@@ -505,7 +526,7 @@ def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
     try:
         found = scripts.processes.of_cluster(folder)
         assert {process.pid for process in found} == {process.pid for process in ours}
-        scripts.processes.end(found)
+        scripts.processes.end_all(found)
         assert not any(psutil.pid_exists(process.pid) for process in ours)
         assert [process.poll() for process in others] == [None, None]
     finally:
@@ -518,10 +539,10 @@ def test_only_its_user_may_enter_the_clusters_folder(scripts, tmp_path):
     folder = tmp_path / "cluster"
     folder.mkdir()
     folder.chmod(0o777)
-    scripts.processes.Claim(folder)
+    scripts.processes.claim(folder).close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     # Ray opens the folder it is given to everybody.
-    assert scripts.cluster.ray_folder(7000).parent == scripts.cluster.folder(7000)
+    assert settled(scripts, "worker").ray_folder.parent == scripts.cluster.folder(6766)
 
 
 @pytest.mark.parametrize("what", ["link", "file", "another user's"])
@@ -535,16 +556,16 @@ def test_a_folder_of_somebody_else_is_refused(scripts, tmp_path, monkeypatch, wh
     else:
         folder.mkdir()
         monkeypatch.setattr(scripts.processes.os, "getuid", lambda: folder.stat().st_uid + 1)
-    for use in (scripts.processes.Claim, scripts.processes.holder):
+    for use in (scripts.processes.claim, scripts.processes.holder):
         with pytest.raises(
-            scripts.identity.ClusterError, match="cluster is not ours: remove it, or choose another"
+            scripts.common.ClusterError, match="cluster is not ours: remove it, or choose another"
         ):
             use(folder)
     assert list(target.iterdir()) == []
 
 
 def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
-    hold = "import sys, pathlib, cluster_processes as c; k = c.Claim(pathlib.Path(sys.argv[1]));"
+    hold = "import sys, pathlib, cluster_processes as c; k = c.claim(pathlib.Path(sys.argv[1]));"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{hold} print('held', flush=True); input()", tmp_path],
         env={**os.environ, "PYTHONPATH": str(LIB)},
@@ -552,14 +573,12 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(
-        scripts.identity.ClusterError, match=f"under way here .process {holder.pid}."
-    ):
-        scripts.processes.Claim(tmp_path)
+    with pytest.raises(scripts.common.ClusterError, match=f"under way here .process {holder.pid}."):
+        scripts.processes.claim(tmp_path)
     assert scripts.processes.holder(tmp_path) == holder.pid
     holder.communicate(b"\n", timeout=30)
     assert scripts.processes.holder(tmp_path) is None
-    scripts.processes.Claim(tmp_path)
+    scripts.processes.claim(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -575,7 +594,7 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
 def test_a_file_of_nodes_that_cannot_work(scripts, tmp_path, text, message):
     path = tmp_path / "hosts.txt"
     path.write_text(text)
-    with pytest.raises(scripts.identity.ClusterError, match=re.escape(message)):
+    with pytest.raises(scripts.common.ClusterError, match=re.escape(message)):
         scripts.launch.read_nodes(path)
 
 
