@@ -49,7 +49,6 @@ def test_an_engine_that_dies_in_a_weight_sync_ends_the_run(train):
     )
     assert run.log.splitlines()[-1].startswith("The run failed: ")
     assert "ValueError: these weights are not wanted" in run.log.splitlines()[-1]
-    assert sorted(run.steps) == [1]
 
 
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):

@@ -74,7 +74,7 @@ def test_every_node_is_asked_everything(answer):
     groups = {node: Counter(row["group"] for row in rows if row["node"] == node) for node in nodes}
     first, second = groups.values()
     assert first == second
-    assert {"versions", "plugins", "drafter", "devices", "network", "host", "files"} <= set(first)
+    assert {"versions", "plugins", "drafter", "devices", "network", "host", "run"} <= set(first)
     for what in ("kernels", "vllm.general_plugins", "verl.plugins"):
         assert [row["status"] for row in of(found, what)] == ["ok", "ok"], what
 

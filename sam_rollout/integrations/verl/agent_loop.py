@@ -109,7 +109,7 @@ class IdentityClient:
             sibling=response.sibling,
             split=response.split,
         )
-        given = "" if seed is None else f"seed {seed}"
+        given = "" if seed in (None, -1) else f"seed {seed}"  # -1 is none for vLLM
         text = "/".join(filter(None, [identity.group, name, given]))
         if text == identity.group:
             return identity

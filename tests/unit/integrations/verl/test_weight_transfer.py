@@ -88,7 +88,6 @@ def test_weights_arrive_as_before(sync):
 def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
-    assert not sync()[1], "the next one works"
 
 
 def test_verls_adapter_sends_with_it():
