@@ -46,11 +46,11 @@ def main() -> None:
     options.add_argument(
         "--traces", type=Path, required=True, help="sets of benchmarks.real_traces"
     )
-    options.add_argument("--quick", action="store_true", help="fewer and shorter generated texts")
+    options.add_argument("--quick", action="store_true", help="less is timed")
     arguments = options.parse_args()
     sets = read_rebuilt(arguments.traces)
-    sizes = drafts.QUICK if arguments.quick else drafts.Sizes()
-    result = drafts.Bench(sizes, sets, progress=print).run()
+    costs = drafts.QUICK if arguments.quick else drafts.CostSizes()
+    result = drafts.Bench(sets, costs, progress=print).run()
     for one in result["sets"]:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()

@@ -25,9 +25,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import MODEL, median_interval, parser, turns, write_record
-from sam_rollout.bench.generator import Problem, TraceModel
+from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
 from sam_rollout.bench.machine import machine
+from sam_rollout.bench.traces import groups_of, read_traces
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.offline import (
@@ -41,10 +41,10 @@ prepare_environment()  # before torch is imported: engines are forked, which its
 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 TOKEN_US, LAUNCH_US = 10.0, 300.0
-SIBLINGS, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 40, 640
 STEPS = 48  # of a cell, at least a few of them with all requests
 K = 3
-TEXT = TraceModel(vocabulary=480, prompt_length=PROMPT_TOKENS)  # of the tiny model's 512 tokens
+MAX_TOKENS = STEPS * (1 + K) // 2
+TEXTS = RESULTS / "runs" / "off-1"  # of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
 JOINED = "joined"
 HEAD = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K}
@@ -72,14 +72,10 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Prompts and responses, siblings of a prompt one after the other."""
-    found = []
-    for index in range(max(REQUESTS) // SIBLINGS):
-        problem = Problem(index, TEXT)
-        for sibling in range(SIBLINGS):
-            trace = problem.response(sibling, RESPONSE_TOKENS)
-            found.append((trace.prompt.tolist(), trace.response.tolist()))
-    return found
+    """Prompts and responses that are long enough, siblings of a prompt one after the other."""
+    known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
+    pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
+    return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
 
 
 def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: int) -> list[Any]:
@@ -90,12 +86,12 @@ def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: in
 
     made = []
     for row, (prompt, _) in enumerate(known[:count]):
-        who = identify(prompt, seed=1, step=number, sibling=row % SIBLINGS, split="train")
+        who = identify(prompt, seed=1, step=number, sibling=row, split="train")
         made.append(
             (
                 TokensPrompt(prompt_token_ids=prompt),
                 SamplingParams(
-                    max_tokens=STEPS * (1 + K) // 2,
+                    max_tokens=MAX_TOKENS,
                     temperature=1.0,
                     ignore_eos=True,
                     extra_args={TEXT_KEY: row, **who.to_extra_args()},

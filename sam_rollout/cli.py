@@ -36,6 +36,7 @@ app.add_typer(head, name="head")
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
+TINY_TEXTS = Path("benchmarks/results/traces/tiny_qwen3.parquet")  # likewise
 PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) there.")]
 FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write the figures there.")]
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -313,15 +314,11 @@ def drafter(
         list[Path] | None,
         typer.Option(
             help="Sets of your texts: .npy, .jsonl or .parquet of token ids, folders of such "
-            "files, run folders. May be repeated."
+            "files, run folders. May be repeated. Those of the tiny model unless given."
         ),
     ] = None,
     picture: PictureOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter texts.")] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Of the generated texts; the recorded one unless given."),
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Hold the figures against targets; exit 1 if missed.")
     ] = False,
@@ -335,11 +332,10 @@ def drafter(
         for path in (json_path, picture):  # now, not when all has been measured
             if path is not None and not path.parent.is_dir():
                 raise NotADirectoryError(f"{path}: {path.parent} is no folder")
-        texts = read_sets(traces or ())
-        sizes = program.QUICK if quick else program.Sizes()
+        texts = read_sets(traces or [TINY_TEXTS])
+        costs = program.QUICK if quick else program.CostSizes()
         with _console().status("starting") as status:
-            given = program.SEED if seed is None else seed
-            result = program.Bench(sizes, texts, given, progress=status.update).run()
+            result = program.Bench(texts, costs, progress=status.update).run()
         draft_tables.show(result, _console())
         _write_json(json_path, result)
         if picture is not None:
@@ -351,7 +347,7 @@ def drafter(
         verdicts = draft_targets.judge(result)
         show_check(verdicts, _console())
         if quick:
-            _console().print("Targets are those of a full run, whose texts are more and longer.")
+            _console().print("Targets are those of a full run, which reads more.")
         raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
 
 

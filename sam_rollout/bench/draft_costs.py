@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.bench import generator
 from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
 from sam_rollout.bench.traces import Trace
 
 K = 3
-SEED = 12
 SHORT_TEXT = 1_024
 LAST_SHARE = 0.25  # of a long text: where its cost per token is taken
 LEAK_ROWS = 16
@@ -63,8 +61,10 @@ class Batch:
     """
 
     def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
+        vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
         self.traces = [
-            _regrouped(texts[row % len(texts)], row // len(texts)) for row in range(rows)
+            _regrouped(texts[row % len(texts)], row // len(texts), vocabulary)
+            for row in range(rows)
         ]
         room = context + 3 * steps
         self.tokens = np.stack([trace.tokens[:room] for trace in self.traces])
@@ -95,8 +95,23 @@ class Batch:
         ]
 
 
-def _regrouped(trace: Trace, group: int) -> Trace:
-    shift = group * generator.MODEL.vocabulary
+def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
+    """One long text: responses joined end to end, and again with other token ids at their end.
+
+    Args:
+        known: responses.
+        tokens: of the text.
+        first: response that it begins with; texts that begin with others share most of theirs.
+    """
+    lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
+    laps = -(-tokens // len(lap))
+    vocabulary = int(lap.max()) + 1
+    response = np.concatenate([lap + turn * vocabulary for turn in range(laps)])[:tokens]
+    return Trace("joined", first, np.zeros(0, np.int32), response.astype(np.int32))
+
+
+def _regrouped(trace: Trace, group: int, vocabulary: int) -> Trace:
+    shift = group * vocabulary
     return dataclasses.replace(
         trace, group=str(group), prompt=trace.prompt + shift, response=trace.response + shift
     )
@@ -157,10 +172,10 @@ def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
     return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
 
 
-def measure_costs(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
+def measure_costs(
+    there: list[Side], texts: list[Trace], text: Trace, sizes: CostSizes
+) -> list[dict[str, Any]]:
     """What reading costs by itself, how it grows, and what it leaves behind. A row a side."""
-    problem = generator.Problem(0, seed=SEED)
-    text = problem.response(0, max(sizes.long_text, sizes.longest_text))
     long, longest = _cut(text, sizes.long_text), _cut(text, sizes.longest_text)
     warm, short_ns, long_ns = (defaultdict[str, list[float]](list) for _ in range(3))
     for turn in range(sizes.rounds):

@@ -127,21 +127,18 @@ def _show_costs(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw acceptance by side and set, and against context length, as a PNG.
-
-    Where sets of the user were measured, they alone are shown on the left.
-    """
+    """Draw acceptance by side and set, and against context length, as a PNG."""
     import matplotlib
     from matplotlib.figure import Figure
 
     style = {"axes.grid": True, "grid.color": "#E4E4E4", "axes.axisbelow": True, "font.size": 9,
              "axes.spines.right": False, "axes.spines.top": False,
              "legend.frameon": False}  # fmt: skip
-    names = [row["name"] for row in result["sets"] if not row["generated"]]
+    names = [row["name"] for row in result["sets"]]
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(10, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _plot_sets(left, result["acceptance"], names or [row["name"] for row in result["sets"]])
+        _plot_sets(left, result["acceptance"], names)
         _plot_context(right, result["context"])
         for axes in (left, right):
             axes.set_ylim(bottom=1, top=1 + 1.3 * (axes.get_ylim()[1] - 1))  # room for the legend

@@ -66,7 +66,6 @@ def _longer_drafts(sets: list[dict[str, Any]]) -> list[Target]:
             partial(_longer, least),
         )
         for one in sets
-        if not one["generated"]
         for k, side, other, least in (*LONGER, *[WITH_EPOCHS] * (one["read_before"] > 0))
     ]
 

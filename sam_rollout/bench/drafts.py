@@ -2,50 +2,31 @@
 
 All sides see the same texts in the same order, in one process, and take turns wherever time is
 measured. Acceptance is greedy replay (`replay.py`) and does not depend on the machine; times do.
-What the user's own sets say goes before what generated texts say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sam_rollout.bench import generator, sides
-from sam_rollout.bench.draft_costs import CostSizes, measure_calls, measure_costs
+from sam_rollout.bench import sides
+from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls, measure_costs
 from sam_rollout.bench.machine import machine
 from sam_rollout.bench.replay import CONTEXT_BIN, Replay, read_through, replay
 from sam_rollout.bench.sides import Side
 from sam_rollout.bench.traces import Trace, groups_of
 
-COT, GROUPS = "generated CoT", "generated groups"  # the latter with a second epoch
 KS = (3, 8)
 CONTEXT_K = 3  # of the curve against context length
-SEED = 11  # of the generated texts; they were fitted with another
-# Of single responses, where others have nothing more to draft from.
-SINGLE_SIDES = (sides.OWN, sides.ADAPTIVE, sides.FIRST, sides.NGRAM_24, sides.ARCTIC_4)
+SIBLINGS = 16  # texts of a group whose calls are timed
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
 COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured. Pairs are (number of texts or groups, tokens of the longest)."""
-
-    cot: tuple[int, int] = (8, 38_000)
-    groups: tuple[int, int] = (4, 8_000)
-    siblings: int = 16
-    costs: CostSizes = field(default_factory=CostSizes)
-
-
-# Under 50 s of one core with compiled kernels. Calls are those of the full sizes, because targets
-# speak of them; it is texts that are fewer and shorter, and less is read for the slowest call.
-QUICK = Sizes(
-    cot=(2, 10_000),
-    groups=(1, 3_000),
-    costs=CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, longest_text=65_536, rounds=2),
-)
+# Calls are those of the full sizes, because targets speak of them; less is read for the slowest.
+QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, longest_text=65_536, rounds=2)
 
 
 @dataclass(frozen=True)
@@ -59,30 +40,27 @@ class Episode:
 
 @dataclass(frozen=True)
 class Data:
-    """A set of texts: runs of episodes. One session lasts a run and ends with it."""
+    """A set of texts: the episodes that one session sees, in order."""
 
     name: str
-    sides: tuple[str, ...]
-    runs: list[list[Episode]]
-    generated: bool = True
+    episodes: list[Episode]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest text."""
-        return max(len(trace.tokens) for episode in self._episodes() for trace in episode.traces)
+        return max(len(trace.tokens) for episode in self.episodes for trace in episode.traces)
 
     @property
     def rows(self) -> int:
         """Most requests at once."""
-        return max(len(episode.traces) for episode in self._episodes())
+        return max(len(episode.traces) for episode in self.episodes)
 
     def size(self) -> dict[str, Any]:
         """How much there is. JSON values."""
-        drafted = [t for episode in self._episodes() if episode.drafting for t in episode.traces]
-        read = [t for episode in self._episodes() if not episode.drafting for t in episode.traces]
+        drafted = [t for episode in self.episodes if episode.drafting for t in episode.traces]
+        read = [t for episode in self.episodes if not episode.drafting for t in episode.traces]
         return {
             "name": self.name,
-            "generated": self.generated,
             "groups": len({trace.group for trace in drafted}),
             "siblings": self.rows,
             "responses": len(drafted),
@@ -90,20 +68,16 @@ class Data:
             "read_before": len(read),
         }
 
-    def _episodes(self) -> Iterator[Episode]:
-        return (episode for run in self.runs for episode in run)
-
 
 @dataclass
 class Bench:
-    """One measurement: sizes, sets of the user, seed of the generated ones, sides that are there.
+    """One measurement: sets of texts, sizes, sides that are there.
 
     `progress` is called with the name of each part before it is measured.
     """
 
-    sizes: Sizes = field(default_factory=Sizes)
-    sets: dict[str, list[Trace]] = field(default_factory=dict)
-    seed: int = SEED
+    sets: dict[str, list[Trace]]
+    costs: CostSizes = field(default_factory=CostSizes)
     there: dict[str, Side] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     progress: Callable[[str], object] = lambda part: None
@@ -114,20 +88,18 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         """Measure everything. JSON values."""
-        datasets = self.datasets()
+        datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
         acceptance, context = self.acceptance(datasets)
         self.progress("calls")
-        problem = generator.Problem(0, seed=self.seed)
-        texts = [
-            problem.response(sibling, self.sizes.costs.longest)
-            for sibling in range(self.sizes.siblings)
-        ]
-        calls = measure_calls(self._of(TIMED_SIDES), texts, self.sizes.costs)
+        known = [trace for texts in self.sets.values() for trace in texts]
+        texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
+        calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
         self.progress("costs")
-        costs = measure_costs(self._of(COSTED_SIDES), texts, self.sizes.costs)
+        long = joined(known, max(self.costs.long_text, self.costs.longest_text))
+        costs = measure_costs(self._of(COSTED_SIDES), texts, long, self.costs)
         return {
             "machine": {**machine("numpy", "numba"), **sides.versions()},
-            "setting": {"seed": self.seed, **asdict(self.sizes)},
+            "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
             "missing": self.missing,
             "sets": [data.size() for data in datasets],
             "acceptance": acceptance,
@@ -142,32 +114,12 @@ class Bench:
         for data in datasets:
             self.progress(data.name)
             for k in KS:
-                for side in self._of(data.sides):
+                for side in self.there.values():
                     result = accept(side, data, k)
                     acceptance.append(_row(data, side, k, result))
                     if k == CONTEXT_K:
                         context += _context_rows(data, side, result)
         return acceptance, context
-
-    def datasets(self) -> list[Data]:
-        """The texts, those of the user first."""
-        sizes, seed, every_side = self.sizes, self.seed, tuple(self.there)
-        count, length = sizes.groups
-        groups = [
-            [
-                trace
-                for epoch in (0, 1)
-                for trace in generator.group(index, sizes.siblings, length, seed, epoch)
-            ]
-            for index in range(count)
-        ]
-        singles = [[Episode([trace])] for trace in generator.singles(*sizes.cot, seed)]
-        return [
-            *(Data(name, every_side, [run_of(one)], generated=False)
-              for name, one in self.sets.items()),
-            Data(GROUPS, every_side, [run_of(one) for one in groups]),
-            Data(COT, SINGLE_SIDES, singles),
-        ]  # fmt: skip
 
     def _of(self, names: tuple[str, ...]) -> list[Side]:
         return [self.there[name] for name in names if name in self.there]
@@ -176,19 +128,16 @@ class Bench:
 def accept(side: Side, data: Data, k: int) -> Replay:
     """Replay all texts of a set."""
     result = Replay()
-    session = None
-    for run in data.runs:
-        if session is None or side.remembers:
-            session = side.open(k, data.rows, data.longest + 64)
-        for episode in run:
-            if episode.drafting:
-                replay(session, episode.traces, result, episode.step)
-            else:
-                read_through(session, episode.traces, episode.step)
+    session = side.open(k, data.rows, data.longest + 64)
+    for episode in data.episodes:
+        if episode.drafting:
+            replay(session, episode.traces, result, episode.step)
+        else:
+            read_through(session, episode.traces, episode.step)
     return result
 
 
-def run_of(traces: list[Trace]) -> list[Episode]:
+def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Groups in order of their steps.
 
     Where the same prompt comes back, its earlier responses are read without drafting: an earlier

@@ -80,13 +80,11 @@ class Session:
 class Side:
     """A drafter under the name that tables use.
 
-    `open(k, max_rows, max_length)` makes a session. `remembers`: texts of ended requests serve all
-    others, so that a session must not see what the measured texts would not have before them.
+    `open(k, max_rows, max_length)` makes a session.
     """
 
     name: str
     open: Callable[[int, int, int], Session]
-    remembers: bool = False
 
 
 class _OpenGate:
@@ -309,21 +307,17 @@ def all_sides() -> list[Side]:
     return [
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        *(
-            Side(f"{OWN} + {name}", partial(_SourcesSession, (name,)), remembers=name == "run")
-            for name in _JOINING
-        ),
+        *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
         Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
         Side(
             DEFAULT,
             partial(_SourcesSession, ("siblings", "run", "history")),
-            remembers=True,
         ),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),
-        Side(ARCTIC, partial(_Arctic, ARCTIC_SPEC_FACTOR), remembers=True),
-        Side(ARCTIC_4, partial(_Arctic, 4.0), remembers=True),
+        Side(ARCTIC, partial(_Arctic, ARCTIC_SPEC_FACTOR)),
+        Side(ARCTIC_4, partial(_Arctic, 4.0)),
     ]
 
 

@@ -10,22 +10,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sam_rollout.bench import draft_tables, draft_targets, drafts, generator, sides
-from sam_rollout.bench.draft_costs import Batch, CostSizes
+from sam_rollout.bench import draft_tables, draft_targets, drafts, sides
+from sam_rollout.bench.draft_costs import Batch, CostSizes, joined
 from sam_rollout.bench.traces import Trace
 from sam_rollout.bench.verdicts import show_check
 from sam_rollout.cli import app
+from tests.made_up import group
 
-TINY = drafts.Sizes(
-    cot=(1, 400),
-    groups=(1, 300),
-    siblings=4,
-    costs=CostSizes(
-        batches=(1, 4), contexts=(512,), steps=4, chunk=128, slowest_rows=2, long_text=2_048,
-        longest_text=2_048, rounds=1,
-    ),
+TINY = CostSizes(
+    batches=(1, 4), contexts=(512,), steps=4, chunk=128, slowest_rows=2, long_text=2_048,
+    longest_text=2_048, rounds=1,
 )  # fmt: skip
-REAL = "mine"
+REAL, OTHER = "mine", "another"
 OURS = {
     sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.OWN_HISTORY,
     sides.ALL_SOURCES, sides.DEFAULT,
@@ -43,25 +39,22 @@ def without_engines():
 
 
 def two_epochs() -> list[Trace]:
-    return [t for epoch in (0, 1) for t in generator.group(3, 4, 300, epoch=epoch)]
+    return [t for epoch in (0, 1) for t in group(3, 4, 300, epoch=epoch)]
 
 
 @pytest.fixture(scope="module")
 def result():
-    return drafts.Bench(TINY, {REAL: two_epochs()}).run()
+    return drafts.Bench({REAL: two_epochs(), OTHER: group(0, 2, 200)}, TINY).run()
 
 
 def test_every_side_of_ours_is_there(result):
     assert result["missing"] == {}
 
 
-def test_every_set_of_texts_is_measured_the_user_s_first(result):
-    assert [row["name"] for row in result["sets"]] == [REAL, drafts.GROUPS, drafts.COT]
-    assert [row["generated"] for row in result["sets"]] == [False, True, True]
+def test_every_set_of_texts_is_measured(result):
+    assert [row["name"] for row in result["sets"]] == [REAL, OTHER]
     seen = {(row["data"], row["side"]) for row in result["acceptance"]}
-    everything = OURS | {sides.FIRST}
-    assert {(name, side) for name in (REAL, drafts.GROUPS) for side in everything} <= seen
-    assert {(drafts.COT, side) for side in drafts.SINGLE_SIDES if side in everything} <= seen
+    assert {(name, side) for name in (REAL, OTHER) for side in OURS | {sides.FIRST}} == seen
     for row in result["acceptance"]:
         assert 1 <= row["mean_acceptance_length"] <= row["k"] + 1
         assert row["drafted_per_step"] <= row["k"]
@@ -84,8 +77,8 @@ def test_the_last_epoch_is_measured_and_earlier_ones_are_read_before(result):
 
 
 def test_turns_of_a_conversation_are_all_measured():
-    turns = [dataclasses.replace(t, prompt=t.prompt[: 50 + t.step]) for t in two_epochs()]
-    assert drafts.Bench(TINY, {REAL: turns}).datasets()[0].size()["read_before"] == 0
+    turns = [dataclasses.replace(t, prompt=t.prompt[: 30 + t.step]) for t in two_epochs()]
+    assert drafts.Data(REAL, drafts.episodes_of(turns)).size()["read_before"] == 0
 
 
 def test_all_sides_replay_the_same_tokens(result):
@@ -114,23 +107,25 @@ def test_calls_and_costs_are_there_for_every_size(result):
 
 
 def test_groups_of_a_batch_have_nothing_in_common():
-    texts = [generator.Problem(0).response(sibling, 600) for sibling in range(2)]
+    texts = group(0, 2, 600)
     tokens = Batch(texts, 4, 512, 1).tokens
     assert not set(tokens[:2].ravel()) & set(tokens[2:].ravel())
     assert (np.diff(tokens[:2]) == np.diff(tokens[2:])).all()
 
 
-def test_another_seed_makes_other_texts():
-    benches = (drafts.Bench(TINY, seed=5), drafts.Bench(TINY))
-    tokens = [one.datasets()[0].runs[0][0].traces[0].tokens for one in benches]
-    assert tokens[0].shape != tokens[1].shape or (tokens[0] != tokens[1]).any()
+def test_long_texts_are_joined_from_responses_and_never_repeat_a_whole_one():
+    known = group(0, 3, 100)
+    text = joined(known, 700, 1)
+    assert len(text.tokens) == 700
+    assert np.array_equal(text.tokens[:200], np.concatenate([t.response for t in known[1:]]))
+    assert not set(text.tokens[:300]) & set(text.tokens[300:600])
 
 
 def test_tables_and_picture(result, tmp_path):
     console = Console(width=160, record=True, file=io.StringIO())
     draft_tables.show({**result, "missing": {"a peer": "not installed"}}, console)
     text = console.export_text()
-    for word in ("a peer", "not installed", *OURS, REAL, drafts.COT, "4 x 512", "bytes a token"):
+    for word in ("a peer", "not installed", *OURS, REAL, OTHER, "4 x 512", "bytes a token"):
         assert word in text, word
     draft_tables.plot(result, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -151,8 +146,7 @@ def good_result() -> dict:
     return {
         "missing": {},
         "sets": [
-            {"name": REAL, "generated": False, "read_before": 4},
-            {"name": drafts.GROUPS, "generated": True, "read_before": 4},
+            {"name": REAL, "read_before": 4},
         ],
         "acceptance": [
             {"data": REAL, "k": k, "side": side, "mean_acceptance_length": length}
@@ -249,12 +243,12 @@ def test_the_command_s_exit_status_is_the_verdict(reached, result, monkeypatch, 
     assert (tmp_path / "a.png").exists()
 
 
-@pytest.mark.parametrize(("options", "seed"), [([], drafts.SEED), (["--seed", "0"], 0)])
-def test_the_command_passes_the_seed_on(options, seed, result, monkeypatch):
-    seeds = []
-    monkeypatch.setattr(drafts.Bench, "run", lambda self: seeds.append(self.seed) or result)
-    outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick", *options])
-    assert (outcome.exit_code, seeds) == (0, [seed]), outcome.output
+def test_without_texts_of_the_user_those_of_the_tiny_model_are_read(result, monkeypatch):
+    sets = []
+    monkeypatch.setattr(drafts.Bench, "run", lambda self: sets.append(self.sets) or result)
+    outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick"])
+    assert outcome.exit_code == 0, outcome.output
+    assert list(sets[0]) == ["tiny_qwen3"]
 
 
 def test_the_command_names_traces_it_cannot_read(tmp_path):

@@ -5,7 +5,6 @@ import pytest
 
 from sam_rollout.automaton.static import build, join
 from sam_rollout.automaton.static_file import save
-from sam_rollout.bench import generator
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import OwnSession
 from sam_rollout.config import SamConfig, SourcesConfig
@@ -15,6 +14,7 @@ from sam_rollout.sources.corpus import CorpusSourceConfig
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
+from tests.made_up import group
 from tests.unit.drafting.texts import WIDTH, step
 
 K = 3
@@ -43,7 +43,7 @@ def acceptance_length(session, traces, number=1):
 
 @pytest.mark.timeout(120)
 def test_a_second_epoch_is_drafted_better_with_history(tmp_path):
-    first, second = (generator.group(0, siblings=6, length=1500, epoch=epoch) for epoch in (0, 1))
+    first, second = (group(0, siblings=6, length=1500, epoch=epoch) for epoch in (0, 1))
     siblings = {"siblings": {"enabled": True}}
     history = {"history": {"enabled": True, "path": str(tmp_path)}}
     own = acceptance_length(Session(), second)

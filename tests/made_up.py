@@ -1,0 +1,23 @@
+"""Responses that repeat themselves and each other, made up from a seed."""
+
+import numpy as np
+
+from sam_rollout.bench.traces import Trace
+
+
+def group(index: int, siblings: int, length: int, epoch: int = 0) -> list[Trace]:
+    """Responses to one prompt: passages that all of them know, words of their own between."""
+    common = np.random.default_rng(index)
+    prompt = common.integers(0, 1000, 40).astype(np.int32)
+    passages = [common.integers(0, 1000, 12) for _ in range(length // 10)]
+    found = []
+    for sibling in range(siblings):
+        own = np.random.default_rng([index, sibling, epoch])
+        pieces = [
+            part
+            for _ in range(length // 12 + 1)
+            for part in (passages[own.integers(len(passages))], own.integers(0, 1000, 6))
+        ]
+        response = np.concatenate(pieces)[:length].astype(np.int32)
+        found.append(Trace(str(index), sibling, prompt, response, epoch))
+    return found
