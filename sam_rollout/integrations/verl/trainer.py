@@ -239,7 +239,7 @@ class SamTrainerSync(PPOTrainerSync):
         sample_turns: list,
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """As verl's, of what can be computed with."""
+        """Validate as verl does, with the figures that are numbers."""
         infos = computable(reward_extra_infos_dict)
         if expected_acc_counts and ACCURACY in infos:
             expected_acc_counts = judged_counts(

@@ -1,4 +1,4 @@
-"""An engine that dies: whoever waits for it hears of it, and why.
+"""Ends calls that wait for an engine which has died, and says what it died of.
 
 vLLM notices that an engine's process has died, and refuses what is asked of it from then on. A call
 that waits for an answer already (a weight sync, a drain) waits for ever, and what the engine died

@@ -314,7 +314,7 @@ class _Store:
 
     @property
     def refused(self) -> int:
-        """As of the folder."""
+        """Return what the folder has counted."""
         return 0 if self._opened is None else self._opened.refused
 
     def read(self, split: str, before_step: int, max_tokens: int) -> list[Int32Array]:
