@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
-from pyarrow.lib import ArrowInvalid
 
 from sam_rollout.config import RunConfig, SourcesConfig
 from sam_rollout.integrations.verl.data_checks import data_files
@@ -116,15 +115,18 @@ def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
     try:
         tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
         prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])
-    except (OSError, ArrowInvalid, KeyError):
-        return 0, 0  # elsewhere, in another format, or not there yet
-    return len(prompts), len(_texts(prompts).unique())
+        return len(prompts), len(_texts(prompts).unique())
+    except (OSError, pa.ArrowException, KeyError):
+        return 0, 0  # elsewhere, not there yet, or prompts that Arrow cannot compare
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
     """Join each prompt's messages to one text; other kinds of prompts stay what they are."""
-    messages = prompts.values if pa.types.is_list(prompts.type) else None
-    if messages is None or not pa.types.is_struct(messages.type):
+    if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
         return prompts
-    contents = messages.field("content")
-    return pc.binary_join(pa.ListArray.from_arrays(prompts.offsets, contents), "\0")
+    if not pa.types.is_struct(prompts.type.value_type):
+        return prompts
+    # Offsets and contents of other writers may be wider; `binary_join` knows these two types.
+    contents = prompts.values.field("content").cast(pa.string())
+    offsets = prompts.offsets.cast(pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\0")

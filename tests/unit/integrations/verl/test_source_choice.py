@@ -87,6 +87,30 @@ def test_copies_of_a_prompt_come_back_within_an_epoch(tmp_path, kind):
         assert check(config).sam.sources.history.enabled is enabled
 
 
+WIDE = pa.large_list(pa.struct([("role", pa.large_string()), ("content", pa.large_string())]))
+ONE = [{"role": "user", "content": "1 + 1 = ?"}]
+PICTURES = [{"role": "user", "content": [{"type": "image"}]}]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind", "enabled"),
+    [
+        ([ONE, ONE], WIDE, True),  # as polars writes
+        ([ONE, [*ONE, *ONE]], WIDE, False),
+        (["1 + 1", "1 + 1"], pa.large_string(), True),
+        ([PICTURES, PICTURES], None, False),
+        ([["1 + 1"], ["1 + 1"]], None, False),
+        ([[{"role": "user", "content": None}]], None, False),
+        ([[{"role": "user", "text": "1 + 1"}]], None, False),
+    ],
+)
+def test_prompts_of_every_kind_are_counted_or_decide_nothing(tmp_path, prompts, kind, enabled):
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"prompt": pa.array(prompts, kind)}), path)
+    config = composed(f"data.train_files={path}", "trainer.total_epochs=1")
+    assert check(config).sam.sources.history.enabled is enabled
+
+
 def test_files_that_cannot_be_read_decide_nothing():
     config = composed("data.train_files=hdfs://elsewhere/train.parquet")
     assert check(config).sam.sources.history.enabled
