@@ -143,7 +143,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
         raise ConfigError(field, str(folder), "must hold weights as *.safetensors")
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     for file in files:
-        tensors |= tensor_shapes(file, field)
+        tensors |= _tensors(file, field)
     _check_shapes(shape, tensors, f"{field}: {folder}")
     sizes = {name: (prod(dims), _ITEM_BYTES.get(kind, 1)) for name, (kind, dims) in tensors.items()}
     training = folder / TRAINING
@@ -305,7 +305,7 @@ def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
     return content
 
 
-def tensor_shapes(file: Path, field: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _tensors(file: Path, field: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Type and shape of every tensor of a safetensors file, from its header alone."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -14,8 +14,8 @@ EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
 
 
-def _of_experiment(config: DictConfig) -> dict[str, str]:
-    """Variables that the experiment sets; those that an override has set to null are left out."""
+def experiment_variables(config: DictConfig) -> dict[str, str]:
+    """Return the variables that the experiment sets, without those that are set to null."""
     given = config.get("environment", {})
     return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -25,7 +25,7 @@ def environment_notes(config: DictConfig) -> list[str]:
     return [
         f"{name}={os.environ[name]} is set in the shell and counts; the experiment says {value} "
         f"(unset {name} to have that)"
-        for name, value in _of_experiment(config).items()
+        for name, value in experiment_variables(config).items()
         if os.environ.get(name, value) != value
     ]
 
@@ -40,7 +40,7 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
         "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
         "WANDB_DIR": str(run_dir),
         "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
-        **_of_experiment(config),
+        **experiment_variables(config),
     }
     if run.sampler.kind != "stock" or run.sam.drafts_with_model:
         variables[MODEL_RUNNER_ENV] = "0"

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import ModelShape
 
@@ -124,8 +125,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 def _environment(config: DictConfig) -> dict[str, str]:
     """Return the variables of the run's processes: the shell's win over the experiment's."""
-    given = config.get("environment") or {}
-    return {**{name: str(v) for name, v in given.items() if v is not None}, **os.environ}
+    return {**experiment_variables(config), **os.environ}
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
@@ -240,14 +240,14 @@ def check_weights(folder: Path) -> tuple[int, int]:
         raise DamagedError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
     held: set[str] = set()
     for name in names:
-        held |= tensors_of(folder / name)
+        held |= tensor_shapes(folder / name).keys()
     if lost := of_tensor.keys() - held:
         raise DamagedError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
     return len(names), sum((folder / name).stat().st_size for name in names)
 
 
-def tensors_of(path: Path) -> set[str]:
-    """Return the tensors' names in a safetensors file whose length is as its header says.
+def tensor_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the tensors' shapes in a safetensors file whose length is as its header says.
 
     Raises:
         OSError: The file cannot be read.
@@ -265,7 +265,7 @@ def tensors_of(path: Path) -> set[str]:
     size = path.stat().st_size
     if size != 8 + length + end:
         raise DamagedError(f"{path} has {size:,} bytes, its header says {8 + length + end:,}")
-    return header.keys() - {"__metadata__"}
+    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.heads.checkpoint import tensor_shapes
-from sam_rollout.integrations.verl.policy_model import PATH, find_folder, policy_shape
+from sam_rollout.integrations.verl.policy_model import find_folder, policy_shape, tensor_shapes
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 MEGABYTE = 2**20
@@ -44,7 +43,7 @@ def _largest_tensor(config: DictConfig) -> int:
     shapes = [
         shape
         for file in (sorted(folder.glob("*.safetensors")) if folder else ())
-        for _, shape in tensor_shapes(file, PATH).values()
+        for shape in tensor_shapes(file).values()
     ]
     if shapes:
         return max(map(math.prod, shapes))

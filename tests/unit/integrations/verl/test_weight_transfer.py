@@ -53,9 +53,9 @@ def sync(tmp_path, monkeypatch):
     device = SimpleNamespace(synchronize=int, empty_cache=int, ipc_collect=int)
     monkeypatch.setattr(bucketed_weight_transfer, "get_torch_device", lambda: device)
 
-    def run(fails_at=-1):
+    def run(fails_at=-1, engine="engine"):
         extension, raised = Extension(), []
-        extension.zmq_handle, extension.fails_at = f"ipc://{tmp_path}/sync.sock", fails_at
+        extension.zmq_handle, extension.fails_at = f"ipc://{tmp_path}/{engine}.sock", fails_at
 
         def receive():
             try:
@@ -88,6 +88,8 @@ def test_weights_arrive_as_before(sync):
 def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
+    # An engine that failed has ended: verl's receiver leaves its socket open.
+    assert not sync(engine="another")[1], "the next one works"
 
 
 def test_verls_adapter_sends_with_it():
