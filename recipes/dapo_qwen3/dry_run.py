@@ -22,6 +22,7 @@ from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 from sam_rollout.integrations.verl.drafter import drafter_size, learning_head
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
+from sam_rollout.integrations.verl.loggers import chosen
 from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
 from sam_rollout.sizing import (
     GIB,
@@ -143,7 +144,7 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> list[Row]:
         ),
         ("training data", str(config.data.train_files)),
         ("validation data", f"{config.data.val_files}, {_every(trainer.test_freq)}"),
-        ("loggers", ", ".join(trainer.logger)),
+        ("loggers", ", ".join(chosen(trainer.logger))),
     ]
 
 

@@ -7,16 +7,18 @@ in an interpreter of its own: what a user's module does while it is imported sta
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note
+from sam_rollout.integrations.verl.environment import experiment_variables
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -42,7 +44,7 @@ _CANONICAL_REWARD = "reward"
 # Loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints one line of
 # JSON: what is wrong with the object's name, and which figures its module says it returns.
 _LOAD = """
-import importlib, importlib.util, json, sys
+import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
 if where.endswith(".py"):
     spec = importlib.util.spec_from_file_location("named_by_configuration", where)
@@ -54,7 +56,8 @@ wrong = ""
 if name is not None and not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
-print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}))
+print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
+os._exit(0)  # what the module does at exit would come behind that line
 """
 # Loads agent loops as verl's workers do.
 _LOAD_LOOPS = """
@@ -84,6 +87,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     manager = config.reward.reward_manager
     if manager.source == "importlib":
         _load(
+            config,
             "reward.reward_manager.module.path",
             manager.module.path,
             "reward.reward_manager.name",
@@ -100,7 +104,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     if not function.path:
         yield Fact(f"verl's own, chosen by data_source; manager {manager.name}")
         return
-    loaded = _load(f"{REWARD}.path", function.path, f"{REWARD}.name", function.name)
+    loaded = _load(config, f"{REWARD}.path", function.path, f"{REWARD}.name", function.name)
     if loaded is None:
         yield Note(f"{REWARD}.path = {function.path} took more than {LIMIT_S} s to load")
         return
@@ -126,7 +130,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     loops = dict(_named_loops(agent.agent_loop_config_path))
     if loops:
         try:
-            _run(_LOAD_LOOPS, [*loops.items()])
+            _run(config, _LOAD_LOOPS, [*loops.items()])
         except _LoadError as error:
             field = f"{AGENT}.agent_loop_config_path"
             raise ConfigError(field, agent.agent_loop_config_path, str(error)) from None
@@ -150,9 +154,9 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
-            # A module's name alone, without a file, is a module for verl.
-            _load(where, str(path), name or where, wanted)
-            yield Fact(f"{where}: {path}")
+            for one in path if isinstance(path, ListConfig) else [path]:
+                _load(config, where, str(one), name or where, wanted)
+                yield Fact(f"{where}: {one}")
     for field in _OTHER_FILES:
         path = OmegaConf.select(config, field)
         if path and not Path(path).expanduser().exists():
@@ -176,10 +180,13 @@ def _named_loops(path: str | None) -> Iterator[tuple[str, str]]:
         ) from error
 
 
-def _load(where: str, path: str | None, field: str, name: str | None) -> dict[str, Any] | None:
+def _load(
+    config: DictConfig, where: str, path: str | None, field: str, name: str | None
+) -> dict[str, Any] | None:
     """Load one object in a fresh interpreter; return what it says, None if it takes too long.
 
     Args:
+        config: As composed; its variables are set.
         where: The setting that names the file or module.
         path: Its value.
         field: The setting that names the object.
@@ -194,7 +201,7 @@ def _load(where: str, path: str | None, field: str, name: str | None) -> dict[st
     if file.endswith(".py") and not file.startswith("pkg://") and not Path(file).exists():
         raise ConfigError(where, path, "there is no such file")
     try:
-        said = _run(_LOAD, [file, name])
+        said = _run(config, _LOAD, [file, name])
     except _LoadError as error:
         raise ConfigError(where, path, f"cannot be loaded: {error}") from None
     loaded = None if said is None else json.loads(said)
@@ -203,17 +210,19 @@ def _load(where: str, path: str | None, field: str, name: str | None) -> dict[st
     return loaded
 
 
-def _run(program: str, argument: Any) -> str | None:
+def _run(config: DictConfig, program: str, argument: Any) -> str | None:
     """Run a program with one argument; return the last line it prints, or None if it hangs.
 
     Raises:
         _LoadError: The program failed.
     """
+    given = config.ray_kwargs.ray_init.runtime_env.get("env_vars") or {}
+    variables = {**experiment_variables(config), **os.environ, **given}
     command = [sys.executable, "-c", program, json.dumps(argument)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, env=variables,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None

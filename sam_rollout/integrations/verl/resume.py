@@ -64,8 +64,9 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
     """
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        # Not `Path.exists`: it raises below a folder that may not be entered.
+        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
             raise ConfigError(field, str(folder), f"{there} is no folder that can be written to")
     mode, source = config.trainer.resume_mode, config.trainer.resume_from_path
     if mode not in RESUME_MODES:

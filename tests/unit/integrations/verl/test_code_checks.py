@@ -72,6 +72,20 @@ def test_a_module_that_takes_long_is_a_note(written, monkeypatch):
     assert isinstance(note, Note) and "took more than" in note.text
 
 
+def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
+    text = "import atexit, os\natexit.register(print, 'bye')\nos.environ['A'], os.environ['B']\n"
+    runtime = "ray_kwargs.ray_init.runtime_env"
+    check(written(text + GOOD, "+environment.A=1", f"+{runtime}.env_vars.B=x"))
+    assert "cannot be loaded: KeyError: 'A'" in refused(written(text + GOOD))
+
+
+def test_several_libraries_are_loaded_one_by_one():
+    field = "actor_rollout_ref.model.external_lib"
+    assert len(list(code_checks.check_other_code(composed(f"{field}=[json,math]")))) == 2
+    with pytest.raises(ConfigError, match=rf"^{field} = 'no_such_lib': cannot be loaded"):
+        list(code_checks.check_other_code(composed(f"{field}=[json,no_such_lib]")))
+
+
 def test_a_metric_that_the_reward_does_not_give(written):
     metric = "algorithm.filter_groups.metric"
     said = refused(composed(f"{metric}=seq_final_reward"))
