@@ -25,10 +25,10 @@ class BaselineError(ValueError):
 class StepTimes:
     """Seconds of an engine step, from steps that only decode and steps that compute prompts.
 
-    Decoding takes what it took with as many requests: linear between recorded numbers, never less
-    with more, and beyond the largest as over its upper three quarters. What drafts add cannot be
-    seen in such a run. They are charged for twice, and the dearer counts: as so many more requests,
-    and as so many more tokens of prompts.
+    Decoding takes what it took with the same number of requests: linear between recorded numbers,
+    never less with more, and beyond the largest as over its upper three quarters. A run without
+    drafts does not show what d draft tokens add to a step. Two prices are worked out, that of d
+    more requests and that of d more tokens of prompts, and the higher one counts.
 
     Args:
         steps: engine steps of training, without drafts.
@@ -54,7 +54,7 @@ class StepTimes:
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Seconds of a step with so many requests that decode, draft tokens and prompt tokens."""
+        """Return the seconds of a step, given its decoding requests, draft and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 
@@ -93,7 +93,7 @@ class Baseline:
     Attributes:
         engines: that sampled its responses.
         max_num_seqs: requests that one of them runs at once.
-        tail_threshold: at most so many running requests are the long tail.
+        tail_threshold: with this number of running requests or fewer, a step is of the long tail.
     """
 
     times: StepTimes

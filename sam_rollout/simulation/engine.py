@@ -207,7 +207,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all have finished: whoever's clock is behind takes the next step."""
+    """Run until all have finished; the engine whose clock is behind takes the next step."""
     share = len(engines) > 1 and engines[0].drafts is not None
     next_s = 0.0
     while busy := [engine for engine in engines if engine.busy]:

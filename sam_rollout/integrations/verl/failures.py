@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# A share of failed groups says something from so many groups on.
+# With fewer groups than this a share of failed ones says little.
 LEAST_GROUPS = 8
 # Kinds of errors that an agent-loop worker keeps between two calls; others are counted as the last.
 MOST_KINDS = 20
