@@ -6,6 +6,16 @@ from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
+# Keys of a `config.json` with which a decoder is of another kind than Qwen3's.
+_NOT_COVERED = (
+    "kv_lora_rank",
+    "n_routed_experts",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "first_k_dense_replace",
+    "linear_num_value_heads",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape(Section):
@@ -54,8 +64,12 @@ class ModelShape(Section):
 
         Args:
             config: The file's content. Of a model that reads more than text, its text model counts.
+                Kinds that the formulas below do not cover (latent or linear attention, shared
+                experts, layers of two kinds) tell nothing.
         """
         text = {**config, **(config.get("text_config") or {})}
+        if any(text.get(name) for name in _NOT_COVERED):
+            return None
         experts = text.get("num_experts") or text.get("num_local_experts") or 0
         try:
             heads = text["num_attention_heads"]

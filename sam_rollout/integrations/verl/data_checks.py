@@ -137,8 +137,9 @@ def _check_columns(config: DictConfig, field: str, files: list[str], row: Row) -
             f"column {key!r} must hold a list of messages with role and content, such as "
             "[{'role': 'user', 'content': '1 + 1 = ?'}]",
         )
-    if config.reward.reward_manager.source != "register":
-        return  # a manager of the user's own reads what it likes
+    judged = config.reward.reward_model.enable and not config.reward.custom_reward_function.path
+    if judged or config.reward.reward_manager.source != "register":
+        return  # a reward model reads the response, a manager of the user's own what it likes
     answer = row.get("reward_model")
     for column, there in (
         ("data_source", "data_source" in row),
@@ -169,9 +170,12 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool] | None:
         from transformers import AutoTokenizer
     except ImportError:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=bool(data.get("trust_remote_code"))
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=bool(model.get("trust_remote_code"))
+        )
+    except Exception:  # a kind that this transformers lacks: verl's workers say so
+        return None
     template = model.get("custom_chat_template")
     if template:
         tokenizer.chat_template = template

@@ -21,7 +21,16 @@ from sam_rollout.sizing import ModelShape
 
 PATH = "actor_rollout_ref.model.path"
 MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "spiece.model",
+    "tekken.json",
+)
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 LONGEST_HEADER = 100_000_000  # bytes, the limit of the format's own library
 DOWNLOAD = "copy or download it again"
@@ -107,6 +116,9 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     path = config.actor_rollout_ref.model.path
     if not path or not isinstance(path, str):
         raise ConfigError(PATH, path, "must be a folder, or a name on the hub")
+    if "://" in path:
+        yield Fact(f"{path}, not read here")
+        return
     environment = _environment(config)
     folder = find_folder(path, environment)
     if folder is None:
@@ -119,6 +131,9 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
     except (OSError, DamagedError) as error:
+        if folder != Path(path).expanduser():  # the hub's cache, whose client fetches what lacks
+            yield _elsewhere(path, environment)
+            return
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
     yield Fact(f"{folder}: {own.get('model_type', 'unknown')}, {weights}")
 
@@ -139,20 +154,21 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
     cache = hub_cache(environment)
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NotHereError(
-            PATH, path, f"is not in {cache}, and HF_HUB_OFFLINE is set: run hf download {path} "
-            "where there is a network, or name a folder",
+            PATH, path, f"is not, or not whole, in {cache}, and HF_HUB_OFFLINE is set: run hf "
+            f"download {path} where there is a network, or name a folder",
         )  # fmt: skip
     return Note(
-        f"{PATH} = {path} is not in {cache}: every node will download it (run hf download {path} "
-        "on every node first, or name a folder of shared storage)"
+        f"{PATH} = {path} is not, or not whole, in {cache}: every node will download it (run hf "
+        f"download {path} on every node first, or name a folder of shared storage)"
     )
 
 
 def _check_lora(config: DictConfig) -> None:
     """Refuse LoRA unless its matrices are merged into the weights that are sent.
 
-    verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``), of which
-    vLLM misses tied weights; the engine ends, with and without drafts.
+    verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``). vLLM 0.31
+    misses tied weights among these names, and without tied weights verl asks it for a method that
+    it lacks (``get_unstacked_mapper``): the engine ends, with and without drafts.
     """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
@@ -169,7 +185,8 @@ def _check_lora(config: DictConfig) -> None:
                 f"actor_rollout_ref.model.{field}",
                 value,
                 "the engine refuses the first weight sync of verl 0.9.1's LoRA (vLLM: a weight "
-                "tied to embed_tokens.base_layer was not found), with and without drafts; "
+                "tied to embed_tokens.base_layer was not found, or get_unstacked_mapper is), with "
+                "and without drafts; "
                 "actor_rollout_ref.model.lora.merge=true sends merged weights and works",
             )
 
@@ -181,7 +198,8 @@ def _check_longest_text(config: DictConfig, own: Mapping[str, Any]) -> None:
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
     overridden = (longest.engine_kwargs.get("vllm") or {}).get("hf_overrides")
-    allowed_longer = _environment(config).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") == "1"
+    given = _environment(config).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")
+    allowed_longer = given.strip().lower() in ("1", "true")
     if not isinstance(most, int) or kind not in PLAIN_ROPE or overridden or allowed_longer:
         return
     if longest.max_model_len > most:

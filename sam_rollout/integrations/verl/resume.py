@@ -42,6 +42,7 @@ NOT_TRAINING = (
     "compare",
     "environment",
     "ray_kwargs",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
     "trainer.v1",
     "trainer.resume_mode",
     "trainer.resume_from_path",

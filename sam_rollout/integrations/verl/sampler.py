@@ -107,7 +107,9 @@ class _ObservedReplayBuffer(ReplayBuffer):
         Too many of all that were submitted: what fails often does so before anything else ends.
         """
         if len(self._order) >= self._least_groups:
-            groups = self._groups(partition_id, len(self._order), self._failed)
+            # With `refill`, groups of the step before may end in this one.
+            submitted = len(self._order.keys() | self._failed)
+            groups = self._groups(partition_id, submitted, self._failed)
             self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:

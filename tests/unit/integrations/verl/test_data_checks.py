@@ -116,6 +116,18 @@ def test_a_managers_own_columns_are_left_to_it(checked):
     checked(table, "reward.reward_manager.source=importlib", val=table)
 
 
+def test_a_reward_model_needs_no_answers(checked):
+    table = rows(BATCH, reward_model={"style": "model"})
+    judged = ("reward.reward_model.enable=true", "reward.custom_reward_function.path=null")
+    checked(table, *judged, val=table)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_left_to_verl(checked, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_kind"}')
+    filtered = ("data.filter_overlong_prompts=true", f"actor_rollout_ref.model.path={tmp_path}")
+    checked(rows(BATCH), *filtered)
+
+
 def test_files_that_are_missing_cut_or_something_else(checked, tmp_path):
     with pytest.raises(NotHereError, match="no such file"):
         checked(tmp_path / "gone.parquet")

@@ -117,6 +117,16 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     snapshot.parent.mkdir(parents=True)
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
+    (snapshot / "a.safetensors").unlink()  # of a download that did not end, or was never asked for
+    with pytest.raises(NotHereError, match="not whole"):
+        check("Qwen/Qwen3-32B")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert isinstance(check("Qwen/Qwen3-32B")[0], Note)
+
+
+def test_a_model_that_verl_fetches_is_not_read():
+    (fact,) = check("'hdfs://cluster/model'")
+    assert fact.text == "hdfs://cluster/model, not read here"
 
 
 def test_the_models_own_files_give_its_shape(model):
@@ -131,6 +141,21 @@ def test_the_shape_of_a_mixture_of_experts():
     sizes = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     shape = policy_model.ModelShape.of_model(sizes)
     assert (shape.experts, shape.experts_per_token, shape.intermediate) == (8, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"n_routed_experts": 256, "kv_lora_rank": 512},
+        {"text_config": {"linear_num_value_heads": 32}},
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+         "shared_expert_intermediate_size": 64},
+    ],
+)  # fmt: skip
+def test_a_kind_that_the_formulas_do_not_cover_is_left_to_model_shape(model, kind):
+    (model / "config.json").write_text(json.dumps(SIZES | kind))
+    shape, source = policy_model.policy_shape(with_model(model, "model_shape.layers=61"))
+    assert (shape.layers, source) == (61, "model_shape")
 
 
 @pytest.mark.parametrize(
