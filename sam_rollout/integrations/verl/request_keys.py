@@ -89,6 +89,8 @@ class RequestKeys:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            if length <= len(prompt_ids) and list(prompt_ids[:length]) == chain.text:
+            # The last token tells most texts apart, without a copy of the prompt for each.
+            ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
+            if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain
         return found
