@@ -246,15 +246,22 @@ def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) 
     }
 
 
+def first_difference(off: Sequence[int], on: Sequence[int]) -> int | None:
+    """Return the first position where two texts differ, None if they are the same."""
+    pairs = enumerate(zip_longest(off, on))
+    return next((position for position, (left, right) in pairs if left != right), None)
+
+
 def divergences(off: Groups, on: Groups) -> list[Divergence]:
     """List the requests whose two responses differ, with the place where they diverge."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, (one, other) in enumerate(zip(left, right, strict=True)):
-            tokens = enumerate(zip_longest(one.token_ids, other.token_ids))
-            place = next(((at, pair) for at, pair in tokens if pair[0] != pair[1]), None)
+            place = first_difference(one.token_ids, other.token_ids)
             if place is not None:
-                found.append(Divergence(problem, sample, place[0], *place[1]))
+                texts = (one.token_ids, other.token_ids)
+                tokens = [text[place] if place < len(text) else None for text in texts]
+                found.append(Divergence(problem, sample, place, *tokens))
     return found
 
 
