@@ -2,7 +2,7 @@
 
     python -m benchmarks.device_idle [--rounds 3] [--check]
 
-The device is emulated (`emulated_device.py`): known texts, and steps that take a given time.
+The device is emulated (`tests/emulated_device.py`): known texts, steps that take a given time.
 Scheduler, message queues, model runner, drafter and output processing are the real code, in the
 processes that vLLM gives them. ``no drafts`` is vLLM alone, ``suffix decoding`` vLLM's own drafter
 (arctic-inference; left out where that is not installed), ``closed`` ours with a gate that never
@@ -82,7 +82,7 @@ def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: in
     """Prompts and `SamplingParams` of a cell; `number` makes them others than before."""
     from vllm import SamplingParams, TokensPrompt
 
-    from benchmarks.emulated_device import TEXT_KEY
+    from tests.emulated_device import TEXT_KEY
 
     made = []
     for row, (prompt, _) in enumerate(known[:count]):
@@ -109,7 +109,7 @@ def measure(
     Raises:
         RuntimeError: a text is not the known one.
     """
-    from benchmarks.emulated_device import PARTS
+    from tests.emulated_device import PARTS
 
     prompts, sampling = zip(*requests_of(known, count, number), strict=True)
     engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
@@ -146,7 +146,7 @@ def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict
         str(MODEL),
         sam,
         RolloutSamplerConfig(kind="stock"),
-        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        worker_extension="tests.emulated_device.EmulatedWorkerExtension",
         distributed_executor_backend="mp",
         max_model_len=1024,
         max_num_seqs=max(REQUESTS),
@@ -168,7 +168,7 @@ def run_all(
     sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
 ) -> list[dict[str, Any]]:
     """Every side and cell, rounds times, sides in turns; a row each, medians with intervals."""
-    from benchmarks.emulated_device import asynchronous_scheduling, emulate
+    from tests.emulated_device import asynchronous_scheduling, emulate
 
     emulate(texts())
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {side: [] for side in sides}
