@@ -56,7 +56,7 @@ test composes the experiments and compares."""
 # Records below benchmarks/results in the order of their sections.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
-    "cluster_tiny_cpu", "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
+    "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu",
     "operators_tiny_cpu", "sampler", "drafter", "gate",
     "device_idle", "model_drafts_tiny_cpu", "head_training_tiny_cpu",
     "head_online_tiny_cpu",

@@ -113,7 +113,6 @@ _COSTS = (
     ("at 256k", lambda row: f"{row['long_ns']:.0f}"),
     ("bytes a token", lambda row: f"{row['bytes_per_token']:.1f}"),
     ("slowest call of a batch, CPU ms", lambda row: f"{row['slowest_ms']:.2f}"),
-    ("of one long text, CPU ms", lambda row: f"{row['slowest_long_ms']:.2f}"),
     ("end of all requests and their step, CPU ms", lambda row: f"{row['end_ms']:.2f}"),
     ("bytes left when all ended", lambda row: f"{row['left_bytes'] - row['start_bytes']}"),
 )  # fmt: skip
