@@ -31,11 +31,11 @@ from sam_rollout.automaton.static_file import save
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.sources import UNKNOWN_VOCABULARY
 
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
-LARGEST_TOKEN = np.iinfo(np.int32).max
-LARGEST_CORPUS_TOKEN = LARGEST_TOKEN - 1  # documents are parted by the largest one
+LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
 STEPS = 60  # of one drafter
 GROUPS = 3
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
@@ -123,9 +123,8 @@ class Fuzz:
         self._others = bool(rng.random() < 0.5)
         self._pairs: set[tuple[int, int]] = set()  # neighbours in texts of others
         alphabet = int(rng.choice([1, 2, 3, 10, 1000]))
-        largest = LARGEST_CORPUS_TOKEN if self._others else LARGEST_TOKEN
-        self._ids = rng.integers(0, largest, alphabet, endpoint=True).astype(np.int32)
-        self._ids[rng.integers(alphabet)] = rng.choice([0, largest])
+        self._ids = rng.integers(0, LARGEST_TOKEN, alphabet, endpoint=True).astype(np.int32)
+        self._ids[rng.integers(alphabet)] = rng.choice([0, LARGEST_TOKEN])
         config = SamConfig.from_mapping(
             {
                 "max_draft_tokens": self._k,
