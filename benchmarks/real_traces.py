@@ -210,12 +210,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("clones", type=Path, help="holds a clone of each repository")
     options.add_argument("--output", type=Path, required=True, help="folder for the sets")
-    options.add_argument("--only", choices=SOURCES, action="append", help="these sets only")
     arguments = options.parse_args()
     encode = load_tokenizer()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only or SOURCES:
-        source = SOURCES[name]
+    for name, source in SOURCES.items():
         clone = arguments.clones / source.repository.split("/")[1]
         lines = list(rebuild(source, clone, encode))
         (arguments.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n")

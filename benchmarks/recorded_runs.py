@@ -66,7 +66,6 @@ def _write(table: pa.Table, folder: Path, replica: int) -> None:
         compression_level=19,
         use_dictionary=[name for name in table.schema.names if name not in OF_DAY],
         use_byte_stream_split=[name for name in table.schema.names if name in OF_DAY],
-        store_schema=False,
     )
 
 

@@ -4,8 +4,8 @@
 
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
 and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
-asynchronous path (`emulated_device.py`) they are generated without speculation, with drafts at
-every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part,
+asynchronous path (`tests/emulated_device.py`) they are generated without speculation, with drafts
+at every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part,
 how far the random number would have to move to draw either token (rounding may decide only what is
 nearly a tie), and the first position of difference.
 """
@@ -59,8 +59,8 @@ def generate(
     sam: Any, dtype: str, requests: list[tuple[list[int], Any]], *, asynchronous: bool
 ) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
-    from benchmarks.emulated_device import asynchronous_scheduling
     from sam_rollout.config import RolloutSamplerConfig
+    from tests.emulated_device import asynchronous_scheduling
 
     given = vllm_requests(requests, max_tokens=MAX_TOKENS)
     coupled = RolloutSamplerConfig("coupled")

@@ -1,14 +1,12 @@
 """What a call asks of its device: kernels launched, synchronisations, bytes read and written.
 
 Counted from the operations that PyTorch dispatches, which are the same on every device. A pure
-read-out of shapes is no operation, and a view moves no bytes. On CUDA, kernels and synchronisations
-are counted by the device's own tools instead.
+read-out of shapes is no operation, and a view moves no bytes.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,33 +58,11 @@ class _Counter(TorchDispatchMode):
         return name in _SYNCHRONISE
 
 
-def count(call: Callable[[], Any], device: str = "cpu") -> Counts:
+def count(call: Callable[[], Any]) -> Counts:
     """Count what one call does; call it once before, so that nothing is counted but the call."""
     with _Counter() as counter:
         call()
-    if device == "cuda":
-        counter.counts.kernels, counter.counts.synchronisations = _count_on_cuda(call)
     return counter.counts
-
-
-def _count_on_cuda(call: Callable[[], Any]) -> tuple[int, int]:
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            call()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    synchronisations = sum("synchronizing" in str(warning.message) for warning in caught)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        call()
-        torch.cuda.synchronize()
-    kernels = sum(event.device_type == DeviceType.CUDA for event in profiler.events())
-    return kernels, synchronisations
 
 
 def _bytes_touched(name: str, args: tuple, kwargs: dict, result: Any) -> int:

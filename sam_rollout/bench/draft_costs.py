@@ -1,12 +1,10 @@
-"""Time and memory of drafters: calls as an engine makes them, catching up, growth, what is left."""
+"""Time and memory of drafters: calls as an engine makes them, catching up, growth."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import statistics
 import time
-import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +18,6 @@ from sam_rollout.bench.traces import Trace
 K = 3
 SHORT_TEXT = 1_024
 LAST_SHARE = 0.25  # of a long text: where its cost per token is taken
-LEAK_ROWS = 16
 BLOCK = 10  # calls that a side makes in a row
 
 
@@ -35,7 +32,6 @@ class CostSizes:
     chunk: int = 512  # read at once when catching up
     slowest_rows: int = 32
     long_text: int = 262_144
-    longest_text: int = 1_000_000  # read two tokens a call for the slowest one
     rounds: int = 5
 
     @property
@@ -173,10 +169,9 @@ def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
 
 
 def measure_costs(
-    there: list[Side], texts: list[Trace], text: Trace, sizes: CostSizes
+    there: list[Side], texts: list[Trace], long: Trace, sizes: CostSizes
 ) -> list[dict[str, Any]]:
     """What reading costs by itself, how it grows, and what it leaves behind. A row a side."""
-    long, longest = _cut(text, sizes.long_text), _cut(text, sizes.longest_text)
     warm, short_ns, long_ns = (defaultdict[str, list[float]](list) for _ in range(3))
     for turn in range(sizes.rounds):
         for side in there:  # in turns
@@ -197,8 +192,6 @@ def measure_costs(
             "long_ns": end[side.name],
             "growth": end[side.name] / short[side.name],
             **_slowest_of_batch(side, texts, sizes),
-            "slowest_long_ms": _slowest_of_text(side, longest),
-            **_left(side, texts, min(sizes.contexts)),
         }
         for side in there
     ]
@@ -239,10 +232,8 @@ def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
 
 def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
     """The slowest call while many requests grow from nothing, and the memory they end with."""
-    context = max(sizes.contexts)
-    start = 2 * len(texts[0].prompt)
-    steps = (context - start) // 2
-    work = Batch(texts, sizes.slowest_rows, start, steps)
+    context, start = max(sizes.contexts), 2
+    work = Batch(texts, sizes.slowest_rows, start, (context - start) // 2)
     work.tokens = work.tokens[:, : context + 64]
     session = side.open(K, sizes.slowest_rows, context + 128)
     start_bytes = session.nbytes()
@@ -259,26 +250,10 @@ def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[
         "tokens": tokens,
         "slowest_ms": max(calls_ms),
         "end_ms": end_ms,
-        "p999_ms": float(np.percentile(calls_ms, 99.9)),
         "bytes_per_token": None if nbytes is None else nbytes / tokens,
         "start_bytes": start_bytes,
         "left_bytes": session.nbytes(),
     }
-
-
-def _slowest_of_text(side: Side, trace: Trace) -> float:
-    """The slowest call of one request that grows by two tokens a call, CPU milliseconds."""
-    tokens = trace.tokens[None]
-    session = side.open(K, 1, tokens.shape[1] + 64)
-    session.admit("request", trace, 0)
-    slowest = 0.0
-    ids = ["request"]
-    length = np.zeros(1, np.int32)
-    for end in range(2, tokens.shape[1] + 1, 2):
-        length[0] = end
-        sampled = [tokens[0, end - 2 : end].tolist()]
-        slowest = max(slowest, _cpu_ms(partial(session.propose, ids, tokens, length, sampled)))
-    return slowest
 
 
 def _cpu_ms(call: Callable[[], object]) -> float:
@@ -286,25 +261,3 @@ def _cpu_ms(call: Callable[[], object]) -> float:
     started = time.thread_time_ns()
     call()
     return (time.thread_time_ns() - started) / 1e6
-
-
-def _left(side: Side, texts: list[Trace], context: int) -> dict[str, float]:
-    """Memory, as Python counts it, that is still held when all requests have ended."""
-    work = Batch(texts, LEAK_ROWS, context, 1)
-    session = side.open(K, LEAK_ROWS, context + 64)
-    gc.freeze()  # a collection need not look through everything there is
-    # Once before counting: what is allocated on first use stays, and is no leak.
-    for counting in (False, True):
-        gc.collect()
-        if counting:
-            tracemalloc.start()
-        before, _ = tracemalloc.get_traced_memory()
-        work.start(session)
-        held, _ = tracemalloc.get_traced_memory()
-        session.finish(work.ids)
-        session.end_step()
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    gc.unfreeze()
-    return {"traced_bytes": held - before, "traced_left_bytes": after - before}

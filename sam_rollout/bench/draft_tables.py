@@ -11,19 +11,8 @@ from sam_rollout.bench.drafts import CONTEXT_K
 from sam_rollout.bench.replay import CONTEXT_BIN
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.console import Console
 
-# Sides in the picture, in Okabe and Ito's colours: any colour vision tells them apart.
-_COLOURS = {
-    sides.OWN: "#D55E00",
-    sides.OWN_SIBLINGS: "#009E73",
-    sides.DEFAULT: "#CC79A7",
-    sides.OWN_RUN: "#F0E442",
-    sides.FIRST: "#0072B2",
-    sides.NGRAM_24: "#E69F00",
-    sides.ARCTIC_4: "#56B4E9",
-}
 _MIN_STEPS = 200  # of a point in the picture
 
 
@@ -113,7 +102,6 @@ _COSTS = (
     ("at 256k", lambda row: f"{row['long_ns']:.0f}"),
     ("bytes a token", lambda row: f"{row['bytes_per_token']:.1f}"),
     ("slowest call of a batch, CPU ms", lambda row: f"{row['slowest_ms']:.2f}"),
-    ("of one long text, CPU ms", lambda row: f"{row['slowest_long_ms']:.2f}"),
     ("end of all requests and their step, CPU ms", lambda row: f"{row['end_ms']:.2f}"),
     ("bytes left when all ended", lambda row: f"{row['left_bytes'] - row['start_bytes']}"),
 )  # fmt: skip
@@ -127,51 +115,22 @@ def _show_costs(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw acceptance by side and set, and against context length, as a PNG."""
-    import matplotlib
+    """Draw acceptance with own text against the length of the context, as a PNG."""
     from matplotlib.figure import Figure
 
-    style = {"axes.grid": True, "grid.color": "#E4E4E4", "axes.axisbelow": True, "font.size": 9,
-             "axes.spines.right": False, "axes.spines.top": False,
-             "legend.frameon": False}  # fmt: skip
-    names = [row["name"] for row in result["sets"]]
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(10, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        _plot_sets(left, result["acceptance"], names)
-        _plot_context(right, result["context"])
-        for axes in (left, right):
-            axes.set_ylim(bottom=1, top=1 + 1.3 * (axes.get_ylim()[1] - 1))  # room for the legend
-            axes.set_ylabel(f"mean acceptance length, k = {CONTEXT_K}")
-            axes.legend(fontsize=7, ncols=2)
-        figure.savefig(path, dpi=120)
-
-
-def _plot_sets(axes: Axes, rows: list[dict[str, Any]], names: list[str]) -> None:
-    lengths = {
-        (row["side"], row["data"]): row["mean_acceptance_length"]
-        for row in rows
-        if row["k"] == CONTEXT_K
-    }
-    width = 0.8 / len(_COLOURS)
-    for i, (side, colour) in enumerate(_COLOURS.items()):
-        bars = [(j + i * width, lengths[side, name]) for j, name in enumerate(names)
-                if (side, name) in lengths]  # fmt: skip
-        if bars:
-            places, heights = zip(*bars, strict=True)
-            axes.bar(places, heights, width, color=colour, label=side, align="edge")
-    axes.set_xticks([j + 0.4 for j in range(len(names))], names)
-    axes.grid(visible=False, axis="x")
-
-
-def _plot_context(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Own text on every set."""
-    for (data,), cells in pivot(rows, ["data"], ["side", "from"])[0].items():
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (data,), cells in pivot(result["context"], ["data"], ["side", "from"])[0].items():
         points = [
             (row["from"] + CONTEXT_BIN / 2, row["mean_acceptance_length"])
             for (side, _), row in cells.items()
             if side == sides.OWN and row["steps"] >= _MIN_STEPS
         ]
         if points:
-            axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=f"{sides.OWN}, {data}")
+            axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=data)
+    axes.set_ylim(bottom=1)
     axes.set_xlabel("context, tokens")
+    axes.set_ylabel(f"mean acceptance length, {sides.OWN}, k = {CONTEXT_K}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=120)

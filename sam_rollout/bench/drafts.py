@@ -26,7 +26,7 @@ COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
 
 
 # Calls are those of the full sizes, because targets speak of them; less is read for the slowest.
-QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, longest_text=65_536, rounds=2)
+QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, rounds=2)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Bench:
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
         calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
         self.progress("costs")
-        long = joined(known, max(self.costs.long_text, self.costs.longest_text))
+        long = joined(known, self.costs.long_text)
         costs = measure_costs(self._of(COSTED_SIDES), texts, long, self.costs)
         return {
             "machine": {**machine("numpy", "numba"), **sides.versions()},

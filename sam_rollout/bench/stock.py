@@ -1,14 +1,11 @@
 """The samplers that are compared with ours: vLLM-Ascend's in PyTorch, vLLM's kernels for the CPU.
 
-What is installed is used. Where vLLM-Ascend is not, its algorithms stand here once more, for drafts
-without a distribution (one-hot) at temperature > 0, operation by operation in the same order, so
-that time, kernels and synchronisations are those of the originals:
-
-* vLLM-Ascend 0.11, ``vllm_ascend/sample/rejection_sampler.py``: loops over requests and positions,
-* vLLM-Ascend 0.23, same file: whole-batch operations on ``[num_drafts, vocabulary]``.
-
-Both draw a recovered token at every draft position as the argmax of p / q with exponential q, and
-take the bonus token as given: its cost is not counted against them.
+What is installed is used. Where vLLM-Ascend is not, the algorithm of its release 0.23
+(``vllm_ascend/sample/rejection_sampler.py``) stands here once more, for drafts without a
+distribution (one-hot) at temperature > 0, operation by operation in the same order, so that time,
+kernels and synchronisations are those of the original: whole-batch operations on ``[num_drafts,
+vocabulary]``. It draws a recovered token at every draft position as the argmax of p / q with
+exponential q, and takes the bonus token as given: its cost is not counted against it.
 """
 
 from __future__ import annotations
@@ -56,9 +53,8 @@ class Stock:
 
 def available(device: str) -> list[Stock]:
     """The samplers that can run here."""
-    found = [Stock("ascend_0.11", "its algorithm", ascend_011), _ascend_023()]
     kernels = _vllm_cpu() if device == "cpu" else None
-    return found + ([kernels] if kernels else [])
+    return [_ascend_023(), *([kernels] if kernels else [])]
 
 
 def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,51 +70,6 @@ def _new_output(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
     batch, device = len(given.cumulative), given.probabilities.device
     output = torch.full((batch, given.max_drafts + 1), NO_TOKEN, dtype=torch.int32, device=device)
     return output, torch.zeros(batch, dtype=torch.bool, device=device)
-
-
-def ascend_011(given: StockInput) -> torch.Tensor:
-    """Sample as ``*_pytorch`` of vLLM-Ascend 0.11 do, one ``.item()`` after the other."""
-    q, uniform = _draw_noise(given)
-    output, is_greedy = _new_output(given)
-    recovered = _recover_by_loop(given, q)
-    for request in range(len(output)):
-        if is_greedy[request]:
-            continue
-        first = 0 if request == 0 else int(given.cumulative[request - 1].item())
-        count = int(given.cumulative[request].item()) - first
-        rejected = False
-        for place in range(count):
-            if rejected:
-                continue
-            draft = int(given.draft_ids[first + place].item())
-            chance = given.probabilities[first + place, draft].item()
-            if chance >= uniform[first + place].item():
-                token = draft
-            else:
-                rejected = True
-                token = int(recovered[first + place].item())
-            output[request, place] = token
-        if not rejected:
-            output[request, count] = given.bonus_ids[request].item()
-    return output
-
-
-def _recover_by_loop(given: StockInput, q: torch.Tensor) -> torch.Tensor:
-    """One recovered token per draft position, one position at a time."""
-    recovered = torch.empty_like(given.draft_ids)
-    for request in range(len(q)):
-        first = 0 if request == 0 else given.cumulative[request - 1]
-        for place in range(given.cumulative[request] - first):
-            row = first + place
-            draft = given.draft_ids[row]
-            saved = given.probabilities[row, draft].item()
-            given.probabilities[row, draft] = 0  # the original, too, borrows its argument
-            left = given.probabilities[row].clone()
-            noise = torch.full((q.shape[1],), float("-inf"), device=q.device)
-            noise[: q.shape[1]] = q[request]
-            recovered[row] = torch.argmax(left / noise).item()
-            given.probabilities[row, draft] = saved
-    return recovered
 
 
 def ascend_023(given: StockInput) -> torch.Tensor:

@@ -51,7 +51,6 @@ _TABLES_INTRODUCTION = """\
 # Tables in the run folder
 
 Files are `sam/<table>/<replica>-NNN.parquet`; a resumed run goes on with the next free number.
-Columns that an older version did not write are null.
 """
 
 

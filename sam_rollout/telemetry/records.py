@@ -21,20 +21,7 @@ import pyarrow.parquet as pq
 from sam_rollout.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
-SCHEMA_VERSION = 4  # folders of every version from 1 on are read; see ADDED and CUMULATIVE
-# Metrics that counted since the start of the run, validation included, before version 4.
-CUMULATIVE = re.compile(
-    r"sam(_val)?/(draft/(failures|record_failures|catch_up_tokens|proposed_tokens|drafter_steps"
-    r"|rebuilds|evictions|(accepted_)?padding_tokens|(verify|drafted|accepted)_context_\d+"
-    r"|(drafted|accepted)_(own|siblings|history|corpus)|siblings_(evictions|restarts)"
-    r"|history_(groups_found|groups_missing|evictions|dropped|failures))"
-    r"|gate/(failures|agreed_steps|lone_steps|steps_with_k_\d+|trials|(measured|skipped|left_out)_steps"
-    r"|(measured|predicted|decoding|trial_loss)_s|measured_tokens))"
-)
-# Of the gate, before version 4: what it reckoned over the whole run each time.
-RECKONED = re.compile(
-    r"sam(_val)?/gate/((regret|compared)_s|(regret|trial_loss)_share|\w+_ms_per_token)$"
-)
+SCHEMA_VERSION = 4  # folders of this one alone are read
 # The metric that names the version in every step of every logger.
 VERSION_METRIC = "telemetry/schema_version"
 
@@ -43,17 +30,19 @@ class RunFolderError(Exception):
     """A run folder, or a file in it, is missing or not readable; the text names path and cure."""
 
 
-def column(kind: pa.DataType, meaning: str, default: Any = MISSING, *, added: bool = False) -> Any:
+class VersionError(RunFolderError):
+    """A run folder was written by another version."""
+
+
+def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
     """A field of a record: its arrow type and meaning, declared here and nowhere else.
 
     Args:
         kind: type in the table.
         meaning: for readers of the table, unit included.
         default: of the record; None makes the column nullable.
-        added: since version 1 of the folder: null in tables that are older.
     """
-    metadata = {"kind": kind, "meaning": meaning, "added": added}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
 _INT, _FLOAT, _TEXT, _INTS = pa.int32(), pa.float64(), pa.string(), pa.list_(pa.int32())
@@ -87,27 +76,20 @@ class DraftNote:
         _INT,
         "most tokens the step might draft for a request, in a look as well; null: no drafter",
         None,
-        added=True,
     )
     drafted_per_source: Sequence[int] = column(
-        _INTS,
-        f"draft_tokens by source: {', '.join(NAMES)}; empty where the step verified none",
-        (),
-        added=True,
+        _INTS, f"draft_tokens by source: {', '.join(NAMES)}; empty where the step verified none", ()
     )
     accepted_per_source: Sequence[int] = column(
-        _INTS, "accepted_tokens by source, in the same order", (), added=True
+        _INTS, "accepted_tokens by source, in the same order", ()
     )
     sampler_us: float | None = column(
         pa.float32(),
         "host time in the samplers of this step, us; on an accelerator that is launching their "
         "kernels, and waiting for the device where a sampler does; null: no drafter",
         None,
-        added=True,
     )
-    telemetry_us: float = column(
-        pa.float32(), "time spent on taking this record, us", 0.0, added=True
-    )
+    telemetry_us: float = column(pa.float32(), "time spent on taking this record, us", 0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,10 +139,10 @@ class RequestRecord:
     end_s: float = column(*_END)
     finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
     open_steps: int = column(
-        _INT, "engine steps for which the gate allowed drafts, found or not", 0, added=True
+        _INT, "engine steps for which the gate allowed drafts, found or not", 0
     )
-    open_tokens: int = column(_INT, "tokens gained in them", 0, added=True)
-    control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False, added=True)
+    open_tokens: int = column(_INT, "tokens gained in them", 0)
+    control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,10 +158,6 @@ class TraceRecord:
     response_ids: Sequence[int] = column(_INTS, "token ids of the response")
     start_s: float = column(*_START)
     end_s: float = column(*_END)
-
-
-# In tables that do not name them.
-FIRST_SOURCES = "own,siblings,history,corpus"
 
 
 def _metadata(one: Field) -> dict[str, str]:
@@ -202,7 +180,7 @@ def _schema(record: type) -> pa.Schema:
             pa.field(
                 one.name,
                 one.metadata["kind"],
-                nullable=one.default is None or one.metadata["added"],
+                nullable=one.default is None,
                 metadata=_metadata(one),
             )
             for one in _columns(record)
@@ -217,13 +195,6 @@ TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
     "traces": (TRACES, "end_s"),
-}
-# Columns that folders of version 1 lack; they are read as null.
-ADDED = {
-    one.name
-    for record in (StepRecord, RequestRecord)
-    for one in fields(record)
-    if one.metadata["added"]
 }
 
 
@@ -256,9 +227,8 @@ class RunInfo:
 
     `config` is the full configuration as plain mappings; its group `sam` is what a comparison may
     vary. `versions` maps packages to versions, `seeds` names to seeds, `host` names what the run
-    stood on. `git` holds `commit` and `dirty` (tracked files were changed) of the checkout; it is
-    empty in folders of versions before 3. `started_at` is an ISO 8601 time with a UTC offset,
-    `label` reads like "sam=on".
+    stood on. `git` holds `commit` and `dirty` (tracked files were changed) of the checkout.
+    `started_at` is an ISO 8601 time with a UTC offset, `label` reads like "sam=on".
     """
 
     label: str
@@ -297,7 +267,8 @@ class RunFolder:
     def read_starts(self) -> list[RunInfo]:
         """Every start, first one first.
 
-        Raises RunFolderError if the folder or run.json is missing, unreadable or too new.
+        Raises RunFolderError if the folder or run.json is missing or unreadable, VersionError if
+        another version wrote it.
         """
         if not self.path.is_dir():
             raise RunFolderError(
@@ -336,9 +307,9 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
-        Columns that the folder's version did not have are null. Rows of training steps that a
-        resumed run went through once more are left out. With `problems` a damaged file, or a
-        missing run.json, is named there and left out; without it RunFolderError is raised.
+        Rows of training steps that a resumed run went through once more are left out. With
+        `problems` a damaged file, or a missing run.json, is named there and left out; without it
+        RunFolderError is raised.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
@@ -347,7 +318,7 @@ class RunFolder:
             try:
                 # ParquetFile reads one file as it stands; read_table looks for a data set.
                 table = _by_todays_sources(pq.ParquetFile(path).read())
-                tables.append(_with_added(table, schema).select(schema.names).cast(schema))
+                tables.append(table.select(schema.names).cast(schema))
             except (pa.ArrowException, OSError, ValueError) as error:
                 if problems is None:
                     raise RunFolderError(f"{path}: unreadable ({error})") from error
@@ -421,38 +392,7 @@ class RunFolder:
                 raise RunFolderError(
                     f'{path}, line {number}: expected {{"step": int, "metrics": {{name: number}}}}'
                 ) from error
-        return per_step(dict(sorted(steps.items())))
-
-
-def per_step(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """Training step -> metrics, with counters of runs before version 4 as what each step added.
-
-    Entries since version 4 name it (`VERSION_METRIC`) and are left as they are: a run that was
-    begun before and resumed since has both. A step's validation comes after its rollout. A resumed
-    run of old counted from zero again. What its gate reckoned anew each time is left out.
-    """
-    before: dict[str, float] = {}
-    result = {}
-    for step, metrics in steps.items():
-        if any(f"{prefix}/{VERSION_METRIC}" in metrics for prefix in ("sam", "sam_val")):
-            result[step] = metrics
-            continue
-        result[step] = {name: value for name, value in metrics.items() if not RECKONED.match(name)}
-        for name in sorted(result[step]):  # sam/... before sam_val/...
-            if CUMULATIVE.fullmatch(name) and math.isfinite(metrics[name]):
-                counter = name.partition("/")[2]
-                rise = metrics[name] - before.get(counter, 0.0)
-                result[step][name] = rise if rise >= 0 else metrics[name]
-                before[counter] = metrics[name]
-    return result
-
-
-def _with_added(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Fills up the columns that an older version did not write."""
-    for added in schema:
-        if added.name in ADDED and added.name not in table.column_names:
-            table = table.append_column(added, pa.nulls(table.num_rows, added.type))
-    return table
+        return dict(sorted(steps.items()))
 
 
 def _by_todays_sources(table: pa.Table) -> pa.Table:
@@ -462,7 +402,9 @@ def _by_todays_sources(table: pa.Table) -> pa.Table:
         if place < 0:
             continue
         metadata = table.schema.field(place).metadata or {}
-        then = metadata.get(b"sources", FIRST_SOURCES.encode()).decode().split(",")
+        if b"sources" not in metadata:
+            raise ValueError(f"{name} does not name its sources")
+        then = metadata[b"sources"].decode().split(",")
         if then == list(NAMES):
             continue
         lists = [
@@ -479,10 +421,11 @@ def _read_info(path: Path) -> RunInfo:
         version = content["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
-    if version not in range(1, SCHEMA_VERSION + 1):
-        raise RunFolderError(
-            f"{path}: schema_version is {version}, this version of sam-rollout reads 1 to "
-            f"{SCHEMA_VERSION}"
+    if version != SCHEMA_VERSION:
+        raise VersionError(
+            f"{path}: schema_version is {version}, and this version of sam-rollout reads "
+            f"{SCHEMA_VERSION} alone: read the run with the version that wrote it (run.json, "
+            "versions)"
         )
     try:
         return RunInfo(**content)

@@ -1,7 +1,4 @@
-"""Runs of the recipe on a cluster of machines made of namespaces, launched as a user does.
-
-Used by the tests beside it and by ``benchmarks.cluster_run``.
-"""
+"""Runs of the recipe on a cluster of machines made of namespaces, launched as a user does."""
 
 from __future__ import annotations
 

@@ -1,60 +1,285 @@
-"""A short run of the program that lets everything happen at random; ten minutes are recorded."""
+"""Random lives of engines that draft: nothing hangs, no token is lost or doubled.
 
-import faulthandler
-import json
-import sys
+The tiny model with the coupled sampler at T = 1, in vLLM's asynchronous path on a CPU
+(`tests/emulated_device.py`), where drafts are bound late, some with drafts of its EAGLE-3 head, or
+with these synchronously: each response has to be, token for token, that of an engine without drafts
+that schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
+drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
+cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter or the
+head raises. All of it at random, mostly while a step is on its way. k, sizes, gate and how large a
+step is prepared ahead differ from engine to engine. SAM_FUZZ_SECONDS says how long to go on with
+other engines than the three named here, from SAM_FUZZ_SEED on; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from benchmarks import fuzz_scheduling, results_page
+from benchmarks.measuring import MODEL, load_prompts, requests_of, vllm_requests
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
+from sam_rollout.gating import GuardedGate
+from sam_rollout.gating.gate import ClosedGate
+from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.sources.model import ModelSourceConfig
 
+PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
+COUPLED = RolloutSamplerConfig("coupled")
+# Requests are preempted for want of memory, and no step holds the longest prompt.
+SMALL = {
+    "max_num_seqs": 8, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 14,
+    "block_size": 128,
+}  # fmt: skip
+LARGE = {"max_num_seqs": 32}
+TEXTS = ("own", "siblings", "run", "history")
+HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 pytestmark = pytest.mark.usefixtures("few_collections")
+SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", 0)) for name in ("SECONDS", "SEED"))
+# Chance of each event before a step.
+EVENTS = {
+    "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.02, "pause": 0.02,
+    "sleep": 0.003,
+}  # fmt: skip
+
+
+class RandomGate(ClosedGate):
+    """Opens and closes without a reason."""
+
+    def __init__(self, chance: random.Random, k: int) -> None:
+        self._chance, self._k, self._open = chance, k, True
+
+    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
+        """All tokens or none."""
+        self._open ^= self._chance.random() < 0.1
+        return self._k * self._open
+
+
+def rewrite_weights(worker: Any) -> None:
+    """What a weight sync does to a model, with the weights that it has."""
+    for parameter in worker.model_runner.model.parameters():
+        parameter.data.copy_(parameter.data.clone())
+
+
+class Life:
+    """One engine, and the requests it is given.
+
+    Args:
+        engine: with the drafter of `sam`.
+        known: prompt, `SamplingParams` and response of each request.
+        chance: what happens.
+    """
+
+    def __init__(
+        self, engine: Any, sam: SamConfig, known: list[Any], chance: random.Random
+    ) -> None:
+        self._engine, self._known, self._chance = engine, known, chance
+        self._core = engine.llm_engine.engine_core.engine_core
+        worker = self._core.model_executor.driver_worker.worker
+        self._session = worker._proposer().session
+        self._head = worker.model_runner.drafter if sam.drafts_with_model else None
+        if sam.gate.kind == "closed":
+            self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
+        self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
+        self._live: list[str] = []
+        self._failures: Counter[str] = Counter()
+        scheduler = type(self._core.scheduler).__name__
+        ahead = sam.scheduling == "auto"
+        expected = "LateBindingScheduler" if ahead else "SyncScheduler"
+        assert scheduler == expected, f"scheduled by {scheduler}"
+        has_head = self._head is not None
+        self.totals: Counter[str] = Counter(
+            engines=1, with_head=has_head, head_ahead=has_head and ahead
+        )
+        self._meant: dict[str, int] = {}  # failures
+
+    def run(self) -> None:
+        """Until every request has ended.
+
+        Raises:
+            AssertionError: a text is not the known one, or something is left behind.
+        """
+        engine, chance = self._engine.llm_engine, self._chance
+        waiting = chance.sample(range(len(self._known)), len(self._known))
+        while waiting or engine.has_unfinished_requests():
+            if waiting and (not self._live or chance.random() < 0.3):
+                for number in [
+                    waiting.pop() for _ in range(min(len(waiting), chance.randint(1, 5)))
+                ]:
+                    prompt, sampling, _ = self._known[number]
+                    engine.add_request(str(number), prompt, sampling)
+                    self._live.append(str(number))
+            for event, share in EVENTS.items():
+                if chance.random() < share:
+                    self.totals[event] += 1
+                    getattr(self, f"_{event}")()
+            if self.totals["steps"] == self._fails_at:
+                self._break()
+            for output in engine.step():
+                self._judge(output)
+            self.totals["steps"] += 1
+        for _ in range(2):
+            engine.step()  # the worker hears of those that ended last
+        self._drain()
+        failed = {name: count for name, count in self._failures.items() if count}
+        assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
+        levels = self._session.drafter.levels() if self._session.drafter else {}
+        pool = self._core.scheduler.kv_cache_manager.block_pool
+        held = len(self._core.scheduler.requests), levels.get("draft/live_requests", 0)
+        assert held == (0, 0), f"requests left in scheduler and drafter: {held}"
+        free = pool.get_num_free_blocks()
+        assert free == pool.num_gpu_blocks - 1, f"{free} of {pool.num_gpu_blocks} blocks are free"
+
+    def _judge(self, output: Any) -> None:
+        (one,), (_, _, text) = output.outputs, self._known[int(output.request_id)]
+        found = list(one.token_ids)
+        if output.finished and one.finish_reason != "abort":
+            self._live.remove(output.request_id)
+            self.totals["responses"] += 1
+            self.totals["tokens"] += len(found)
+        else:
+            text = text[: len(found)]
+        assert found == text, f"request {output.request_id}: {found}, not {text}"
+
+    def _abort(self, count: int = 1) -> None:
+        for name in self._chance.sample(self._live, min(count, len(self._live))):
+            self._engine.llm_engine.abort_request([name])
+            self._live.remove(name)
+
+    def _drain(self) -> None:
+        drained = self._engine.collective_rpc("sam_drain")[0]
+        for _, drafted, accepted, *_ in drained["requests"].values():
+            self.totals += Counter(drafted=drafted, accepted=accepted)
+        for name, value in drained["counters"].items():
+            if name.endswith("failures"):
+                self._failures[name] += value
+
+    def _exchange(self) -> None:
+        self._engine.collective_rpc("sam_exchange_texts", args=("elsewhere", []))
+
+    def _weights(self) -> None:
+        self._engine.collective_rpc(rewrite_weights)
+
+    def _reset(self) -> None:
+        self._core.reset_prefix_cache(reset_running_requests=True)
+
+    def _pause(self) -> None:
+        self._core.pause_scheduler(mode="keep", clear_cache=False)
+        for _ in range(self._chance.randint(0, 3)):
+            for output in self._engine.llm_engine.step():
+                self._judge(output)
+        self._core.resume_scheduler()
+
+    def _sleep(self) -> None:
+        self._abort(len(self._live))
+        self._core.sleep(level=1)
+        self._core.wake_up()
+
+    def _break(self) -> None:
+        def fail(*_arguments: Any, **_options: Any) -> Any:
+            raise RuntimeError("broken on purpose")
+
+        if self._head is not None and self._chance.random() < 0.5:
+            self._head.propose, self._meant = fail, {"draft/model_failures": 1}
+        else:
+            part = self._chance.choice(["observe", "draft", "settle"])
+            setattr(self._session.drafter, part, fail)
+            self._meant = {"draft/failures": 1}
+        self.totals["drafters_failed"] += 1
+
+
+def known_responses() -> list[Any]:
+    """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
+    from vllm.sampling_params import RequestOutputKind
+
+    chance = random.Random(0)
+    requests = requests_of(load_prompts(PROMPTS, seed=7), SIBLINGS, step=0)
+    prompts, sampling = vllm_requests(requests, temperature=1.0)
+    for one in sampling:
+        one.max_tokens = chance.randint(1, MAX_TOKENS)
+        one.repetition_penalty = chance.choice([1.0, 1.0, 1.0, 1.3])
+        one.stop_token_ids = chance.choice([[], [], [7, 11]])
+    with engine_of(SamConfig(enabled=False), **LARGE) as engine:
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    for one in sampling:
+        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
+    texts = [list(output.outputs[0].token_ids) for output in outputs]
+    return list(zip(prompts, sampling, texts, strict=True))
+
+
+def engine_of(sam: SamConfig, **sizes: Any) -> Any:
+    """An engine in this process."""
+    return offline_engine(
+        str(MODEL), sam, COUPLED, record=True, dtype="float32", max_model_len=1280, **sizes
+    )
+
+
+def live(seed: int, known: list[Any]) -> Counter[str]:
+    """One engine's life; what happened in it."""
+    from sam_rollout.integrations.vllm import late_binding
+    from tests.emulated_device import asynchronous_scheduling
+
+    chance = random.Random(seed)
+    # Where penalties apply no step is prepared ahead.
+    if chance.random() < 0.5:
+        known = [one for one in known if one[1].repetition_penalty == 1.0]
+    ahead = mock.patch.object(late_binding, "SCORED_AHEAD", chance.choice([0, 32, 256]))
+    kind = chance.choice(["closed", "auto", "threshold"])  # closed: a random one in its place
+    sam = replace(
+        SamConfig(gate=GateConfig(kind, threshold=chance.choice([4, 16, 64]))),
+        max_draft_tokens=chance.randint(1, 8),
+        sources=sources_of(*chance.choice([TEXTS, (*TEXTS, "recycling")])),
+    )
+    sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
+    if chance.random() < 0.25:
+        head = ModelSourceConfig(
+            True, "eagle3", str(HEAD), chance.randint(1, min(4, sam.max_draft_tokens))
+        )
+        scheduling = chance.choice(["auto", "auto", "sync"])
+        sam = replace(sam, sources=replace(sam.sources, model=head), scheduling=scheduling)
+    with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
+        one = Life(engine, sam, known, chance)
+        one.run()
+    return one.totals
 
 
 @pytest.fixture(scope="module")
 def known():
-    """What the program asks an engine for at its start, which takes longer than its second."""
-    return fuzz_scheduling.known_responses()
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """``run(seed, known)``: the program for one engine; the file that it may have written."""
-
-    def run(seed, known):
-        path = tmp_path / "fuzz_scheduling.json"
-        arguments = ["--seconds", "1", "--seed", str(seed), "--output", str(path)]
-        monkeypatch.setattr(sys, "argv", ["fuzz_scheduling", *arguments])
-        # What hangs here meets pytest's own limit, which shows where; this one would end pytest.
-        monkeypatch.setattr(fuzz_scheduling, "HANGS_S", 3600)
-        monkeypatch.setattr(fuzz_scheduling, "known_responses", lambda: known)
-        fuzz_scheduling.main()
-        return path
-
-    return run
+    prepare_environment()
+    return known_responses()
 
 
 @pytest.mark.parametrize(("seed", "with_head", "head_ahead"), [(3, 0, 0), (24, 1, 0), (83, 1, 1)])
-def test_random_events_lose_and_double_no_token(run, known, seed, with_head, head_ahead):
+def test_random_events_lose_and_double_no_token(known, seed, with_head, head_ahead):
     """With these seeds the gate opens and closes by chance, and requests are preempted."""
-    record = json.loads(run(seed, known).read_text())
-    totals = record["totals"]
-    assert totals["engines"] == 1 and totals["responses"] >= 30
+    totals = live(seed, known)
+    assert totals["responses"] >= 30
     assert (totals["with_head"], totals["head_ahead"]) == (with_head, head_ahead)
     assert 0 < totals["accepted"] < totals["drafted"]
-    assert sum(totals[event] > 0 for event in fuzz_scheduling.EVENTS) >= 4
-    assert f"{totals['responses']} responses" in results_page.section("fuzz_scheduling", record)
+    assert sum(totals[event] > 0 for event in EVENTS) >= 4
 
 
-def test_a_doubled_token_ends_the_run_with_its_seed_and_no_record(
-    run, known, monkeypatch, tmp_path, capfd
-):
+@pytest.mark.skipif(not SECONDS, reason="SAM_FUZZ_SECONDS is not set")
+@pytest.mark.timeout(SECONDS + 600)
+def test_other_engines(known):
+    until = time.monotonic() + SECONDS
+    for seed in itertools.count(SEED):
+        try:
+            live(seed, known)
+        except Exception as error:
+            raise AssertionError(f"SAM_FUZZ_SEED={seed}: {error}") from error
+        if time.monotonic() > until:
+            break
+
+
+def test_a_doubled_token_is_seen(known):
     doubled = [(prompt, sampling, text[:1] + text) for prompt, sampling, text in known]
-    watch = mock.Mock(wraps=faulthandler)
-    monkeypatch.setattr(fuzz_scheduling, "faulthandler", watch)
-    with pytest.raises(SystemExit) as end:
-        run(1, doubled)
-    assert end.value.code == 1 and list(tmp_path.iterdir()) == []
-    assert "seed 1: AssertionError: request" in capfd.readouterr().err
-    assert watch.method_calls[-1] == mock.call.cancel_dump_traceback_later()
+    with pytest.raises(AssertionError, match="request"):
+        live(1, doubled)

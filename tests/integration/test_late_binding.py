@@ -1,6 +1,6 @@
 """Drafts bound late, in vLLM's asynchronous path on a CPU: the same texts, whatever happens.
 
-Streams and events are stand-ins (`benchmarks/emulated_device.py`); scheduler, runner, model and
+Streams and events are stand-ins (`tests/emulated_device.py`); scheduler, runner, model and
 drafter are the real ones. What stays to be shown on an accelerator is that a copy of tokens is
 waited for.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.late_binding import LateBinding
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 

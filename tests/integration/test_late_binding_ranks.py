@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 

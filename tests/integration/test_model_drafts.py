@@ -2,7 +2,7 @@
 
 The model that drafts is the tiny model itself, so that what it says is known: at T = 0 all of it is
 right, and with shared noise at T = 1, too. Scheduled a step ahead, its drafts are not on the host
-before somebody has waited for what was sampled (`benchmarks/emulated_device.py`).
+before somebody has waited for what was sampled (`tests/emulated_device.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from benchmarks.emulated_device import asynchronous_scheduling
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm import late_binding
 from sam_rollout.integrations.vllm.scheduling import SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
@@ -25,6 +24,7 @@ from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.integrations.vllm.startup_check import DeadDrafterError, check_alive
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.model import ModelSourceConfig
+from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.random_drafters import (
     know_mimo,

@@ -14,9 +14,9 @@ import pytest
 
 from recipes.dapo_qwen3.dry_run import memory_plan
 from sam_rollout.integrations.verl.layouts import check_layout
+from tests.pages import PARSER, ROOT
 from tests.settings_checks import check
 from tests.unit.test_configs import composed
-from tests.unit.test_translations import PARSER, ROOT
 
 pytestmark = pytest.mark.slow
 

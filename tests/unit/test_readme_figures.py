@@ -17,9 +17,10 @@ from benchmarks.results_page import README_BATCHES, README_CONTEXT, README_K, dr
 from sam_rollout.bench.sides import ARCTIC_4, NGRAM_24
 from sam_rollout.report.lossless import TOKEN_IDS
 from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, SIDES_PICTURE
-from tests.unit.test_translations import NUMBER, Section, sections
+from tests.pages import Section, sections
 
 ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 READMES = sorted(ROOT.glob("README*.md"))
 PATH = ROOT / RESULTS / RECORD
 DRAFTERS = ROOT / RESULTS / "drafter.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sam_rollout.report.runs import Run
 from sam_rollout.report.sources import file_logger, run_folder, tensorboard, wandb_offline
-from sam_rollout.telemetry.records import RunFolderError
+from sam_rollout.telemetry.records import RunFolderError, VersionError
 
 READERS = (run_folder, wandb_offline, file_logger, tensorboard)
 
@@ -28,6 +28,8 @@ def load_run(path: str | Path) -> Run:
             continue
         try:
             run = reader.read(path)
+        except VersionError:  # what other loggers kept has the same metrics
+            raise
         except RunFolderError as error:  # what another logger kept may still be whole
             refused.append(str(error))
             continue

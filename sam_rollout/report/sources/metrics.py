@@ -6,19 +6,14 @@ from typing import TypeGuard
 
 import pandas as pd
 
-from sam_rollout.telemetry.records import per_step
-
 
 def steps_frame(steps: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
-    """Step -> metric -> value as a frame, index training step; what is not a number is left out.
-
-    Counters of older logs become per step.
-    """
+    """Step -> metric -> value as a frame, index training step; what is not a number is left out."""
     numbers = {
         step: {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for step, metrics in sorted(steps.items())
     }
-    return pd.DataFrame.from_dict(per_step(numbers), orient="index", dtype=float).sort_index()
+    return pd.DataFrame.from_dict(numbers, orient="index", dtype=float).sort_index()
 
 
 def label_of(path: Path, usual: str) -> str:

@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sam_rollout.report.runs import Run, Start
-from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, VersionError
 
 NAME = "run folder"
 LOOKS_LIKE = "sam/run.json and sam/train_steps.jsonl"
@@ -23,6 +23,8 @@ def read(path: Path) -> Run:
     problems: list[str] = []
     try:
         infos = folder.read_starts()
+    except VersionError:
+        raise
     except RunFolderError as error:
         infos = []
         problems.append(str(error))

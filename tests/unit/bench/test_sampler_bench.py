@@ -30,9 +30,8 @@ def run_cli(*arguments: object):
     return CliRunner().invoke(app, ["bench", "sampler", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("name", ["ascend_011", "ascend_023"])
-def test_the_loops_written_once_more_are_rejection_sampling(name):
-    check_rejection_sampling(getattr(stock, name))
+def test_the_algorithm_written_once_more_is_rejection_sampling():
+    check_rejection_sampling(stock.ascend_023)
 
 
 def test_each_size_has_every_sampler():
@@ -42,10 +41,8 @@ def test_each_size_has_every_sampler():
     ]  # fmt: skip
     for case in result["cases"]:
         names = [timing["name"] for timing in case["timings"]]
-        assert names[:7] == [
-            sampler.READ, sampler.COPY, "vectorised", "coupled", "coupled_gumbel", "ascend_0.11",
-            "ascend_0.23",
-        ]  # fmt: skip
+        ours = "vectorised", "coupled", "coupled_gumbel"
+        assert names[:6] == [sampler.READ, sampler.COPY, *ours, "ascend_0.23"]
         for timing in case["timings"]:
             assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
             assert timing["repeats"] == sampler.MIN_REPEATS
@@ -60,14 +57,13 @@ def test_what_the_dispatcher_does_not_see_is_not_counted():
     assert timing.median_ms > 0
 
 
-def test_ours_never_wait_and_the_loop_does_for_every_draft():
+def test_ours_never_wait_and_the_other_does():
     cases = [sampler.make_case(batch, 2, SMALL) for batch in (2, 16)]
     for run in sampler.OURS.values():
         counts = [count(lambda run=run, case=case: run(case)) for case in cases]
         assert [each.synchronisations for each in counts] == [0, 0]
         assert counts[0].kernels == counts[1].kernels
-    waits = [count(lambda case=case: stock.ascend_011(case.stock)) for case in cases]
-    assert waits[1].synchronisations > 4 * waits[0].synchronisations > 0
+    assert count(lambda: stock.ascend_023(cases[0].stock)).synchronisations > 0
 
 
 def test_drafts_have_the_stated_probability():
@@ -105,7 +101,7 @@ def test_synchronisations_are_seen(waits, call):
 def test_the_table_shows_every_sampler():
     result = run_cli("--batch", 2, "--k", 1, "--vocabulary", 50, "--budget-s", 0, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    for name in (*sampler.OURS, "ascend_0.11", "ascend_0.23", "date 20"):
+    for name in (*sampler.OURS, "ascend_0.23", "date 20"):
         assert name in result.output
 
 
@@ -135,7 +131,7 @@ def timings(**median_ms: float) -> dict[str, sampler.Timing]:
     return {
         name.replace("_", " "): replace(blank, name=name, median_ms=value)
         for name, value in median_ms.items()
-    } | {"ascend_0.11": replace(blank, median_ms=600.0), "coupled_gumbel": blank}
+    } | {"ascend_0.23": replace(blank, median_ms=600.0), "coupled_gumbel": blank}
 
 
 @pytest.mark.parametrize(

@@ -346,3 +346,10 @@ def test_a_run_that_crashed_before_its_first_step_is_refused(synthetic, tmp_path
     folder.write_start(start)
     with pytest.raises(RunFolderError, match=r"no file .*train_steps\.jsonl"):
         load_run(folder.path)
+
+
+def test_a_folder_of_another_version_is_refused_whatever_other_loggers_left(make_run):
+    path = make_run("old", STEPS, schema_version=2)
+    (path / "metrics.jsonl").write_text('{"step": 1, "data": {"timing_s/gen": 1.0}}\n')
+    with pytest.raises(RunFolderError, match="schema_version is 2, and this version"):
+        load_run(path)

@@ -12,8 +12,8 @@ from sam_rollout.simulation import engine
 from sam_rollout.simulation.baseline import BaselineError, StepTimes, read_baseline
 from sam_rollout.simulation.engine import sample
 from sam_rollout.telemetry.records import RunFolder, RunInfo
+from tests.pages import ROOT
 from tests.records import engine_step, engine_steps, requests, trace, traces
-from tests.unit.test_translations import ROOT
 
 RUNS = ROOT / RESULTS / "runs"
 SAID = [7, 3, 9, 4, 1, 8, 2, 6]  # over and over

@@ -10,7 +10,6 @@ from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import records
 from sam_rollout.telemetry.docs import render
 from sam_rollout.telemetry.records import (
-    ADDED,
     NOTE_COLUMNS,
     TABLES,
     DraftNote,
@@ -45,10 +44,10 @@ def test_an_engine_step_says_first_when_and_where_it_was():
 
 
 def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
-    """And those that older folders lack; requests and texts are always whole."""
+    """Requests and texts are always whole."""
     nullable = {one.name for one in TABLES["engine_steps"][0] if one.nullable}
     says = {one.name for one in fields(StepRecord) if "null: " in one.metadata["meaning"]}
-    assert says <= nullable == says | (ADDED & set(names_of(StepRecord)))
+    assert nullable == says
 
 
 def test_a_sessions_notes_have_the_columns_of_its_half():
@@ -58,7 +57,7 @@ def test_a_sessions_notes_have_the_columns_of_its_half():
 def test_a_new_column_is_written_with_its_type_meaning_and_default():
     @dataclass(slots=True, kw_only=True)
     class WithTemperature(StepRecord):
-        device_c: float | None = column(pa.float32(), "of the device, degrees", None, added=True)
+        device_c: float | None = column(pa.float32(), "of the device, degrees", None)
 
     known = {name: getattr(engine_step(), name) for name in names_of(StepRecord)}
     rows = [WithTemperature(**known, device_c=71.5), WithTemperature(**known)]
@@ -80,12 +79,10 @@ def test_lists_by_source_of_another_registry_come_in_todays_order():
     assert table["drafted_per_source"].to_pylist() == [expected, [], None]
 
 
-def test_folders_that_name_no_sources_have_the_first_four():
-    lists = [[4, 3, 2, 1]]
-    table = pa.table({"accepted_per_source": pa.array(lists, pa.list_(pa.int32()))})
-    found = records._by_todays_sources(table)["accepted_per_source"].to_pylist()
-    four = dict(zip(("own", "siblings", "history", "corpus"), lists[0], strict=True))
-    assert found == [[four.get(name, 0) for name in NAMES]]
+def test_lists_that_do_not_name_their_sources_are_refused():
+    table = pa.table({"accepted_per_source": pa.array([[4, 3]], pa.list_(pa.int32()))})
+    with pytest.raises(ValueError, match="accepted_per_source does not name its sources"):
+        records._by_todays_sources(table)
 
 
 def test_lists_by_source_survive_the_disk_under_their_sources_names(tmp_path):

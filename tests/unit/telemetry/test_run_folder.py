@@ -6,20 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.telemetry.aggregate import aggregate
-from sam_rollout.telemetry.control import control_metrics
 from sam_rollout.telemetry.records import (
-    ADDED,
     ENGINE_STEPS,
-    VERSION_METRIC,
+    SCHEMA_VERSION,
     RequestRecord,
     RunFolder,
     RunFolderError,
     RunInfo,
     TraceRecord,
+    VersionError,
 )
 from tests.records import engine_step, engine_steps, request, requests, trace, traces
 from tests.unit.test_json_values import strictly
@@ -171,45 +168,6 @@ def test_what_json_does_not_know_is_written_for_every_reader_and_comes_back(fold
     assert metrics["b"] == 2.0 and math.isnan(metrics["a"]) and math.isnan(metrics["c"])
 
 
-COUNTER = "sam/draft/catch_up_tokens"
-# Step 0 is validated before training, step 2 after its rollout; step 3 is the first after a resume.
-SINCE_THE_START = {
-    0: {"sam_val/draft/catch_up_tokens": 50.0},
-    1: {COUNTER: 150.0, "sam/draft/bytes": 7.0},
-    2: {COUNTER: 190.0, "sam/draft/bytes": 9.0, "sam_val/draft/catch_up_tokens": 1190.0},
-    3: {COUNTER: 30.0, "sam/draft/bytes": 3.0},
-    4: {COUNTER: 40.0, "sam/draft/bytes": math.nan},
-}
-
-
-@pytest.mark.parametrize(
-    ("first_of_today", "counted"),
-    [
-        (9, [100.0, 40.0, 30.0, 10.0]),
-        (0, [150.0, 190.0, 30.0, 40.0]),
-        (3, [100.0, 40.0, 30.0, 40.0]),  # begun by an older version, resumed by this one
-    ],
-)
-def test_counters_are_of_their_step_whatever_wrote_it(tmp_path, first_of_today, counted):
-    folder = RunFolder(tmp_path)
-    for step, metrics in SINCE_THE_START.items():
-        told = {f"sam/{VERSION_METRIC}": 4.0} if step >= first_of_today else {}
-        folder.append_train_step(step, metrics | told)
-    steps = folder.read_train_steps()
-    assert [steps[step][COUNTER] for step in (1, 2, 3, 4)] == counted
-    assert [steps[step]["sam/draft/bytes"] for step in (1, 2, 3)] == [7.0, 9.0, 3.0], "no counter"
-    validated = steps[2]["sam_val/draft/catch_up_tokens"]
-    assert validated == (1190.0 if first_of_today == 0 else 1000.0)
-
-
-def test_what_an_older_gate_reckoned_over_the_whole_run_is_left_out(folder):
-    old = {"sam/gate/regret_s": 1.0, "sam/gate/regret_share": 0.1, "sam/gate/open_share": 0.5}
-    folder.append_train_step(1, old)
-    folder.append_train_step(2, old | {f"sam/{VERSION_METRIC}": 4.0})
-    steps = folder.read_train_steps()
-    assert steps[1] == {"sam/gate/open_share": 0.5} and steps[2].keys() > old.keys()
-
-
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next_entry(folder):
     folder.append_train_step(1, {"a": 1.0})
     with open(folder.train_steps_path, "a") as file:
@@ -244,35 +202,13 @@ def test_missing_things_are_named(tmp_path):
         folder.read_train_steps()
 
 
-def test_newer_run_is_refused(tmp_path):
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_folders_of_other_versions_are_refused(tmp_path, version):
     folder = RunFolder(tmp_path)
-    folder.write_start(replace(INFO, schema_version=99))
-    with pytest.raises(RunFolderError, match="schema_version is 99"):
+    folder.write_start(replace(INFO, schema_version=version))
+    said = f"schema_version is {version}, and this version of sam-rollout reads {SCHEMA_VERSION}"
+    with pytest.raises(VersionError, match=said):
         folder.read_starts()
-
-
-def test_folders_of_version_1_are_read(tmp_path):
-    """Columns that came later are null, and aggregate as nothing."""
-    folder = RunFolder(tmp_path)
-    folder.write_start(replace(INFO, schema_version=1))
-    for name, table in (
-        ("engine_steps", steps_at((1, 1.0), (1, 2.0))),
-        ("requests", requests(request())),
-    ):
-        (folder.root / name).mkdir()
-        old = table.select([column for column in table.column_names if column not in ADDED])
-        assert old.num_columns < table.num_columns
-        pq.write_table(old, folder.root / name / "0-000.parquet")
-    folder.write_engine_steps(0, steps_at((2, 3.0)))  # resumed by this version
-    assert folder.read_starts()[0].schema_version == 1
-    steps, finished = folder.read("engine_steps"), folder.read("requests")
-    assert steps["telemetry_us"].to_pylist() == [None, None, 0.0]
-    assert finished.to_pylist()[0] | {"control": None} == finished.to_pylist()[0]
-    metrics = aggregate([steps], [finished], tail_threshold=2)
-    assert metrics["sam/engine/steps"] == 3
-    assert all(map(math.isfinite, metrics.values()))
-    control = control_metrics(steps, finished, unit="groups", tail_threshold=2)
-    assert (control["sam/control/share"], control["sam/control/drafted_requests"]) == (0, 1)
 
 
 def test_start_without_offset_is_refused():

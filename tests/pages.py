@@ -1,0 +1,57 @@
+"""The pages of the repository, read as Markdown."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PARSER = MarkdownIt("commonmark").enable("table")
+
+
+@dataclass
+class Section:
+    """A heading, and what follows up to the next one."""
+
+    tokens: list[Token]
+
+    @property
+    def title(self) -> str:
+        if not self.tokens or self.tokens[0].type != "heading_open":
+            return ""
+        return "".join(child.content for child in self.tokens[1].children or [])
+
+    @property
+    def links(self) -> list[str]:
+        """Targets of links and pictures, as they are written."""
+        inline = [child for token in self.tokens for child in token.children or []]
+        targets = (child.attrs.get("href", child.attrs.get("src")) for child in inline)
+        return [unquote(str(target)) for target in targets if target]
+
+
+def sections(text: str) -> list[Section]:
+    """The page cut at its headings; the first section is what stands before the first of them."""
+    found = [Section([])]
+    for token in PARSER.parse(text):
+        if token.type == "heading_open":
+            found.append(Section([]))
+        found[-1].tokens.append(token)
+    return found
+
+
+@cache
+def anchors(page: Path) -> list[str]:
+    """The anchors GitHub gives a page's headings: lower case, punctuation left out, numbered."""
+    found: list[str] = []
+    seen: Counter[str] = Counter()
+    for section in sections(page.read_text(encoding="utf-8"))[1:]:
+        slug = re.sub(r"[^\w\- ]", "", section.title.lower()).replace(" ", "-")
+        found.append(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
