@@ -21,7 +21,6 @@ not repeatable, as times are not; with the coupled sampler the texts do not depe
 """
 
 import math
-from collections import Counter
 
 import numpy as np
 
@@ -319,7 +318,7 @@ class AutoGate:
         counts["trial_loss_s"] = self._lost_s - lost_s
         return {f"gate/{name}": value for name, value in counts.items()}
 
-    def _no_counts(self) -> Counter[str]:
+    def _no_counts(self) -> dict[str, float]:
         """Nothing counted yet, by metric without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
-        return Counter(dict.fromkeys([*budgets, *_COUNTED], 0))
+        return dict.fromkeys([*budgets, *_COUNTED], 0)
