@@ -85,7 +85,7 @@ DEVICE = Device()
 
 def _note_parts() -> None:
     """Have late binding's steps mark where their parts end."""
-    from sam_rollout.integrations.vllm.late_binding import Launched
+    from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 
     wait, step = Launched.wait, DraftSession.step
