@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from sam_rollout.integrations.vllm import step_recorder
+from sam_rollout.integrations.vllm.serving import step_recorder
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
