@@ -202,9 +202,8 @@ class SamDrafter:
         np.minimum(budget, self._max_draft_tokens, out=budget)
         batch.pending = True  # first: drafts of a policy that fails are cleared, too
         self._drafted_tokens += self._policy.draft(
-            self._places, budget, batch.tokens, batch.counts, batch.held_back, batch.source,
-            least_chance,
-        )  # fmt: skip
+            self._places, budget, batch.tokens, batch.columns, least_chance
+        )
         batch.length[:rows] = num_tokens
 
     def step(

@@ -16,6 +16,7 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.verified import Verified
 
 NO_SOURCE = -1
+COUNTS, HELD_BACK, FILLING, SOURCE, LENGTH = range(5)
 _SOURCE = Verified._fields.index("source") - 1  # of what is worked out
 
 
@@ -36,6 +37,7 @@ class DraftBatch:
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
         length: int32[max_rows], of the text when the draft was made.
+        columns: int32[5, max_rows], these five in the order COUNTS, HELD_BACK, ...
         rows: requests in the batch.
         pending: whether anything has to be verified.
     """
@@ -44,8 +46,8 @@ class DraftBatch:
         warm_up()
         self.tokens = np.zeros((max_rows, max_draft_tokens), np.int32)
         # One array: every one that is handed to compiled code takes a microsecond.
-        self._columns = np.zeros((5, max_rows), np.int32)
-        self.counts, self.held_back, self.filling, self.source, self.length = self._columns
+        self.columns = np.zeros((5, max_rows), np.int32)
+        self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
         self.rows = 0
         self.pending = False
@@ -74,7 +76,7 @@ class DraftBatch:
         """
         found = self._verified
         if self.pending:
-            _verify(token_ids, num_tokens, sampled, self.tokens, self._columns, found)
+            _verify(token_ids, num_tokens, sampled, self.tokens, self.columns, found)
         else:
             found.fill(0)
             found[_SOURCE].fill(NO_SOURCE)
@@ -84,7 +86,7 @@ class DraftBatch:
         """Begin the drafts of a batch of so many requests: none so far."""
         self.rows = rows
         if self.pending:
-            self._columns[:3].fill(0)
+            self.columns[:3].fill(0)
             self.source.fill(NO_SOURCE)
             self.pending = False
 

@@ -136,9 +136,7 @@ class Policy(DraftPolicy):
                 places[source, row] = kind, draft.ctypes.data, 0, len(draft), 0
         batch.clear(rows)
         batch.pending = True
-        total = self.draft(
-            places, int32(*budget), batch.tokens, batch.counts, batch.held_back, batch.source, least
-        )
+        total = self.draft(places, int32(*budget), batch.tokens, batch.columns, least)
         counts, drawn = batch.counts[:rows], (batch.counts + batch.held_back)[:rows]
         assert total == counts.sum()
         return [

@@ -57,10 +57,7 @@ def draft_from(
     places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(rows, k)
     source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
     policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, rows)
-    policy.draft(
-        places, np.full(rows, k, np.int32), batch.tokens, batch.counts, batch.held_back,
-        batch.source,
-    )  # fmt: skip
+    policy.draft(places, np.full(rows, k, np.int32), batch.tokens, batch.columns)
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))
