@@ -13,6 +13,7 @@ from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
 from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.limits import Limits
 from sam_rollout.verified import Verified
 
 NO_SOURCE = -1
@@ -28,8 +29,7 @@ class DraftBatch:
     lies beyond in `tokens[i]` means nothing.
 
     Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: k.
+        limits: of the engine.
 
     Attributes:
         tokens: int32[max_rows, k].
@@ -42,9 +42,10 @@ class DraftBatch:
         pending: whether anything has to be verified.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         warm_up()
-        self.tokens = np.zeros((max_rows, max_draft_tokens), np.int32)
+        max_rows = limits.max_rows
+        self.tokens = np.zeros((max_rows, limits.k), np.int32)
         # One array: every one that is handed to compiled code takes a microsecond.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns

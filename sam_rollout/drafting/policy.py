@@ -73,7 +73,7 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE
-from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES, Offered, Verified
 
 logger = logging.getLogger(__name__)
@@ -110,24 +110,17 @@ class DraftPolicy:
     Args:
         config: validated.
         sources: how many there are.
-        max_rows: most requests in one batch.
-        vocab_size: tokens of the model; no draft holds another, whatever sources say.
+        limits: of the engine; no draft holds a token beyond the vocabulary, whatever sources say.
 
     Attributes:
         unknown_tokens: others that won a vote; the draft ended before them.
     """
 
-    def __init__(
-        self,
-        config: SamConfig,
-        sources: int,
-        max_rows: int,
-        vocab_size: int = UNKNOWN_VOCABULARY,
-    ) -> None:
+    def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
         warm_up()
-        self._vocab_size = vocab_size
+        self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0
-        positions = config.max_draft_tokens
+        positions = limits.k
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.

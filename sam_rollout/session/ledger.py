@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit, types
 
 from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.limits import Limits
 from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 from sam_rollout.verified import Verified
@@ -30,8 +31,7 @@ class RequestLedger:
     """Totals per request, and over all requests by length of context, between two drains.
 
     Args:
-        max_rows: The engine's ``max_num_seqs``.
-        max_draft_tokens: k.
+        limits: Of the engine.
         sources: Number of draft sources.
 
     Attributes:
@@ -39,10 +39,10 @@ class RequestLedger:
             ``BY_PLACE``.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int, sources: int) -> None:
+    def __init__(self, limits: Limits, sources: int) -> None:
         warm_up()
-        self.step = np.zeros(BY_PLACE + max_draft_tokens + 2 * sources, np.int64)
-        self._k = max_draft_tokens
+        self.step = np.zeros(BY_PLACE + limits.k + 2 * sources, np.int64)
+        self._k, max_rows = limits.k, limits.max_rows
         self._ids: list[str] = []
         self._counts = np.zeros((len(RequestTotals._fields), max_rows), dtype=np.int64)
         self._offered = np.zeros(max_rows, dtype=np.int32)

@@ -15,6 +15,7 @@ from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.limits import Limits
 from sam_rollout.session.padding import Padding, padding_by_rows
 from tests.integration.responses import generate, texts
 from tests.unit.test_configs import composed
@@ -107,9 +108,8 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1 + k)
     proposer = SimpleNamespace(_runner=SimpleNamespace(cudagraph_dispatcher=dispatcher))
     graph_of = partial(SamProposer._graph_of, proposer)
-    by_rows = padding_by_rows(
-        "auto", graph_of, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
-    )
+    limits = Limits(rollout.max_num_seqs, 1, max_batched_tokens=rollout.max_num_batched_tokens, k=k)
+    by_rows = padding_by_rows("auto", graph_of, limits)
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
     assert filled_up_requests(config, sam) == rollout.max_num_seqs
 

@@ -15,6 +15,7 @@ from sam_rollout.config import (
     SourcesConfig,
 )
 from sam_rollout.gating.auto import AutoGate
+from sam_rollout.limits import Limits
 from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.statistics import Sums, ratio_gain, share
 from sam_rollout.telemetry.aggregate import aggregate
@@ -236,6 +237,9 @@ def test_steps_without_drafts_are_passed_over():
     assert said == ["acceptance_halved"]
 
 
+LIMITS = Limits(64, 1 << 20, k=8)
+
+
 class Counting(AutoGate):
     """The gate that measures, with what an engine would record of the steps that it is shown."""
 
@@ -303,7 +307,11 @@ def test_a_price_that_changes_with_the_load_is_no_fall(sizes):
 
     Accepted tokens per verified draft do fall by more than half, whatever the noise.
     """
-    gate, sentinel, brought = Counting(64, 8, 0.005), Sentinel(SentinelConfig()), []
+    gate, sentinel, brought = (
+        Counting(LIMITS, 0.005),
+        Sentinel(SentinelConfig()),
+        [],
+    )
     for seed, lengths in enumerate(sizes):
         world = SyntheticEngines(memory_bound, lambda rows, now: 0.8, lengths=[lengths])
         assert under_auto(gate, sentinel, seed, world) == []
@@ -313,7 +321,7 @@ def test_a_price_that_changes_with_the_load_is_no_fall(sizes):
 
 
 def test_a_breakdown_is_noticed_whatever_the_gate_makes_of_it():
-    gate, sentinel, said = Counting(64, 8, 0.005), Sentinel(SentinelConfig()), []
+    gate, sentinel, said = Counting(LIMITS, 0.005), Sentinel(SentinelConfig()), []
     for seed, fulfilled in enumerate((1.0, 1.0, 0.02)):
         world = SyntheticEngines(
             memory_bound, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=fulfilled
@@ -324,7 +332,10 @@ def test_a_breakdown_is_noticed_whatever_the_gate_makes_of_it():
 
 def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
     """On hopeless texts it looks again now and then; to switch drafts off would gain nothing."""
-    gate, sentinel = Counting(64, 8, 0.005), Sentinel(SentinelConfig(least_acceptance=0.05))
+    gate, sentinel = (
+        Counting(LIMITS, 0.005),
+        Sentinel(SentinelConfig(least_acceptance=0.05)),
+    )
     world = SyntheticEngines(linear, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=1e-6)
     drafts = []
     for seed in range(6):

@@ -18,6 +18,7 @@ from sam_rollout.gating import make_gate
 from sam_rollout.gating.agreement import IDLE, Report
 from sam_rollout.integrations.vllm.scheduling import dp_exchange
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import join_group, ride_along
+from sam_rollout.limits import Limits
 from tests.unit.gating.steps import decode
 
 RANKS, FIELDS, K = 3, 4, 8
@@ -117,7 +118,7 @@ def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkey
     for name in dp_exchange.SYNC_MODULES:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     exchange = join_group(SimpleNamespace(data_parallel_rank=0, data_parallel_size=RANKS))
-    gate = make_gate(GateConfig("threshold", 2), max_rows=8, max_draft_tokens=K, exchange=exchange)
+    gate = make_gate(GateConfig("threshold", 2), Limits(8, 64, k=K), exchange)
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
     assert gate.drain()["gate/lone_steps"] == 2
     assert "exchanged nothing" in caplog.text
@@ -149,9 +150,8 @@ def _rank(rank: int, store: str, results: Any) -> None:
     exchange = ride_along(module, rank, RANKS)
     gate = make_gate(
         GateConfig(kind="schedule", schedule=SCHEDULE, threshold=4),
-        max_rows=32,
-        max_draft_tokens=K,
-        exchange=exchange,
+        Limits(32, 64, k=K),
+        exchange,
     )
     decided, sums, waited_s = [], [], 0.0
     for step, rows in enumerate(LOADS[rank]):
