@@ -78,7 +78,7 @@ def test_a_schedule_reaches_the_engine_and_survives_json():
     engine = engine_of(config)
     ours = json.loads(json.dumps(engine["additional_config"]))["sam_rollout"]
     gate = SamConfig.from_mapping(ours["sam"]).gate
-    assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
+    assert (str(gate), gate.budgets(5)) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
 
 
 def test_the_baseline_differs_by_the_drafter_alone():
