@@ -96,10 +96,6 @@ def _call(row: dict[str, Any] | None) -> str:
 
 
 _COSTS = (
-    ("catching up, ns a token", lambda row: f"{row['median_ns']:.0f} "
-     f"({row['q1_ns']:.0f}..{row['q3_ns']:.0f})"),
-    ("ns a token at 1k", lambda row: f"{row['short_ns']:.0f}"),
-    ("at 256k", lambda row: f"{row['long_ns']:.0f}"),
     ("bytes a token", lambda row: f"{row['bytes_per_token']:.1f}"),
     ("slowest call of a batch, CPU ms", lambda row: f"{row['slowest_ms']:.2f}"),
     ("end of all requests and their step, CPU ms", lambda row: f"{row['end_ms']:.2f}"),

@@ -23,10 +23,7 @@ SIBLINGS = 16  # texts of a group whose calls are timed
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
 COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
-
-
-# Calls are those of the full sizes, because targets speak of them; less is read for the slowest.
-QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, rounds=2)
+QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8)
 
 
 @dataclass(frozen=True)
@@ -95,8 +92,7 @@ class Bench:
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
         calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
         self.progress("costs")
-        long = joined(known, self.costs.long_text)
-        costs = measure_costs(self._of(COSTED_SIDES), texts, long, self.costs)
+        costs = measure_costs(self._of(COSTED_SIDES), texts, self.costs)
         return {
             "machine": {**machine("numpy", "numba"), **sides.versions()},
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
