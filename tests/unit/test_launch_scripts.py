@@ -314,14 +314,14 @@ def port():
         yield server.getsockname()[1]
 
 
-def test_a_program_on_the_port_is_named_and_left_alone(port, tmp_path):
+def test_a_program_on_the_port_is_left_alone(port, tmp_path):
     done = node(
         "head", "--device=cpu", "--num-nodes=1", "--head-address=127.0.0.1", f"--port={port}",
         "--config", "experiment=x", TMPDIR=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 3
     assert f"port {port} of " in done.stderr
-    assert f"is taken by process {os.getpid()} (" in done.stderr
+    assert "is taken, not by a run of ours" in done.stderr
 
 
 def node_state(rank, alive=True, devices=16, port=1):
@@ -348,23 +348,6 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
-
-
-def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capfd):
-    part = settled(scripts, "worker")
-    part.checkpoints = tmp_path
-    scripts.cluster.tell_loss(["node-2"], part)
-    said = capfd.readouterr().err
-    assert f"There is no whole checkpoint in {tmp_path}" in said and "save_freq=10" in said
-    assert "resume_mode" not in said
-    (tmp_path / scripts.cluster.LATEST_CHECKPOINT).write_text("10")
-    scripts.cluster.tell_loss(["node-2"], part)
-    assert "run the same command with trainer.resume_mode=auto" in capfd.readouterr().err
-
-
-def test_workers_ports_can_be_moved_out_of_the_way(scripts):
-    moved = ["--ray-options", "--min-worker-port 20000 --max-worker-port 29999"]
-    assert settled(scripts, "worker", "--port=12000", *moved)
 
 
 @pytest.mark.parametrize(
@@ -498,7 +481,7 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
         ("# nobody\n\n", "names no node"),
         ("a 10.0.0.1\nb\na 10.0.0.3\n", "line 3: a is named twice"),
         ("a 10.0.0.1 16\n", "line 1: must be HOST or HOST ADDRESS"),
-        ("no-such-host.invalid\nb\n", "no-such-host.invalid has no address here"),
+        ("no-such-host.invalid\nb\n", "no-such-host.invalid means no address here"),
         ("localhost\nb\n", "localhost means 127.0.0.1 here"),
     ],
 )

@@ -47,13 +47,6 @@ def test_each_size_has_every_sampler():
         assert case["target_mb"] == case["batch"] * (case["k"] + 1) * 1500 * 4 / 1e6
 
 
-def test_what_the_dispatcher_does_not_see_is_not_counted():
-    other = stock.Stock("other", "elsewhere", stock.ascend_023, countable=False)
-    *_, timing = sampler.measure_case(sampler.make_case(2, 1, SMALL), [other], SMALL)
-    assert (timing.kernels, timing.synchronisations, timing.mb_touched) == (None, None, None)
-    assert timing.median_ms > 0
-
-
 def test_ours_never_wait_and_the_other_does():
     cases = [sampler.make_case(batch, 2, SMALL) for batch in (2, 16)]
     for run in sampler.OURS.values():
@@ -111,9 +104,3 @@ def test_json_holds_machine_setting_and_sizes():
     assert record["setting"]["vocabulary"] == 50
     assert record["setting"]["threads"] == 1
     assert [case["batch"] for case in record["cases"]] == [1, 2]
-
-
-def test_an_unknown_device_is_refused():
-    result = run_cli("--device", "tpu")
-    assert result.exit_code == 2
-    assert "tpu" in result.output
