@@ -51,7 +51,6 @@ def main() -> None:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()
     draft_tables.show(result, Console(width=140))
-    draft_tables.plot(result, arguments.output.with_suffix(".png"))
     write_record(rounded(result), arguments.output)
 
 

@@ -301,7 +301,6 @@ def drafter(
             "files, run folders. May be repeated. Those of the tiny model unless given."
         ),
     ] = None,
-    picture: PictureOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
@@ -310,17 +309,14 @@ def drafter(
     from sam_rollout.bench.traces import TraceError, read_sets
 
     with _one_line_errors(TraceError):
-        for path in (json_path, picture):  # now, not when all has been measured
-            if path is not None and not path.parent.is_dir():
-                raise NotADirectoryError(f"{path}: {path.parent} is no folder")
+        if json_path is not None and not json_path.parent.is_dir():  # now, not when all is measured
+            raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
         texts = read_sets(traces or [TINY_TEXTS])
         costs = program.QUICK if quick else program.CostSizes()
         with _console().status("starting") as status:
             result = program.Bench(texts, costs, progress=status.update).run()
         draft_tables.show(result, _console())
         _write_json(json_path, result)
-        if picture is not None:
-            draft_tables.plot(result, picture)
 
 
 @corpus.command("build")

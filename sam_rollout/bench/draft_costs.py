@@ -1,4 +1,4 @@
-"""Time and memory of drafters: calls as an engine makes them, the slowest one, what is held."""
+"""Time of drafters: calls as an engine makes them, the sides taking turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class CostSizes:
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
     slow_tokens: int = 1_100_000  # that slow sides (`SLOW`) are given at most
-    slowest_rows: int = 32
 
     @property
     def longest(self) -> int:
@@ -162,47 +161,7 @@ def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
     return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
 
 
-def measure_costs(
-    there: list[Side], texts: list[Trace], sizes: CostSizes
-) -> list[dict[str, Any]]:
-    """The slowest call of a growing batch, and what it holds and leaves behind; a row a side."""
-    return [{"side": side.name, **_slowest_of_batch(side, texts, sizes)} for side in there]
-
-
 def _wall_s(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
-    """The slowest call while many requests grow from nothing, and the memory they end with."""
-    context, start = max(sizes.contexts), 2
-    work = Batch(texts, sizes.slowest_rows, start, (context - start) // 2)
-    work.tokens = work.tokens[:, : context + 64]
-    session = side.open(K, sizes.slowest_rows, context + 128)
-    start_bytes = session.nbytes()
-    work.start(session)
-    calls_ms = []
-    while work.lengths.max() < context:
-        sampled = work.grow()
-        call = partial(session.propose, work.ids, work.tokens, work.lengths, sampled)
-        calls_ms.append(_cpu_ms(call))
-    tokens = int(work.lengths.sum())
-    nbytes = session.nbytes()
-    end_ms = _cpu_ms(partial(session.finish, work.ids)) + _cpu_ms(session.end_step)
-    return {
-        "tokens": tokens,
-        "slowest_ms": max(calls_ms),
-        "end_ms": end_ms,
-        "bytes_per_token": None if nbytes is None else nbytes / tokens,
-        "start_bytes": start_bytes,
-        "left_bytes": session.nbytes(),
-    }
-
-
-def _cpu_ms(call: Callable[[], object]) -> float:
-    """CPU time of this thread: what else the machine does is left out."""
-    started = time.thread_time_ns()
-    call()
-    return (time.thread_time_ns() - started) / 1e6

@@ -16,7 +16,7 @@ from sam_rollout.cli import app
 from tests.made_up import group
 
 TINY = CostSizes(
-    batches=(1, 4), contexts=(512,), steps=4, slowest_rows=2,
+    batches=(1, 4), contexts=(512,), steps=4,
 )  # fmt: skip
 REAL, OTHER = "mine", "another"
 OURS = {
@@ -89,14 +89,9 @@ def test_a_second_epoch_is_drafted_from_the_first(result):
     assert lengths[sides.OWN_HISTORY] > 1.05 * lengths[sides.OWN]
 
 
-def test_calls_and_costs_are_there_for_every_size(result):
+def test_calls_are_timed_at_every_size(result):
     calls = {(row["side"], row["rows"], row["context"]) for row in result["calls"]}
     assert {(sides.OWN, 1, 512), (sides.OWN, 4, 512), (sides.OWN_SIBLINGS, 4, 512)} <= calls
-    costs = {row["side"]: row for row in result["costs"]}
-    assert set(costs) == {sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN}
-    for row in costs.values():
-        assert row["bytes_per_token"] > 4
-        assert (row["left_bytes"] > row["start_bytes"]) == (row["side"] == sides.OWN_RUN)
 
 
 def test_long_texts_are_joined_from_responses_and_never_repeat_a_whole_one():
@@ -107,23 +102,20 @@ def test_long_texts_are_joined_from_responses_and_never_repeat_a_whole_one():
     assert not set(text.tokens[:300]) & set(text.tokens[300:600])
 
 
-def test_tables_and_picture(result, tmp_path):
+def test_tables(result):
     console = Console(width=160, record=True, file=io.StringIO())
     draft_tables.show({**result, "missing": {"a peer": "not installed"}}, console)
     text = console.export_text()
-    for word in ("a peer", "not installed", *OURS, REAL, OTHER, "4 x 512", "bytes a token"):
+    for word in ("a peer", "not installed", *OURS, REAL, OTHER, "4 x 512"):
         assert word in text, word
-    draft_tables.plot(result, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_prints_and_writes(result, monkeypatch, tmp_path):
     monkeypatch.setattr(drafts.Bench, "run", lambda self: result)
     arguments = ["bench", "drafter", "--quick", "--json", str(tmp_path / "a.json")]
-    outcome = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "a.png")])
+    outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 0, outcome.output
     assert json.loads((tmp_path / "a.json").read_text())["calls"]
-    assert (tmp_path / "a.png").exists()
 
 
 def test_without_texts_of_the_user_those_of_the_tiny_model_are_read(result, monkeypatch):

@@ -56,7 +56,7 @@ def test_steps_tokens_and_drafts_are_those_counted_by_hand():
     ]
     assert (result.steps, result.tokens, result.drafted, result.accepted) == (3, 5, 6, 3)
     assert result.mean_acceptance_length == pytest.approx(5 / 3)
-    assert result.drafted_per_step == 2 and result.drafted_per_accepted == 2
+    assert result.drafted_per_step == 2
     assert session.finished == ["0/g/0"] and session.steps_ended == 1
 
 
