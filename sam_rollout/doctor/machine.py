@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from omegaconf import OmegaConf
 
-from sam_rollout.config import ConfigError
 from sam_rollout.doctor.probe import ProbeError, run, run_python
 from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Line, fail, judge, ok, skip
-from sam_rollout.integrations.verl.policy_model import policy_shape
+from sam_rollout.doctor.report import Line, fail, judge, ok
 from sam_rollout.sizing import GIB
 
 NPU_FILES = Path("/dev")
@@ -32,8 +29,6 @@ SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_GIB = 1.0  # without an experiment: more than the 64 MiB a container gets by default
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
 OPEN_FILES = 32768  # as in verl's instructions for several nodes: Ray holds a socket for each peer
-# Of a parameter in a checkpoint: bf16 weight, fp32 master weight and Adam's two moments.
-CHECKPOINT_BYTES_PER_PARAMETER = 2 + 4 + 4 + 4
 WARM_UP = """
 import dataclasses, json
 from sam_rollout.automaton import kernels
@@ -203,23 +198,3 @@ def check_open_files(question: Question) -> Iterator[Line]:
         fix = f"raise the hard limit ({hard}) in /etc/security/limits.conf; {fix}"
     fails = question.many_nodes and hard < OPEN_FILES
     yield judge("open files", soft, fix, fails=fails, warns=soft < OPEN_FILES)
-
-
-def check_disk(question: Question) -> Iterator[Line]:
-    """Compare the disk of the checkpoint folder with what checkpoints take."""
-    if int(question.setting("trainer.save_freq", -1)) <= 0:
-        yield skip("checkpoints", "no experiment that saves any")
-        return
-    folder = Path(question.setting("trainer.default_local_dir", "checkpoints")).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    try:
-        shape, _ = policy_shape(OmegaConf.create(dict(question.config or {})))
-    except ConfigError:
-        return  # the run's own checks say so
-    size = shape.parameters * CHECKPOINT_BYTES_PER_PARAMETER
-    # A new one is written before the oldest is removed.
-    kept = int(question.setting("trainer.max_actor_ckpt_to_keep", 0)) + 1
-    found = f"{free / GIB:.1f} GiB are free in {folder}; a checkpoint takes {size / GIB:.2f} GiB"
-    fix = "free the disk, trainer.default_local_dir=..., or trainer.max_actor_ckpt_to_keep=1"
-    yield judge("checkpoints", found, fix, fails=free < size, warns=free < size * max(2, kept))

@@ -5,11 +5,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 SCHEMA_VERSION = 1
 
@@ -23,7 +21,7 @@ class Status(enum.StrEnum):
     SKIP = "skip"  # not looked at, and why
 
 
-STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
+STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 VERDICTS = {
     Status.FAIL: "a run would fail",
     Status.WARN: "ready, with warnings",
@@ -78,7 +76,7 @@ def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: boo
 
 
 def print_findings(about: str, findings: Sequence[Finding], console: Console) -> None:
-    """Print a table of what was found and what to do about it, then the sum.
+    """Print what was found and what to do about it, then the sum.
 
     Args:
         about: the device, and the experiment if there is one.
@@ -87,28 +85,24 @@ def print_findings(about: str, findings: Sequence[Finding], console: Console) ->
     """
     console.print(f"Ready for {about}?", style="bold", highlight=False)
     findings = merged(findings)
-    for node in dict.fromkeys(finding.node for finding in findings):
-        _print_node(node, [finding for finding in findings if finding.node == node], console)
+    heading = ""
+    for finding in findings:
+        line, said = finding.line, f"{finding.node} {finding.group}".strip()
+        if said != heading:
+            console.print(f"\n{said}", style="bold", markup=False, highlight=False)
+            heading = said
+        console.print(f"  {line.status:5} {line.what}: {line.found}", **_plain(line.status))
+        if line.fix:
+            console.print(f"        -> {line.fix}", **_plain(Status.OK))
     counts = Counter(finding.line.status for finding in findings)
     summary = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
     worst = overall(findings)
-    console.print(f"{summary}: {VERDICTS[worst]}", style=STYLES[worst])
+    console.print(f"\n{summary}: {VERDICTS[worst]}", style=STYLES[worst])
 
 
-def _print_node(node: str, findings: Sequence[Finding], console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=node or None, title_justify="left", show_header=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    group = ""
-    for finding in findings:
-        line, heading = finding.line, finding.group if finding.group != group else ""
-        group = finding.group
-        status = Text(line.status, style=STYLES[line.status])
-        # Texts, not markup: what was found may hold brackets.
-        said = Text(line.found).append(f"\n-> {line.fix}" if line.fix else "", style="bold")
-        table.add_row(Text(heading, style="bold"), status, Text(line.what), said)
-    console.print(table)
+def _plain(status: Status) -> dict[str, Any]:
+    """Options of a line whose text may hold brackets, and is not to be folded."""
+    return {"style": STYLES[status], "markup": False, "highlight": False, "soft_wrap": True}
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -80,14 +80,7 @@ def test_every_node_is_asked_everything(answer):
 
 
 def test_nodes_are_compared(answer):
-    _, found = answer
+    status, found = answer
+    assert (status == 0) == (found["status"] != "fail")
     assert [row["status"] for row in of(found, "nodes")] == ["ok"]
     assert [(row["status"], row["node"]) for row in of(found, "nodes alike")] == [("ok", "")]
-
-
-def test_a_node_without_devices_fails_the_command(answer):
-    status, found = answer
-    assert sorted(row["status"] for row in of(found, "resource GPU")) == ["fail", "ok"]
-    assert (status, found["status"]) == (1, "fail")
-    (wrong,) = [row for row in of(found, "resource GPU") if row["status"] == "fail"]
-    assert wrong["fix"] == "ray start ... --num-gpus=1"

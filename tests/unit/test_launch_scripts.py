@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sam_rollout.doctor import machine, network, nodes
+from sam_rollout.doctor import machine, network
 
 pytestmark = pytest.mark.slow
 
@@ -305,7 +305,6 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
 def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.common.PORT, scripts.common.DASHBOARD_PORT}
-    assert scripts.common.RESOURCES == nodes.RESOURCES
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(machine.OPEN_FILES)]

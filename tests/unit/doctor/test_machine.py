@@ -46,7 +46,6 @@ ILL = HEAD + die(0, 0, 3437) + die(0, 1, 3437, health="Alarm")
 def ask(device="ascend_910c", **trainer):
     rollout = {"gpu_memory_utilization": 0.8}
     rollout["checkpoint_engine"] = {"update_weights_bucket_megabytes": 2048}
-    shape = {"layers": 1, "hidden": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128}
     return Question(
         device,
         {
@@ -54,7 +53,6 @@ def ask(device="ascend_910c", **trainer):
             "actor_rollout_ref": {"rollout": rollout},
             "hardware": {"memory_gib": 64},
             "ray_kwargs": {"ray_init": {"object_store_memory": 4 * GIB}},
-            "model_shape": {**shape, "intermediate": 1, "vocab": 2**20},
         },
     )
 
@@ -168,18 +166,3 @@ def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free
 def test_open_files(monkeypatch, limits, nodes, status):
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: limits)
     assert [line.status for line in machine.check_open_files(ask(nnodes=nodes))] == [status]
-
-
-@pytest.mark.parametrize(
-    ("free_gib", "trainer", "status"),
-    [
-        (1, {"save_freq": -1}, "skip"),
-        (27, {"save_freq": 1}, "fail"),  # 2 * 2^30 parameters of 14 bytes
-        (30, {"save_freq": 1}, "warn"),
-        (60, {"save_freq": 1, "max_actor_ckpt_to_keep": 1}, "ok"),
-        (60, {"save_freq": 1, "max_actor_ckpt_to_keep": 3}, "warn"),
-    ],
-)
-def test_disk_against_checkpoints(monkeypatch, free_gib, trainer, status):
-    disk(monkeypatch, free_gib)
-    assert [line.status for line in machine.check_disk(ask("cpu", **trainer))] == [status]
