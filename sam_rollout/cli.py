@@ -571,7 +571,7 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import report
-    from sam_rollout.doctor.experiment import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor.question import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -583,17 +583,21 @@ def doctor(
         question, findings = ask(device, words, cluster)
     except UnknownExperimentError as error:
         raise typer.BadParameter(str(error), param_hint="experiment") from error
-    with report.shown_progress() as progress:
-        if cluster:
-            from sam_rollout.doctor.nodes import examine_cluster
 
-            findings.extend(examine_cluster(question, address, progress))
-        else:
-            findings.extend(program.examine(question, progress))
-    if as_json:
-        typer.echo(report.to_json(question, findings))
+    def progress(doing: str) -> None:
+        typer.echo(f"... {doing}", err=True)
+
+    if cluster:
+        from sam_rollout.doctor.nodes import examine_cluster
+
+        findings.extend(examine_cluster(question, address, progress))
     else:
-        report.print_findings(question, findings, _console())
+        findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(report.to_json(question.device, question.experiment, findings))
+    else:
+        about = f"{question.device} {question.experiment}".strip()
+        report.print_findings(about, findings, _console())
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 
