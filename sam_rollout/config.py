@@ -366,11 +366,17 @@ class RunConfig:
     telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
     sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     compare: CompareConfig = CompareConfig()
+    decisions: tuple[str, ...] = ()  # what was left to the run, a line for each
 
     @classmethod
     def groups(cls) -> dict[str, type[Section]]:
         """Hydra group -> its section."""
-        return {kind.PATH: kind for kind in typing.get_type_hints(cls).values()}
+        return {kind.PATH: kind for kind in cls._sections().values()}
+
+    @classmethod
+    def _sections(cls) -> dict[str, Any]:
+        hints = typing.get_type_hints(cls)
+        return {name: kind for name, kind in hints.items() if hasattr(kind, "PATH")}
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
@@ -381,7 +387,7 @@ class RunConfig:
         """
         sections = {
             name: kind.from_mapping(groups[kind.PATH])
-            for name, kind in typing.get_type_hints(cls).items()
+            for name, kind in cls._sections().items()
             if kind.PATH in groups
         }
         return cls(**sections)

@@ -23,7 +23,7 @@ from sam_rollout.integrations.verl.drafter import drafter_size, learning_head
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
-from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
+from sam_rollout.integrations.verl.source_choice import draft_texts
 from sam_rollout.sizing import (
     GIB,
     EngineLimits,
@@ -237,7 +237,7 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
         ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam["gate"].items())),
         ("sam.sources", ", ".join(sources)),
         *_drafter_rows(run.sam, layout),
-        *(("decided", line) for line in explain_sources(config)),
+        *(("decided", line) for line in run.decisions),
         ("an engine's host memory", memory),
         ("tail threshold", str(run.telemetry.tail_threshold)),
     ]
