@@ -20,11 +20,10 @@ from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling import come_with_output, has_places, why_synchronous
-from sam_rollout.integrations.vllm.settings import settings_of
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
