@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from sam_rollout.identity import identify
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY
 
 
 def requests(
@@ -35,7 +35,7 @@ def requests(
     parameters = []
     for (number, sibling), limit in zip(asked, limits, strict=True):
         who = identify(prompts[number], seed=1, step=step, sibling=sibling, split="train")
-        extra_args = who.to_extra_args() | {EXTRA_ARGS_KEY: number in control}
+        extra_args = who.to_extra_args() | {CONTROL_KEY: number in control}
         parameters.append(SamplingParams(**sampling, max_tokens=limit, extra_args=extra_args))
     return [TokensPrompt(prompt_token_ids=prompts[number]) for number, _ in asked], parameters
 

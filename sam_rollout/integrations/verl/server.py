@@ -54,11 +54,10 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     engine_count,
 )
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
-from sam_rollout.integrations.vllm.settings import settings_of
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.model import IN_TEXT
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import (
     RequestRecord,
@@ -97,7 +96,6 @@ class _FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    control: bool
 
     def who_and_when(self) -> dict[str, Any]:
         """The columns that a request's record and its trace share."""
@@ -270,7 +268,6 @@ class SamHttpServer(vLLMHttpServer):
             await self._probe(prompt_ids)
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
-        control = self._is_control(identity)
         start_s = time.time()
         self._recorders.work_arrived()
         # verl reads the last output only; without this every token of every request is handed
@@ -278,7 +275,6 @@ class SamHttpServer(vLLMHttpServer):
         sampling_params = {
             **sampling_params,
             "output_kind": RequestOutputKind.FINAL_ONLY,
-            "extra_args": {**extra_args, CONTROL_KEY: control},
         }
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
@@ -296,20 +292,10 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
-                control=control,
             )
         )
         output.extra_fields[REQUEST_ID_FIELD] = request_id
         return output
-
-    def _is_control(self, identity: RequestIdentity | None) -> bool:
-        """Whether a request is sampled without drafts; of training traffic only."""
-        control = self._settings.control
-        if control is None or identity is None or identity.split != TRAIN_SPLIT:
-            return False
-        return control.is_control(
-            step=identity.step, group=identity.group, replica=self.replica_rank
-        )
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
         """Tell the servers of all replicas from now on what this one samples, and hear of theirs.
@@ -446,7 +432,6 @@ class SamHttpServer(vLLMHttpServer):
                     prompt_tokens=len(request.prompt_ids),
                     response_tokens=len(request.response_ids),
                     finish_reason=request.finish_reason,
-                    control=request.control,
                     **request.who_and_when(),
                     **totals.get(request.request_id, RequestTotals())._asdict(),
                 )

@@ -13,9 +13,10 @@ import json
 from typing import Any
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
-from sam_rollout.telemetry.control import ControlAssignment
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
+# Of `SamplingParams.extra_args`: true for a request that is to be sampled without drafts.
+CONTROL_KEY = "sam_control"
 # vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
 # but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
 # comparison should have the same.
@@ -35,7 +36,6 @@ class EngineSettings:
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens.
         record_traces: Whether the server keeps token ids.
-        control: Who is sampled without drafts; None for nobody.
 
     Raises:
         ConfigError: Drafts are to share noise that the sampler has not.
@@ -44,7 +44,6 @@ class EngineSettings:
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
     record_traces: bool = False
-    control: ControlAssignment | None = None
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model
@@ -61,12 +60,10 @@ class EngineSettings:
             ConfigError: A value is not allowed.
         """
         settings = json.loads(text)
-        control = settings["control"]
         return cls(
             SamConfig.from_mapping(settings["sam"]),
             RolloutSamplerConfig.from_mapping(settings["sampler"]),
             settings["record_traces"],
-            control and ControlAssignment(**control),
         )
 
     def to_json(self) -> str:
@@ -117,7 +114,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments of settings without control and traces."""
+    """Return the engine arguments of settings without traces."""
     return EngineSettings(sam, sampler).arguments()
 
 

@@ -9,9 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.automaton import static, static_file
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl import translation
-from sam_rollout.integrations.verl.translation import control_assignment, translate
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, EngineSettings, settings_of
-from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
@@ -44,7 +43,7 @@ def test_drafting_is_switched_on_in_the_engine():
     }
     sam = SamConfig.from_mapping(OmegaConf.to_container(config.sam))
     sampler = RolloutSamplerConfig("coupled")
-    assert received(config) == EngineSettings(sam, sampler, record_traces=True, control=None)
+    assert received(config) == EngineSettings(sam, sampler, record_traces=True)
 
 
 def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
@@ -56,18 +55,6 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
         engine_of(translated(*overrides)).additional_config for overrides in ((), others)
     )
     assert plain == changed
-
-
-def test_a_control_is_assigned_under_the_rollouts_seed():
-    config = translated("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
-    expected = ControlAssignment(share=0.25, unit="groups", seed=7, replicas=1)
-    assert received(config).control == expected
-
-
-def test_without_drafts_there_is_no_control(capsys):
-    config = composed("sam=off", "rollout_telemetry.control_share=0.25")
-    assert control_assignment(config, check(config)).share == 0
-    assert "no control without drafts" in capsys.readouterr().out
 
 
 def test_a_schedule_reaches_the_engine():
@@ -153,9 +140,7 @@ def test_engine_arguments_of_others_stay():
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
     inflight = 2 if sampler == "RefillReplayBuffer" else 1
-    config = translated(
-        *overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}"
-    )
+    config = translated(*overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}")
     chosen = config.trainer.v1.sampler
     assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
     assert chosen.custom_sampler.name == sampler
