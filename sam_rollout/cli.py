@@ -548,7 +548,7 @@ def check_operators(
 
     Exit status 1: above the limit; 2: the check could not be made.
     """
-    from sam_rollout.integrations.vllm import operator_check as program
+    from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(

@@ -30,8 +30,8 @@ from sam_rollout.config import (  # noqa: E402
     RolloutSamplerConfig,
     SamConfig,
 )
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError  # noqa: E402
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
 from tests.integration.responses import generate, texts  # noqa: E402
 

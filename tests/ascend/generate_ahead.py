@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 from recipes.dapo_qwen3.synthetic_math import draw_problems
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm_ascend.late_binding import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
 from tests.ascend.conftest import MODEL
 from tests.integration.responses import generate, texts
 

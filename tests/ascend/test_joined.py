@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.integrations.vllm.proposer import SamProposer
-from sam_rollout.integrations.vllm.scheduling import SYNC_SCHEDULER_CLASS
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import check_alive
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import SYNC_SCHEDULER_CLASS
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
-from sam_rollout.integrations.vllm.startup_check import check_alive
 from tests.ascend.conftest import MODEL, ROOT
 
 LIMIT_S = 300
@@ -163,7 +163,7 @@ def runner_with(*, captured=False, positions=256):
     ],
 )
 def test_what_cannot_be_done_is_refused(sampled, runner, field):
-    from sam_rollout.integrations.vllm_ascend.engine_drafter import AscendEngineDrafter
+    from sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter import AscendEngineDrafter
 
     model = {"enabled": True, "path": HEAD, "sampled": sampled}
     config = SamConfig.from_mapping({"sources": {"model": model}}).sources.model
@@ -172,7 +172,7 @@ def test_what_cannot_be_done_is_refused(sampled, runner, field):
 
 
 def test_captured_passes_are_left_as_they_are():
-    from sam_rollout.integrations.vllm_ascend.engine_drafter import AscendEngineDrafter
+    from sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter import AscendEngineDrafter
 
     runner = runner_with(captured=True)
     runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])

@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from sam_rollout.config import SamConfig
-from sam_rollout.integrations.vllm.scheduling import SCHEDULER_CLASS, why_synchronous
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
+    SCHEDULER_CLASS,
+    why_synchronous,
+)
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.ascend.conftest import MODEL, ROOT
 

@@ -16,14 +16,14 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.proposer import SamProposer
-from sam_rollout.integrations.vllm.sampling import installed_sampler
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm.settings import (
     ENGINES_OWN_SAMPLER,
     PROPOSER_CLASS,
     engine_arguments,
 )
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
 from sam_rollout.integrations.vllm_ascend import hooks, versions
 from sam_rollout.integrations.vllm_ascend.plugin import way_in
 from sam_rollout.integrations.vllm_ascend.versions import UnsupportedVersionError

@@ -15,9 +15,9 @@ from vllm_ascend.sample.sampler import (
 
 from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.sampling import installed_sampler
-from sam_rollout.integrations.vllm_ascend.options import REFUSED
-from sam_rollout.integrations.vllm_ascend.sampling import (
+from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
+from sam_rollout.integrations.vllm_ascend.sampling.options import REFUSED
+from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
     AscendKeyedRejectionSampler,
     install_sampler,
 )

@@ -69,7 +69,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     steps = run.steps
     _assert_trained(steps, 3)
     _assert_recorded(run, steps[1], 1)
-    assert "drafter sam_rollout.integrations.vllm.proposer.SamProposer" in run.log
+    assert "drafter sam_rollout.integrations.vllm.drafting.proposer.SamProposer" in run.log
     # The engine began with random weights, and was sent the policy's.
     assert re.search(r"eagle3 drafts; in a probe of \d+ first draft tokens \d+ were right", run.log)
     assert steps[1]["sam/draft/accepted_model"] > 0

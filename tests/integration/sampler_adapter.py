@@ -16,7 +16,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import RolloutSamplerConfig
-from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
+from sam_rollout.integrations.vllm.sampling.samplers import KeyedRejectionSampler
 from sam_rollout.verification import DraftLayout, keyed_bits
 
 

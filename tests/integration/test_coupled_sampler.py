@@ -13,7 +13,7 @@ import torch
 from benchmarks.trajectories import TIE, distance_to_tie
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.startup_check import WrongSamplerError, check_samplers
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
 from tests.integration import responses
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER

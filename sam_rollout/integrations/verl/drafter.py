@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_model import read_config
-from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
 from sam_rollout.sizing import DrafterSize, LearningHead, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 

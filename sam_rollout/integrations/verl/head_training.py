@@ -30,7 +30,7 @@ from sam_rollout.heads.writing import load_head, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
 from sam_rollout.integrations.verl.state_capture import StateCapture
-from sam_rollout.integrations.vllm.head_update import PREFIX
+from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 
 STATE_FILE = "training.pt"

@@ -35,26 +35,30 @@ from sam_rollout.integrations.verl.history_sharing import (
 )
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.sharing import TextSharing
-from sam_rollout.integrations.vllm.dead_engine import CAUSE_ENV, answer_or_die, cause_of_death
-from sam_rollout.integrations.vllm.engine_group import (
-    EngineRecorders,
-    ask_engines,
-    engine_count,
-)
-from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
-from sam_rollout.integrations.vllm.settings import (
-    ADDITIONAL_CONFIG_KEY,
-    CONTROL_KEY,
-    EngineSettings,
-)
-from sam_rollout.integrations.vllm.startup_check import (
+from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
     check_alive,
     check_drafters,
     check_samplers,
 )
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
+from sam_rollout.integrations.vllm.serving.dead_engine import (
+    CAUSE_ENV,
+    answer_or_die,
+    cause_of_death,
+)
+from sam_rollout.integrations.vllm.serving.engine_group import (
+    EngineRecorders,
+    ask_engines,
+    engine_count,
+)
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.settings import (
+    ADDITIONAL_CONFIG_KEY,
+    CONTROL_KEY,
+    EngineSettings,
+)
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.model import IN_TEXT

@@ -25,7 +25,8 @@ MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 # For engines started without a word about samplers: plain vLLM use, and programs that compare with
 # it. Runs of the recipe always say one; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
-PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
+METHOD = "custom_class"  # vLLM's name for drafters of others
+PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ class EngineSettings:
                 **(
                     _speculation_of(model)
                     if self.sam.drafts_with_model
-                    else {"method": "custom_class", "model": PROPOSER_CLASS}
+                    else {"method": METHOD, "model": PROPOSER_CLASS}
                 ),
                 "num_speculative_tokens": self.sam.max_draft_tokens,
             }
@@ -148,3 +149,21 @@ def settings_of(vllm_config: Any) -> EngineSettings:
 def has_settings(vllm_config: Any) -> bool:
     """Whether an engine was started with our settings, drafts on or off."""
     return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
+
+
+def drafts_here(vllm_config: Any) -> bool:
+    """Whether an engine drafts with our proposer itself, not with one that is built on it."""
+    speculation = vllm_config.speculative_config
+    return has_model(vllm_config) or (
+        speculation is not None
+        and speculation.method == METHOD
+        and speculation.model == PROPOSER_CLASS
+        and has_settings(vllm_config)
+    )
+
+
+def has_model(vllm_config: Any) -> bool:
+    """Whether vLLM runs a drafter of its own for us."""
+    if vllm_config.speculative_config is None or not has_settings(vllm_config):
+        return False
+    return settings_of(vllm_config).sam.drafts_with_model

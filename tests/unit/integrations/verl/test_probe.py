@@ -9,9 +9,9 @@ from verl.workers.rollout.replica import TokenOutput
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.verl import server
 from sam_rollout.integrations.verl.server import SamHttpServer
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, DeadDrafterError
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
-from sam_rollout.integrations.vllm.startup_check import PROBE_TOKENS, DeadDrafterError
 
 JOINED = SamConfig.from_mapping(
     {"sources": {"model": {"enabled": True, "method": "draft_model", "path": "some/model"}}}

@@ -18,7 +18,7 @@ from sam_rollout.identity import identify
 from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.telemetry.progress import EngineProgress

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
 from sam_rollout.sources.model import ModelSourceConfig
 
 DRAFTS = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]

@@ -8,7 +8,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.keyed_rows import KeyedRows, RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows, RowKeys
 from sam_rollout.verification import keyed_bits
 
 PROMPT = [5, 6, 7]
@@ -135,7 +135,7 @@ def test_keys_of_ended_requests_are_forgotten(batch):
 
 
 def test_arrivals_of_old_prompts_are_forgotten(batch, monkeypatch):
-    monkeypatch.setattr("sam_rollout.integrations.vllm.keyed_rows.REMEMBERED_PROMPTS", 2)
+    monkeypatch.setattr("sam_rollout.integrations.vllm.sampling.keyed_rows.REMEMBERED_PROMPTS", 2)
     for token in range(5):
         batch.becomes("a", a=params(), prompt=[token])
         batch.becomes(ended=["a"])

@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
-from sam_rollout.integrations.vllm import operator_check
-from sam_rollout.integrations.vllm.known_text import TextScores, known_text_arguments
-from sam_rollout.integrations.vllm.operator_check import (
+from sam_rollout.integrations.vllm.operators import operator_check
+from sam_rollout.integrations.vllm.operators.known_text import TextScores, known_text_arguments
+from sam_rollout.integrations.vllm.operators.operator_check import (
     OperatorCheck,
     OperatorCheckError,
     ScoredText,

@@ -8,11 +8,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.proposer import (
+from sam_rollout.integrations.vllm.drafting.proposer import (
     RunnerRequests,
     SamProposer,
-    steps_in_lockstep,
 )
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources.siblings import SiblingsSourceConfig
@@ -176,7 +176,7 @@ def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
 
 def test_describe_names_class_and_configuration(runner):
     description = runner.proposer.describe()
-    assert description["proposer"] == "sam_rollout.integrations.vllm.proposer.SamProposer"
+    assert description["proposer"] == "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
     assert description["sam"]["max_draft_tokens"] == K
     assert description["bound"] and description["drafts_are_used"]
 

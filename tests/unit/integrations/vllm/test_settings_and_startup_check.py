@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import (
+    WrongDrafterError,
+    WrongSamplerError,
+    check_drafters,
+    check_samplers,
+)
 from sam_rollout.integrations.vllm.settings import (
     PROPOSER_CLASS,
     EngineSettings,
     engine_arguments,
     settings_of,
-)
-from sam_rollout.integrations.vllm.startup_check import (
-    WrongDrafterError,
-    WrongSamplerError,
-    check_drafters,
-    check_samplers,
 )
 from sam_rollout.session.padding import NO_PADDING
 

@@ -4,8 +4,8 @@ import platform
 
 import pytest
 
-from sam_rollout.integrations.vllm import step_recorder
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.serving import step_recorder
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
 from tests.records import engine_step, engine_steps

@@ -19,9 +19,12 @@ from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
 from vllm_ascend.sample.sampler import AscendSampler, apply_top_k_top_p
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
-from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler, KeyedTopKTopPSampler
-from sam_rollout.integrations.vllm_ascend.options import check_options
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.sampling.samplers import (
+    KeyedRejectionSampler,
+    KeyedTopKTopPSampler,
+)
+from sam_rollout.integrations.vllm_ascend.sampling.options import check_options
 from sam_rollout.verification import DraftLayout
 
 

@@ -15,22 +15,31 @@ import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
-from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
-from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
-from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
-from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
-from sam_rollout.integrations.vllm.scheduling import come_with_output, has_places, why_synchronous
+from sam_rollout.integrations.vllm.drafting.corpus_check import check_corpus_fits
+from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
+    DpExchange,
+    join_group,
+    steps_in_lockstep,
+)
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
+    come_with_output,
+    has_places,
+    why_synchronous,
+)
 from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
 
 if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
-    from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
-    from sam_rollout.integrations.vllm.late_binding import LateBinding
+    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
+    from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
+    from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 
 
+ROOMS = "sam_rollout.integrations.vllm"
 # Of a runner whose drafter is vLLM's own: ours beside it.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
@@ -40,17 +49,6 @@ def is_output_rank() -> bool:
     from vllm.distributed import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
-
-
-def steps_in_lockstep(vllm_config: Any) -> bool:
-    """Whether other engines wait for each step of this one: experts spread over data parallelism.
-
-    Engines of a dense model share nothing; vLLM runs them apart.
-    """
-    parallel = getattr(vllm_config, "parallel_config", None)
-    if parallel is None or parallel.data_parallel_size == 1:
-        return False
-    return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
 
 
 class RunnerRequests:
@@ -129,8 +127,8 @@ class SamProposer:
         self.session: DraftSession | None = None
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
-        self.late_binding = "sam_rollout.integrations.vllm.late_binding:LateBinding"
-        self.engine_drafter = "sam_rollout.integrations.vllm.engine_drafter:EngineDrafter"
+        self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
+        self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
         self._likeliest: LikeliestTokens | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
@@ -173,7 +171,7 @@ class SamProposer:
         self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
         self._engine_drafter = None
         if self.config.drafts_with_model:
-            from sam_rollout.integrations.vllm.drafter_weights import read_again
+            from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
             read_again(model_runner)
             self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
@@ -199,7 +197,7 @@ class SamProposer:
                 self._engine_drafter if drafts_are_used else None,
             )
         elif drafts_are_used and come_with_output(self._vllm_config):
-            from sam_rollout.integrations.vllm.drafts_with_output import WithOutput
+            from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
 
             self._with_output = WithOutput(model_runner)
 

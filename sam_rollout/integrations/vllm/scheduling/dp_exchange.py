@@ -28,6 +28,17 @@ SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
 _LARGEST = torch.iinfo(torch.int32).max
 
 
+def steps_in_lockstep(vllm_config: Any) -> bool:
+    """Whether other engines wait for each step of this one: experts spread over data parallelism.
+
+    Engines of a dense model share nothing; vLLM runs them apart.
+    """
+    parallel = getattr(vllm_config, "parallel_config", None)
+    if parallel is None or parallel.data_parallel_size == 1:
+        return False
+    return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
+
+
 class DpExchange:
     """Exchanges reports between the data-parallel ranks of an engine group.
 

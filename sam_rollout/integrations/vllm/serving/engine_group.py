@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 
 
 class _Identified(Protocol):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sam_rollout.integrations.vllm.drafter_weights import reads_policy, share_embeddings
+from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
+    reads_policy,
+    share_embeddings,
+)
 
 
 def share_weights() -> None:

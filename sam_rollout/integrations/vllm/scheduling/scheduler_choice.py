@@ -21,12 +21,13 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.vllm.drafter_check import check_engines_drafter
-from sam_rollout.integrations.vllm.request_rules import mark_as_ours
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.settings import (
     MODEL_RUNNER_ENV,
-    PROPOSER_CLASS,
-    has_settings,
+    drafts_here,
+    has_model,
     settings_of,
 )
 from sam_rollout.sources.model import BY_PASSES
@@ -36,34 +37,17 @@ KNOWN_RELEASES = ((0, 24), (0, 31))
 # Those of the synchronous one: with a model that drafts, which it tells how many passes to make.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
-RULES_OF = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.scheduling:why_synchronous"}
-SCHEDULER_CLASS = "sam_rollout.integrations.vllm.async_scheduler.LateBindingScheduler"
-SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.drafts_with_output.SyncScheduler"
-_METHOD = "custom_class"
-
-
-def drafts_here(vllm_config: Any) -> bool:
-    """Whether an engine drafts with our proposer itself, not with one that is built on it."""
-    speculation = vllm_config.speculative_config
-    return has_model(vllm_config) or (
-        speculation is not None
-        and speculation.method == _METHOD
-        and speculation.model == PROPOSER_CLASS
-        and has_settings(vllm_config)
+RULES_OF = {
+    "vllm_ascend": (
+        "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
     )
-
-
-def has_model(vllm_config: Any) -> bool:
-    """Whether vLLM runs a drafter of its own for us."""
-    if vllm_config.speculative_config is None or not has_settings(vllm_config):
-        return False
-    return settings_of(vllm_config).sam.drafts_with_model
+}
+SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
+SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
 
 
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     """Say why an engine with our drafter cannot schedule asynchronously; empty if it can."""
-    from sam_rollout.integrations.vllm.proposer import steps_in_lockstep
-
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
     method = settings_of(vllm_config).sam.sources.model.method

@@ -19,9 +19,10 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.keyed_rows import RowKeys
-from sam_rollout.integrations.vllm.proposer import SamProposer, steps_in_lockstep
-from sam_rollout.integrations.vllm.sampling import cut
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.samplers import cut
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, settings_of
 from sam_rollout.verification import (
     NO_TOKEN,
@@ -256,6 +257,11 @@ def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
     # One row more of each request in front, its last token's.
     return torch.arange(layout.num_drafts, device=request.device) + request + 1
+
+
+def installed_sampler(runner: Any) -> str:
+    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    return KeyedSampling.kind if hasattr(runner.sampler, KEYED) else "stock"
 
 
 def install_sampler(runner: Any, config: RolloutSamplerConfig) -> None:

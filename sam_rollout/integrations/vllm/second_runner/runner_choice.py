@@ -16,8 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.scheduling import drafts_here
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, drafts_here
 
 # Releases that the contract rows of the second runner are checked against.
 SECOND_RUNNER_RELEASES = ((0, 31),)
@@ -61,7 +60,7 @@ def allow_second_runner() -> None:
     def make_ours(vllm_config: Any, device: Any, *others: Any) -> Any:
         if not drafts_here(vllm_config):
             return make(vllm_config, device, *others)
-        from sam_rollout.integrations.vllm.second_runner import SamSpeculator
+        from sam_rollout.integrations.vllm.second_runner.speculator import SamSpeculator
 
         return SamSpeculator(vllm_config, device)
 

@@ -1,6 +1,6 @@
 """Drafts of a model that vllm-ascend runs, for a session that chooses between them and texts.
 
-As `sam_rollout/integrations/vllm/engine_drafter.py`, for a runner that gives its drafter other
+It does what the module of the same name for vLLM does, for a runner that gives its drafter other
 arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, as many
 times as their `num_speculative_tokens` says: both are replaced for as long as they draft. Passes
 that are captured in one graph stay as they were captured, all of them, and nothing is drawn or told
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
 from sam_rollout.sources.model import ModelSourceConfig
 
 

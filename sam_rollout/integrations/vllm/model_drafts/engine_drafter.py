@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sam_rollout.integrations.vllm.sampling import shared_noise
+from sam_rollout.integrations.vllm.sampling.samplers import shared_noise
 from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)

@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sam_rollout.integrations.vllm.async_scheduler import Note, attach
-from sam_rollout.integrations.vllm.sampling import is_active
+from sam_rollout.integrations.vllm.sampling.samplers import is_active
+from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
 from sam_rollout.session.arrivals import take_in, warm_up
 from sam_rollout.session.session import DraftSession
 
 if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter, Made
+    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
 # Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
 # that waits for its memory computes as many in about the time of one.

@@ -1,16 +1,16 @@
 """Drafts bound late in vllm-ascend's runner, which has an asynchronous path of its own.
 
-Of the three ways of `sam_rollout/integrations/vllm/late_binding.py` it takes two: steps have no
-places, or drafts are bound to them. None is prepared ahead. The attention there reads the lengths
-of texts on the host, so that the runner waits for what was sampled while it prepares a step; a step
-that is filled instead of bound would start little earlier, and pay for every place.
+Of the three ways that the module of the same name for vLLM has, it takes two: steps have no places,
+or drafts are bound to them. None is prepared ahead. The attention there reads the lengths of texts
+on the host, so that the runner waits for what was sampled while it prepares a step; a step that is
+filled instead of bound would start little earlier, and pay for every place.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sam_rollout.integrations.vllm.late_binding import LateBinding
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 
 
 class AscendLateBinding(LateBinding):

@@ -22,8 +22,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.keyed_rows import KeyedRows
-from sam_rollout.integrations.vllm.runner_choice import is_second_runner
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 from sam_rollout.verification import (
     NO_TOKEN,
@@ -47,11 +46,6 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
         ConfigError: The engine is configured for something our samplers do not do.
     """
     if config.kind == "stock":
-        return
-    if is_second_runner(model_runner):
-        from sam_rollout.integrations.vllm.second_runner import install_sampler as install
-
-        install(model_runner, config)
         return
     sampler: Any = getattr(model_runner, "sampler", None)
     if not hasattr(sampler, "topk_topp_sampler"):
@@ -81,8 +75,6 @@ def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
 def installed_sampler(model_runner: Any) -> str:
     """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     sampler = getattr(model_runner, "sampler", None)
-    if is_second_runner(model_runner):
-        return "coupled" if hasattr(sampler, "sam_rollout_sampling") else "stock"
     drawing = getattr(sampler, "topk_topp_sampler", None)
     if not isinstance(drawing, KeyedTopKTopPSampler):
         return "stock"

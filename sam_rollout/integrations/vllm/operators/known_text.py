@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 EXTRA_ARGS_KEY = "sam_known_text"

@@ -28,8 +28,8 @@ SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # drafts per step of the control
 # By name: importing the module imports vLLM, which must not happen before its environment is set.
-EXTENSION = "sam_rollout.integrations.vllm.known_text.KnownTextExtension"
-PROPOSER = "sam_rollout.integrations.vllm.known_text.KnownTextProposer"
+EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
+PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
 
 class OperatorCheckError(RuntimeError):
@@ -309,7 +309,7 @@ def _verify(
     ) as engine:
         from vllm import SamplingParams
 
-        from sam_rollout.integrations.vllm.known_text import known_text_arguments
+        from sam_rollout.integrations.vllm.operators.known_text import known_text_arguments
 
         engine.collective_rpc("known_text_install")
         for drafts in draft_tokens:
