@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "limits", "session",
         "sources", "verification",
     },
-    "heads": {"bench", "dashboard", "json_values", "settings", "sources"},
+    "heads": {"bench", "json_values", "settings", "sources"},
     "simulation": {
         "bench", "config", "gating", "identity", "limits", "json_values", "session",
         "sources", "telemetry",
