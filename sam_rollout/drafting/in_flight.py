@@ -9,9 +9,14 @@ drafted for.
 """
 
 import numpy as np
-from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32_2D,
+    kernel,
+    warm_up,
+)
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.limits import Limits
 from sam_rollout.verified import Verified
@@ -43,7 +48,7 @@ class DraftBatch:
     """
 
     def __init__(self, limits: Limits) -> None:
-        warm_up()
+        warm_up(_verify)
         max_rows = limits.max_rows
         self.tokens = np.zeros((max_rows, limits.k), np.int32)
         # One array: every one that is handed to compiled code takes a microsecond.
@@ -102,7 +107,7 @@ class DraftBatch:
         return lists
 
 
-@njit(nogil=True)
+@kernel(GIVEN_INT32_2D, GIVEN_INT32, GIVEN_INT32, *[INT32_2D] * 3)
 def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
     counts, held_back, filling, source, length = columns
     out_drafted, out_accepted, out_filling, out_source, out_judged, out_right = out
@@ -131,20 +136,3 @@ def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
         out_right[i] = right
         if known > 0:  # otherwise nothing had a vote
             out_source[i] = source[i]
-
-
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_SIGNATURES = (
-    (
-        _verify,
-        (
-            types.Array(types.int32, 2, "A", readonly=True), _INPUT, _INPUT,
-            *[types.Array(types.int32, 2, "C")] * 3,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

@@ -36,7 +36,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32,
+    INT32_2D,
+    INT64_2D,
+    kernel,
+    warm_up,
+    written,
+)
 from sam_rollout.automaton.continuations import (
     CLASSES,
     LANE_FIRST,
@@ -78,6 +87,8 @@ from sam_rollout.verified import CHANCES, Offered, Verified
 
 logger = logging.getLogger(__name__)
 
+_FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
+
 # Votes of a class that was never seen: their share of right ones rises with the suffix's length;
 # that of drafts made elsewhere is what they say of themselves.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
@@ -117,7 +128,7 @@ class DraftPolicy:
     """
 
     def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
-        warm_up()
+        warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0
         positions = limits.k
@@ -432,7 +443,11 @@ def _follow(i, first, token, places, lanes, tasks):
             )
 
 
-@njit(nogil=True)
+@kernel(
+    written(types.int64, 3), INT32, types.int64, types.float64, types.float64, INT32_2D, INT32_2D,
+    written(types.int32, 3), written(types.float32, 2), INT32_2D, _FLOATS, _TABLE, INT64_2D,
+    INT64_2D, INT64_2D, _FLOATS,
+)  # fmt: skip
 def _draft(
     places, budget, vocab_size, least_offered, least, out_tokens, out_columns, votes, chances, rows,
     weights, chances_of, lanes, tasks, lists, reached,
@@ -512,7 +527,10 @@ def _draft_some(first, stop, ask, drafts, learned, room):
     return total, unknown
 
 
-@njit(nogil=True)
+@kernel(
+    INT32, INT32, INT32, GIVEN_INT32_2D, GIVEN_INT32, written(types.int32, 3), INT32_2D, _TABLE,
+    _FLOATS, _TABLE,
+)  # fmt: skip
 def _learn(
     judged, right, source, token_ids, length, votes, rows, shares, weights, chances_of
 ):  # fmt: skip
@@ -537,7 +555,7 @@ def _learn(
             weights[number] = -np.log1p(-share)
 
 
-@njit(nogil=True)
+@kernel(GIVEN_INT32, INT32, INT32, written(types.float32, 2), INT32, _TABLE)
 def _sum_up(sampled, judged, right, chances, offered, tokens):
     """Fill `tokens`, as `Offered` has them, and return the requests."""
     rows = 0
@@ -556,37 +574,3 @@ def _sum_up(sampled, judged, right, chances, offered, tokens):
                 tokens[2, class_] += position < right[i]
                 tokens[3, class_] += chances[i, position]
     return rows
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
-_INT32_2D = types.Array(types.int32, 2, "C")
-_INT64_2D = types.Array(types.int64, 2, "C")
-_INT32_3D = types.Array(types.int32, 3, "C")
-_CHANCES = types.Array(types.float32, 2, "C")
-_FLOATS = types.Array(types.float64, 1, "C")
-_TABLE = types.Array(types.float64, 2, "C")
-_SIGNATURES = (
-    (
-        _draft,
-        (
-            types.Array(types.int64, 3, "C"), _INT32, types.int64, types.float64, types.float64,
-            _INT32_2D, _INT32_2D, _INT32_3D, _CHANCES, _INT32_2D, _FLOATS, _TABLE, _INT64_2D,
-            _INT64_2D, _INT64_2D, _FLOATS,
-        ),
-    ),
-    (
-        _learn,
-        (
-            _INT32, _INT32, _INT32, _TOKEN_IDS, _INPUT, _INT32_3D, _INT32_2D, _TABLE, _FLOATS,
-            _TABLE,
-        ),
-    ),
-    (_sum_up, (_INPUT, _INT32, _INT32, _CHANCES, _INT32, _TABLE)),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

@@ -16,9 +16,17 @@ from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32,
+    INT32_2D,
+    given,
+    kernel,
+    warm_up,
+)
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.limits import Limits
 
@@ -83,6 +91,7 @@ class DraftPadding:
     """
 
     def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
+        warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
         # Asked in every step: whether one of so many requests is filled up, gate closed and open.
@@ -130,7 +139,9 @@ class DraftPadding:
         batch.pending = True
 
 
-@njit(nogil=True)
+@kernel(
+    GIVEN_INT32_2D, GIVEN_INT32, given(types.bool_), types.int64, INT32_2D, *[INT32] * 4
+)  # fmt: skip
 def _fill_up(
     token_ids, num_tokens, decoding, max_model_len, tokens, counts, held_back, filling, length
 ):
@@ -144,22 +155,3 @@ def _fill_up(
         filling[row] = max(room - counts[row], 0)
         for place in range(counts[row] + held_back[row], k):  # held back ones come first
             tokens[row, place] = token_ids[row, end - 1]
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_SIGNATURES = (
-    (
-        _fill_up,
-        (
-            types.Array(types.int32, 2, "A", readonly=True),
-            types.Array(types.int32, 1, "A", readonly=True),
-            types.Array(types.bool_, 1, "A", readonly=True), types.int64,
-            types.Array(types.int32, 2, "C"), *[_INT32] * 4,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

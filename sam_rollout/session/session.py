@@ -41,7 +41,7 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.limits import Limits
 from sam_rollout.session.ledger import RequestLedger
-from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, warm_up
+from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
 from sam_rollout.session.step_log import StepLog
 from sam_rollout.sources import Piece
 
@@ -115,7 +115,6 @@ class DraftSession:
         made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None,
         made_after: int = 1,
     ) -> None:
-        warm_up()
         self._k = config.max_draft_tokens
         limits = limits._replace(k=self._k)
         self._requests = requests
