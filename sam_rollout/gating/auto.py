@@ -86,7 +86,6 @@ class AutoGate:
         self._unseen = self._to_skip = 0  # steps since the last look, and before the next
         self._passed_s = 0.0  # of all steps, without what interrupted them
         self._meter = LoadMeter()
-        self._drafting_share = 1.0  # of the requests: may draft at all
         self._whole = False  # steps are filled up to k draft tokens for each request, or have none
         self._best = 0  # the level chosen
         self._decided_for = 0  # requests
@@ -124,15 +123,12 @@ class AutoGate:
         unseen, self._unseen, self._to_skip = self._unseen, 0, 0
         if unseen:
             before = context - tokens
-        everybody = isinstance(step.may_draft, int)
-        own_rows = max(len(step.verified.sampled), 1)
-        self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
         if step.offered is not None:
             self._calibration.observe(step.offered)
             self._supply.observe(step.offered)
             if not self._best:
                 self._calibration.look(step.offered)
-                if self._would_pay(step.offered, max(rows, own_rows)):
+                if self._would_pay(step.offered, max(rows, len(step.verified.sampled), 1)):
                     self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
                     # With more or fewer requests it may have changed as well.
                     self._octaves = [None] * len(self._octaves)
@@ -207,11 +203,10 @@ class AutoGate:
             return 0
         self._decided_for = rows
         self._whole = whole
-        share, levels = self._drafting_share, self._supply.by_level()
-        tokens, expected, fair = self._work_out(rows, self._context, share, levels)
+        tokens, expected, fair = self._work_out(rows, self._context, self._supply.by_level())
         self._draft_tokens, self._expected = tokens, expected
-        choices = (_ENDS if whole else _ALL) if share else (0,)
-        drafting = min(choices[1:], key=fair.__getitem__, default=0)
+        choices = _ENDS if whole else _ALL
+        drafting = min(choices[1:], key=fair.__getitem__)
         s_per_token = fair.copy()
         s_per_token[0] /= _LEAD
         s_per_token[self._best] /= _LEAD
@@ -220,25 +215,24 @@ class AutoGate:
             self._ask_again = _ASK_AGAIN
         self._best = best
         self._fair_s_per_token = fair[best] / rows
-        return self._trial(rows, drafting, choices) if share and not self._postponed else best
+        return best if self._postponed else self._trial(rows, drafting, choices)
 
     def _work_out(
-        self, rows: int, context: float, share: float, levels: Levels
+        self, rows: int, context: float, levels: Levels
     ) -> tuple[list[float], list[float], list[float]]:
         """Draft tokens and seconds that are expected of a step, and a request's token, by level.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            share: of the requests, those that may draft.
-            levels: what is offered to one that may.
+            levels: what is offered to a request.
         """
-        root, tokens, weights = math.sqrt(share * rows), [self._filling * rows], []
+        root, tokens, weights = math.sqrt(rows), [self._filling * rows], []
         sizes = list(tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
         for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
-            mean, off = offered * share * rows, spread * root
+            mean, off = offered * rows, spread * root
             if self._whole:
                 mean, off = self._k * rows, 0.0
             below = min(mean, off)
@@ -250,7 +244,7 @@ class AutoGate:
         both = zip(times[::2], times[1::2], weights, strict=True)
         expected = [closed, *(b + weight * (a - b) for a, b, weight in both)]
         pairs = zip(expected, levels.accepted, strict=True)
-        return tokens, expected, [s / (1 + share * accepted) for s, accepted in pairs]
+        return tokens, expected, [s / (1 + accepted) for s, accepted in pairs]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -258,8 +252,7 @@ class AutoGate:
             return False
         supply = Supply(self._calibration)
         supply.observe(offered)
-        levels, share = supply.by_level(), self._drafting_share
-        _, _, s_per_token = self._work_out(rows, self._context, share, levels)
+        _, _, s_per_token = self._work_out(rows, self._context, supply.by_level())
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
@@ -278,7 +271,7 @@ class AutoGate:
         if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
             self._counts["trials"] += 1
             return LEVELS
-        share, (_, accepted, _) = self._drafting_share, self._supply.by_level()
+        accepted = self._supply.by_level().accepted
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
         for level in (0 if best else drafting, best + 1, best - 1):
@@ -289,7 +282,7 @@ class AutoGate:
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
                 continue
-            tokens = rows * (1 + share * accepted[level])
+            tokens = rows * (1 + accepted[level])
             if expected[level] - tokens * self._fair_s_per_token > room:
                 continue
             if not best:
@@ -301,8 +294,8 @@ class AutoGate:
 
     def _can_pay(self, level: int) -> bool:
         """Whether it could replace the best if what it costs more were half of what is expected."""
-        share, accepted, best = self._drafting_share, self._supply.by_level().accepted, self._best
-        tokens = (1 + share * accepted[level]) / (1 + share * accepted[best])
+        accepted, best = self._supply.by_level().accepted, self._best
+        tokens = (1 + accepted[level]) / (1 + accepted[best])
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:

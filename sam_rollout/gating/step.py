@@ -36,7 +36,6 @@ class EngineStep(NamedTuple):
     verified: Verified  # what became of its drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # the rows are those of the step before
-    may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
     offered: Offered | None = None  # when its drafts were made, if they were; needs same_batch
     wasted: bool = False  # closed, and filled: its places were scheduled before the gate closed
     group: GroupStep | None = None  # where the engine decides together with others
