@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY
 from tests.integration.conftest import MODEL
 
 ENGINES = 2
@@ -88,7 +88,7 @@ async def _generate(engine: Any, name: str, request: Request) -> list[int]:
         temperature=request.temperature,
         max_tokens=request.tokens,
         ignore_eos=True,
-        extra_args=None if request.drafts else {EXTRA_ARGS_KEY: True},
+        extra_args=None if request.drafts else {CONTROL_KEY: True},
     )
     outputs = engine.generate(prompt, sampling, request_id=name, data_parallel_rank=request.engine)
     async for output in outputs:

@@ -28,11 +28,10 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     has_places,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import settings_of
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter

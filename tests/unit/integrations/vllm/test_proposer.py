@@ -178,7 +178,8 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded():
     with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
     config = vllm_config(SamConfig())
-    config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
+    sent = config.additional_config
+    sent["sam_rollout"] = sent["sam_rollout"].replace('"threshold": 8', '"threshold": -1')
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
         SamProposer(config)
 

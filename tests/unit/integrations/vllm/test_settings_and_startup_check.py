@@ -19,7 +19,6 @@ from sam_rollout.integrations.vllm.settings import (
     settings_of,
 )
 from sam_rollout.session.padding import NO_PADDING
-from sam_rollout.telemetry.control import ControlAssignment
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig("threshold", 2))
 JOINED = SamConfig.from_mapping(
@@ -40,8 +39,7 @@ AHEAD = "; scheduled a step ahead"
 @pytest.mark.parametrize("config", [ON, OFF])
 @pytest.mark.parametrize("sampler", ["stock", "coupled"])
 def test_configuration_survives_the_way_through_the_engine(config, sampler):
-    control = ControlAssignment(0.5, "groups", seed=3, replicas=2)
-    settings = EngineSettings(config, RolloutSamplerConfig(sampler), True, control)
+    settings = EngineSettings(config, RolloutSamplerConfig(sampler), True)
     sent = json.loads(json.dumps(settings.arguments()))
     received = SimpleNamespace(additional_config=sent["additional_config"])
     assert settings_of(received) == settings
