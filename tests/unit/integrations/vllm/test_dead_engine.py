@@ -1,14 +1,63 @@
-"""What an engine died of. That its answer is not waited for: tests/e2e/test_dapo_run.py."""
+"""An engine that dies while its answer is waited for, and what it died of."""
 
+import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
+from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from sam_rollout.integrations.vllm.serving import dead_engine
 from sam_rollout.integrations.vllm.serving.dead_engine import (
     CAUSE_ENV,
+    answer_or_die,
     cause_of_death,
     keep_causes,
 )
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """vLLM's client of an engine that answers `answer` after a while, or not at all."""
+
+    async def call(self, method, *args, engine):
+        if self.answer is None:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.05)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return method, args, engine
+
+    monkeypatch.setattr(AsyncMPClient, "_call_utility_async", call)
+    monkeypatch.setattr(dead_engine, "LOOK_S", 0.01)
+    answer_or_die()
+    answer_or_die()
+    client = object.__new__(AsyncMPClient)
+    client.resources, client.core_engine = SimpleNamespace(engine_dead=False), b"engine"
+    client.answer = "there is one"
+    return client
+
+
+def test_a_call_is_answered_as_before(client):
+    assert asyncio.run(client.call_utility_async("sleep", 1)) == ("sleep", (1,), b"engine")
+    client.answer = ValueError("no such method")
+    with pytest.raises(ValueError, match="no such method"):
+        asyncio.run(client.call_utility_async("sleep", 1))
+
+
+def test_a_call_ends_when_the_engine_dies(client):
+    client.answer = None
+
+    async def die():
+        call = asyncio.ensure_future(client.call_utility_async("collective_rpc"))
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        client.resources.engine_dead = True
+        await asyncio.wait_for(call, timeout=20)
+
+    with pytest.raises(EngineDeadError):
+        asyncio.run(die())
 
 
 @pytest.fixture
