@@ -276,7 +276,7 @@ def sampler(
 ) -> None:
     """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
     try:
-        from sam_rollout.bench import sampler as program
+        from sam_rollout.bench import sampler_bench as program
     except ModuleNotFoundError as error:
         typer.echo(f"sam-rollout: {error}; install the profile of a device", err=True)
         raise typer.Exit(2) from error
@@ -305,7 +305,7 @@ def drafter(
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
-    from sam_rollout.bench import drafts as program
+    from sam_rollout.bench import drafter_bench as program
     from sam_rollout.bench.traces import TraceError, read_sets
 
     with _one_line_errors(TraceError):

@@ -109,7 +109,7 @@ def test_a_corpus_that_cannot_be_built_says_why(tmp_path, monkeypatch, name, arg
 
 
 def test_a_benchmark_that_could_not_be_written_down_is_not_run(tmp_path, monkeypatch):
-    from sam_rollout.bench import drafts
+    from sam_rollout.bench import drafter_bench as drafts
 
     monkeypatch.setattr(drafts.Bench, "run", lambda self: pytest.fail("measured"))
     line = one_line_error(run_cli("bench", "drafter", "--json", tmp_path / "no" / "a"))

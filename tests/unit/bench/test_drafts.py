@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sam_rollout.bench import draft_tables, drafts, sides
+from sam_rollout.bench import draft_tables, sides
+from sam_rollout.bench import drafter_bench as drafts
 from sam_rollout.bench.draft_costs import CostSizes, joined
 from sam_rollout.bench.traces import Trace
 from sam_rollout.cli import app
