@@ -136,7 +136,7 @@ class Side:
     """An engine with its step recorder."""
 
     def __init__(self, engine: Any) -> None:
-        from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
+        from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 
         self._engine, self._recorder = engine, EngineStepRecorder()
         engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)

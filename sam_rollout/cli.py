@@ -415,21 +415,15 @@ def _print_corpus(path: Path, info: "FileInfo") -> None:
 def head_train(
     model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")],
     output: Annotated[Path, typer.Option(help="Folder of the head.")],
-    run: Annotated[
-        list[Path] | None,
-        typer.Option(help="Run folder with recorded traces of this policy; may be repeated."),
-    ] = None,
     traces: Annotated[
-        list[Path] | None,
-        typer.Option(help="File of traces: .jsonl, .parquet, .npy; may be repeated."),
-    ] = None,
+        list[Path],
+        typer.Option(
+            help="Texts of this policy: a run folder with recorded traces, or a file "
+            "(.jsonl, .parquet, .npy); may be repeated."
+        ),
+    ],
     steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,
-    updates: Annotated[
-        int | None, typer.Option(min=1, help="Of the weights; 1500 unless --minutes is given.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="End the training after so long.")
-    ] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Of the weights.")] = 1500,
     draft_vocab: Annotated[
         int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
     ] = None,
@@ -437,57 +431,25 @@ def head_train(
         Path | None,
         typer.Option(help="Begin with this head, not with random weights."),
     ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(help="Layers whose states the head reads: 2,16,29. vLLM's default if absent."),
-    ] = None,
     learning_rate: Annotated[
         float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
     ] = 0.05,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per update.")] = 8,
-    window: Annotated[int, typer.Option(min=8, help="Part of a text in a batch, tokens.")] = 192,
     max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of initial weights and batches.")] = 0,
-    picture: PictureOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a training that was cut off.")
-    ] = False,
     split_model: Annotated[
         bool, typer.Option("--split-model", help="Under torchrun: a part of the policy each.")
     ] = False,
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
     from sam_rollout.bench.traces import TraceError
+    from sam_rollout.heads.offline import HeadRequest, train_head
+    from sam_rollout.heads.training import TrainingSettings
     from sam_rollout.settings import ConfigError
 
-    if not (texts := [*(run or []), *(traces or [])]):
-        raise typer.BadParameter("texts of the policy: --run or --traces")
-    try:
-        chosen = None if layers is None else tuple(map(int, layers.split(",")))
-    except ValueError:
-        raise typer.BadParameter(layers or "", param_hint="--layers") from None
-    from sam_rollout.heads.front import HeadRequest, train_head
-    from sam_rollout.heads.training import TrainingSettings
-
-    if updates is None and minutes is None:
-        updates = TrainingSettings.updates
+    settings = TrainingSettings(steps, updates, learning_rate)
+    request = HeadRequest(
+        model, traces, output, settings, draft_vocab, start, max_tokens, split_model
+    )
     with _one_line_errors(ConfigError, TraceError):
-        settings = TrainingSettings(
-            steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
-        )
-        request = HeadRequest(
-            model,
-            texts,
-            output,
-            settings,
-            draft_vocab,
-            start,
-            chosen,
-            max_tokens,
-            picture,
-            resume,
-            split_model,
-        )
         train_head(request, _console())
 
 
@@ -516,7 +478,7 @@ def check_operators(
 
     Exit status 1: above the limit; 2: the check could not be made.
     """
-    from sam_rollout.integrations.vllm import operator_check as program
+    from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(
@@ -571,7 +533,7 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import report
-    from sam_rollout.doctor.experiment import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor.question import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -583,17 +545,21 @@ def doctor(
         question, findings = ask(device, words, cluster)
     except UnknownExperimentError as error:
         raise typer.BadParameter(str(error), param_hint="experiment") from error
-    with report.shown_progress() as progress:
-        if cluster:
-            from sam_rollout.doctor.nodes import examine_cluster
 
-            findings.extend(examine_cluster(question, address, progress))
-        else:
-            findings.extend(program.examine(question, progress))
-    if as_json:
-        typer.echo(report.to_json(question, findings))
+    def progress(doing: str) -> None:
+        typer.echo(f"... {doing}", err=True)
+
+    if cluster:
+        from sam_rollout.doctor.nodes import examine_cluster
+
+        findings.extend(examine_cluster(question, address, progress))
     else:
-        report.print_findings(question, findings, _console())
+        findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(report.to_json(question.device, question.experiment, findings))
+    else:
+        about = f"{question.device} {question.experiment}".strip()
+        report.print_findings(about, findings, _console())
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 

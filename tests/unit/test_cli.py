@@ -178,7 +178,7 @@ def test_reference_writes_and_checks_its_pages(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])
 def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
-    from sam_rollout.integrations.vllm import operator_check
+    from sam_rollout.integrations.vllm.operators import operator_check
 
     def fails(_):
         raise error from ImportError("the cause")
