@@ -50,14 +50,15 @@ MAY_IMPORT = {
         "config", "gating", "hardware", "heads", "identity", "json_values", "session", "settings",
         "sizing", "sources", "telemetry", "verification",
     },
-    "cli": {
-        "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "json_values",
-        "report", "settings", "simulation", "sources", "telemetry",
+    "commands": {
+        "automaton", "bench", "doctor", "heads", "integrations", "json_values", "settings",
+        "sources", "telemetry",
     },
+    "cli": {"commands", "dashboard", "report", "simulation", "telemetry"},
 }  # fmt: skip
 # How the drawing of docs/architecture.md groups them.
 GROUPS = {
-    "commands": ("cli",),
+    "commands": ("cli", "commands"),
     "runs": ("integrations",),
     "measures and plans": ("bench", "simulation", "heads", "doctor", "sizing"),
     "records and their readers": ("report", "dashboard", "telemetry"),
