@@ -273,12 +273,6 @@ def sampler(
     budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
     vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
     as_json: PrintJsonOption = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Measure the targets only (one CPU thread); exit 1 if missed."
-        ),
-    ] = False,
 ) -> None:
     """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
     try:
@@ -286,16 +280,6 @@ def sampler(
     except ModuleNotFoundError as error:
         typer.echo(f"sam-rollout: {error}; install the profile of a device", err=True)
         raise typer.Exit(2) from error
-    if check:
-        if device not in (None, "cpu"):
-            raise typer.BadParameter(
-                "the targets of --check are for the CPU", param_hint="--device"
-            )
-        from sam_rollout.bench.verdicts import show_check
-
-        verdicts = program.check(vocabulary)
-        show_check(verdicts, _console())
-        raise typer.Exit(0 if all(verdict.reached for verdict in verdicts) else 1)
     device = device or program.default_device()
     if device not in ("cpu", "cuda", "npu"):
         raise typer.BadParameter(f"{device}: cpu, cuda or npu", param_hint="--device")
@@ -317,11 +301,7 @@ def drafter(
             "files, run folders. May be repeated. Those of the tiny model unless given."
         ),
     ] = None,
-    picture: PictureOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Hold the figures against targets; exit 1 if missed.")
-    ] = False,
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
@@ -329,26 +309,14 @@ def drafter(
     from sam_rollout.bench.traces import TraceError, read_sets
 
     with _one_line_errors(TraceError):
-        for path in (json_path, picture):  # now, not when all has been measured
-            if path is not None and not path.parent.is_dir():
-                raise NotADirectoryError(f"{path}: {path.parent} is no folder")
+        if json_path is not None and not json_path.parent.is_dir():  # now, not when all is measured
+            raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
         texts = read_sets(traces or [TINY_TEXTS])
         costs = program.QUICK if quick else program.CostSizes()
         with _console().status("starting") as status:
             result = program.Bench(texts, costs, progress=status.update).run()
         draft_tables.show(result, _console())
         _write_json(json_path, result)
-        if picture is not None:
-            draft_tables.plot(result, picture)
-    if check:
-        from sam_rollout.bench import draft_targets
-        from sam_rollout.bench.verdicts import show_check
-
-        verdicts = draft_targets.judge(result)
-        show_check(verdicts, _console())
-        if quick:
-            _console().print("Targets are those of a full run, which reads more.")
-        raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
 
 
 @corpus.command("build")
@@ -565,7 +533,7 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import report
-    from sam_rollout.doctor.experiment import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor.question import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -577,17 +545,21 @@ def doctor(
         question, findings = ask(device, words, cluster)
     except UnknownExperimentError as error:
         raise typer.BadParameter(str(error), param_hint="experiment") from error
-    with report.shown_progress() as progress:
-        if cluster:
-            from sam_rollout.doctor.nodes import examine_cluster
 
-            findings.extend(examine_cluster(question, address, progress))
-        else:
-            findings.extend(program.examine(question, progress))
-    if as_json:
-        typer.echo(report.to_json(question, findings))
+    def progress(doing: str) -> None:
+        typer.echo(f"... {doing}", err=True)
+
+    if cluster:
+        from sam_rollout.doctor.nodes import examine_cluster
+
+        findings.extend(examine_cluster(question, address, progress))
     else:
-        report.print_findings(question, findings, _console())
+        findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(report.to_json(question.device, question.experiment, findings))
+    else:
+        about = f"{question.device} {question.experiment}".strip()
+        report.print_findings(about, findings, _console())
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 

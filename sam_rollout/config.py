@@ -57,21 +57,22 @@ class GateConfig(Section):
         schedule = {str(rows): budgets[rows] for rows in sorted(budgets)}
         object.__setattr__(self, "schedule", schedule)
 
-    def schedule_by_rows(self) -> dict[int, int]:
-        """`schedule` with numbers for keys."""
-        return {int(rows): budget for rows, budget in self.schedule.items()}
+    def budgets(self, k: int) -> dict[int, int]:
+        """Most running requests -> draft tokens; of `auto`, while it cannot measure.
+
+        Args:
+            k: most draft tokens of a request.
+        """
+        if self.kind == "schedule":
+            return {int(rows): budget for rows, budget in self.schedule.items()}
+        return {} if self.kind == "closed" else {self.threshold: k}
 
     def most_drafting(self, max_num_seqs: int) -> int:
         """Most requests that may draft at once in an engine of so many; 0 if none ever does."""
-        if self.kind == "closed":
-            return 0
         if self.kind == "auto":
             return max_num_seqs
-        allowed = self.threshold
-        if self.kind == "schedule":
-            drafting = (rows for rows, budget in self.schedule_by_rows().items() if budget)
-            allowed = max(drafting, default=0)
-        return min(allowed, max_num_seqs)
+        drafting = (rows for rows, budget in self.budgets(MAX_DRAFT_TOKENS).items() if budget)
+        return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
         """The kind with what belongs to it, for people."""

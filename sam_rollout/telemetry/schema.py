@@ -266,9 +266,6 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("gate/measured_tokens", "tokens", SUM, "Tokens of the measured steps."),
     ("gate/decoding_s", "s", SUM, "Time of all steps, without what interrupted them."),
     ("gate/trial_loss_s", "s", SUM, "Time that trials lost against the budget chosen."),
-    ("gate/regret_s", "s", SUM,
-     "Time lost against the best fixed threshold and least chance, by the latest estimates."),
-    ("gate/compared_s", "s", SUM, "All time that regret_s is part of."),
     ("rounds/count", "rounds", STEP, "Generation rounds until the batch was full."),
     ("rounds/time_mean_s", "s", STEP,
      "Time of one generation round, averaged over rounds and data-parallel domains."),
@@ -317,7 +314,6 @@ GATE_RATIOS = (
     ("gate/measured_ms_per_token", "ms", "gate/measured_s", "gate/measured_tokens", 1e3),
     ("gate/predicted_ms_per_token", "ms", "gate/predicted_s", "gate/measured_tokens", 1e3),
     ("gate/trial_loss_share", "1", "gate/trial_loss_s", "gate/decoding_s", 1.0),
-    ("gate/regret_share", "1", "gate/regret_s", "gate/compared_s", 1.0),
 )
 
 

@@ -60,7 +60,7 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
 def test_a_schedule_reaches_the_engine():
     config = translated("sam.gate.kind=schedule", "+sam.gate.schedule={16: 1, 4: 3}")
     gate = received(config).sam.gate
-    assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
+    assert (str(gate), gate.budgets(5)) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
 
 
 def test_the_baseline_differs_by_the_drafter_alone():
