@@ -22,7 +22,7 @@ from sam_rollout.integrations.verl.drafter import drafter_size
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
-from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
+from sam_rollout.integrations.verl.source_choice import draft_texts
 from sam_rollout.sizing import (
     GIB,
     EngineLimits,
@@ -213,7 +213,7 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
         rows.append(("model that drafts", f"{model.method} {model.path}".strip() + f": {drafts}"))
     return [
         *rows,
-        *(("decided", line) for line in explain_sources(config)),
+        *(("decided", line) for line in run.decisions),
         ("an engine's host memory", f"{sum(kept.values()) / GIB:.2f} GiB at most ({parts})"),
         tail,
     ]

@@ -35,9 +35,8 @@ FEW_STEPS = 3
 # Configuration that may differ between two fair runs: the sam group, wherever it travels, where
 # results go and what they are shown beside. A speculative_config is the sam group's doing only
 # where that is enabled.
-# A control has no drafts on one side only: it is a finding of its own.
 REPEATS_PARTS = {"sam_rollout", "compare"}
-SAM_PARTS = REPEATS_PARTS | {"sam", "control_share", "control_unit", "draft_model_path"}
+SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
 SPECULATION = "speculative_config"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
@@ -46,7 +45,7 @@ PLACES = {
 ABSENT = "absent"
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS, _CHANGED = 12, " with changes"
-_FAILURES, _CONTROL = "sam/draft/failures", "sam/control/share"
+_FAILURES = "sam/draft/failures"
 _OF_A_RESUME = {  # where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
@@ -169,10 +168,6 @@ def _drafts(both: Both) -> Iterator[Finding]:
     if np.isnan([of_base, of_sam]).any():
         text = "whether drafts were verified is not recorded on both sides"
         yield Finding("drafts", UNKNOWN, text)
-    share = float(both.every(_CONTROL)["sam"].mean().mean())
-    if share > 0:
-        text = f"SAM sampled {share:.0%} of its responses without drafts: gains are smaller for it"
-        yield Finding("control", WARNING, text, {"share": share})
     counted = [run.steps[_FAILURES].sum() for run in both.sam if _FAILURES in run.steps]
     if failures := max(counted, default=0):
         text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"

@@ -28,7 +28,7 @@ from sam_rollout.integrations.verl.drafter import (
 )
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.launch import check_with_verl
-from sam_rollout.integrations.verl.layouts import check_layout, rollout_layout
+from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
@@ -95,10 +95,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
             "sam.gate.kind=threshold does"
         )
-    run.telemetry.check_control(rollout_layout(config).replicas, refills=sampling.kind == "refill")
-    most = run.sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
-    if run.telemetry.control_share and not (run.sam.enabled and most):
-        yield "rollout_telemetry.control_share: there is no control without drafts"
     yield from _check_baseline(config, run.compare.baseline_run)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_model import read_config
-from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
 from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 
@@ -115,9 +116,9 @@ def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
     """The settings for engines and trainer, where a head that knows nothing has a folder, too."""
     if not begins_with_nothing(sam):
         return sam
-    settings = sam.to_mapping()
-    settings["sources"]["model"]["path"] = str(_first_head_folder(config))
-    return SamConfig.from_mapping(settings)
+    sources: Any = sam.sources  # its fields are those of the registry
+    model = replace(sources.model, path=str(_first_head_folder(config)))
+    return replace(sam, sources=replace(sources, model=model))
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:

@@ -216,13 +216,6 @@ def test_a_run_that_is_resumed_otherwise_is_unfair(base, synthetic, resume, same
     assert texts(compare_folders(base, sam), "resumed") == [told]
 
 
-def test_a_control_is_told_and_no_other_configuration(base, synthetic, rewrite):
-    sam = synthetic("on", sam=True, **config(rollout_telemetry={"control_share": 0.1}))
-    rewrite(sam, lambda step, metrics: metrics.update({"sam/control/share": 0.1}))
-    comparison = compare_folders(base, sam)
-    assert found(comparison)["control"] == "warning" and comparison.fair is True
-
-
 def test_the_actors_update_is_compared_over_steps_that_all_runs_know(base, synthetic, rewrite):
     def forget(step, metrics):
         if step <= 3:
