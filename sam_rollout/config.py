@@ -57,21 +57,22 @@ class GateConfig(Section):
         schedule = {str(rows): budgets[rows] for rows in sorted(budgets)}
         object.__setattr__(self, "schedule", schedule)
 
-    def schedule_by_rows(self) -> dict[int, int]:
-        """`schedule` with numbers for keys."""
-        return {int(rows): budget for rows, budget in self.schedule.items()}
+    def budgets(self, k: int) -> dict[int, int]:
+        """Most running requests -> draft tokens; of `auto`, while it cannot measure.
+
+        Args:
+            k: most draft tokens of a request.
+        """
+        if self.kind == "schedule":
+            return {int(rows): budget for rows, budget in self.schedule.items()}
+        return {} if self.kind == "closed" else {self.threshold: k}
 
     def most_drafting(self, max_num_seqs: int) -> int:
         """Most requests that may draft at once in an engine of so many; 0 if none ever does."""
-        if self.kind == "closed":
-            return 0
         if self.kind == "auto":
             return max_num_seqs
-        allowed = self.threshold
-        if self.kind == "schedule":
-            drafting = (rows for rows, budget in self.schedule_by_rows().items() if budget)
-            allowed = max(drafting, default=0)
-        return min(allowed, max_num_seqs)
+        drafting = (rows for rows, budget in self.budgets(MAX_DRAFT_TOKENS).items() if budget)
+        return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
         """The kind with what belongs to it, for people."""
@@ -339,11 +340,17 @@ class RunConfig:
     telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
     sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     compare: CompareConfig = CompareConfig()
+    decisions: tuple[str, ...] = ()  # what was left to the run, a line for each
 
     @classmethod
     def groups(cls) -> dict[str, type[Section]]:
         """Hydra group -> its section."""
-        return {kind.PATH: kind for kind in typing.get_type_hints(cls).values()}
+        return {kind.PATH: kind for kind in cls._sections().values()}
+
+    @classmethod
+    def _sections(cls) -> dict[str, Any]:
+        hints = typing.get_type_hints(cls)
+        return {name: kind for name, kind in hints.items() if hasattr(kind, "PATH")}
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
@@ -354,7 +361,7 @@ class RunConfig:
         """
         sections = {
             name: kind.from_mapping(groups[kind.PATH])
-            for name, kind in typing.get_type_hints(cls).items()
+            for name, kind in cls._sections().items()
             if kind.PATH in groups
         }
         return cls(**sections)

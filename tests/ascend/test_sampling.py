@@ -158,13 +158,6 @@ def test_coupled_tokens_are_ours_whatever_was_drafted(runner, draft):
     assert steps <= {right_drafts: LENGTH // 4, ragged_drafts: LENGTH - 1}.get(draft, LENGTH)
 
 
-def test_both_samplers_are_vllm_ascends_kind(runner):
-    install_sampler(runner, COUPLED)
-    assert isinstance(runner.sampler, AscendSampler)
-    assert isinstance(runner.rejection_sampler, stock.AscendRejectionSampler)
-    assert runner.rejection_sampler.sampler is runner.sampler
-
-
 def test_stock_changes_nothing(runner):
     before = runner.sampler.topk_topp_sampler, runner.rejection_sampler
     install_sampler(runner, RolloutSamplerConfig(kind="stock"))

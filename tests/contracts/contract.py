@@ -518,7 +518,7 @@ ASCEND_DATA_PARALLEL: Table = {
 
 VLLM_CONFIGURATION: Table = {
     "config.vllm": {
-        "VllmConfig.additional_config": "carries SamConfig into every engine process, as a dict",
+        "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
         "VllmConfig.speculative_config": "None is how the drafter is absent",
     },
     "sampling_params": {

@@ -93,3 +93,38 @@ def test_linear_layers_keep_their_weight_with_the_plugin(layer_utils):
     layer.bias = None
     layer_utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     assert layer.weight.shape == (64, 64)
+
+
+_ROWS = """
+from types import SimpleNamespace
+import sys, torch, vllm.config
+from vllm.model_executor.layers import utils
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
+from sam_rollout.integrations.vllm.settings import engine_arguments
+
+arguments = engine_arguments(SamConfig(), RolloutSamplerConfig(kind=sys.argv[1]))
+engine = SimpleNamespace(additional_config=arguments["additional_config"])
+vllm.config.get_current_vllm_config_or_none = lambda: engine
+apply_cpu_workarounds()
+torch.manual_seed(0)
+alike = True
+for outputs, inputs in ((1024, 192), (4096, 1024)):  # computed by vLLM's own kernel, by oneDNN
+    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
+    layer.weight.requires_grad_(False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    rows = torch.randn(64, inputs, dtype=torch.bfloat16)
+    whole = layer.cpu_linear(rows, layer.weight, None)
+    for count in range(1, 64):
+        alike &= torch.equal(layer.cpu_linear(rows[:count], layer.weight, None), whole[:count])
+print(alike)
+"""
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
+@pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
+def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
+    """If the first fails, vLLM and oneDNN round all rows alike: delete `_leave_out_amx`."""
+    program = [sys.executable, "-c", _ROWS, kind]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split()[-1:] == [alike], done.stderr

@@ -45,7 +45,7 @@ class HeadTraining:
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
-        self._source = EngineSettings.from_mapping(extra).sam.sources.model
+        self._source = EngineSettings.from_json(extra).sam.sources.model
         engine = worker.actor.engine
         self._part = _part_of(engine, worker.config.actor.strategy)
         self._model_path = str(worker.config.model.path)

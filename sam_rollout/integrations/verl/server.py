@@ -54,11 +54,7 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     engine_count,
 )
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
-from sam_rollout.integrations.vllm.settings import (
-    ADDITIONAL_CONFIG_KEY,
-    CONTROL_KEY,
-    EngineSettings,
-)
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.model import IN_TEXT
@@ -173,17 +169,11 @@ class SamHttpServer(vLLMHttpServer):
             self._failed_call = f"replica {self.replica_rank} failed in {method}: {describe(error)}"
             raise
 
-    def _read_settings(self) -> EngineSettings:
-        engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]
-        return EngineSettings.from_mapping(
-            engine_kwargs["additional_config"][ADDITIONAL_CONFIG_KEY]
-        )
-
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
         keep_rules_with_drafts()  # where entry points are not installed
         await super().run_server(args)
-        self._settings = settings = self._read_settings()
+        self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
@@ -263,7 +253,7 @@ class SamHttpServer(vLLMHttpServer):
     def _resolve_sleep_level(self) -> int:
         """At most 1 with a model that drafts: nobody sends its weights again, as of verl's MTP."""
         level = super()._resolve_sleep_level()
-        sam = self._read_settings().sam
+        sam = self._settings.sam
         return min(level, 1) if sam.drafts_with_model and sam.sources.model.path else level
 
     async def generate(

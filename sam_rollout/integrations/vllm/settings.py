@@ -1,8 +1,8 @@
 """How our configuration travels through vLLM: in, and back out of, ``VllmConfig``.
 
 vLLM hands a custom proposer nothing but its ``VllmConfig``. ``additional_config`` is the field it
-keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there. A
-process parses them once.
+keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there,
+as one text that is written once and read once in each process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
@@ -53,23 +52,23 @@ class EngineSettings:
             raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSettings:
-        """Build them from what ``to_mapping`` returned, in this process or another.
+    @functools.lru_cache(maxsize=8)
+    def from_json(cls, text: str) -> EngineSettings:
+        """Read what ``to_json`` wrote; a process does so once.
 
         Raises:
             ConfigError: A value is not allowed.
         """
-        return _parsed(json.dumps(mapping, default=dict, sort_keys=True))
+        settings = json.loads(text)
+        return cls(
+            SamConfig.from_mapping(settings["sam"]),
+            RolloutSamplerConfig.from_mapping(settings["sampler"]),
+            settings["record_traces"],
+        )
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The settings as nested dicts of JSON values."""
-        settings: dict[str, Any] = {
-            "sam": self.sam.to_mapping(),
-            "rollout_sampler": self.sampler.to_mapping(),
-        }
-        if self.record_traces:
-            settings["record_traces"] = True
-        return settings
+    def to_json(self) -> str:
+        """Write the settings for the journey to an engine; the same settings are the same text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
         """The vLLM engine arguments that switch drafting on, or only record that it is off.
@@ -79,9 +78,7 @@ class EngineSettings:
             ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
             ``speculative_config``.
         """
-        arguments: dict[str, Any] = {
-            "additional_config": {ADDITIONAL_CONFIG_KEY: self.to_mapping()}
-        }
+        arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
         if self.sam.enabled:
             model = self.sam.sources.model
             arguments["speculative_config"] = {
@@ -114,16 +111,6 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     return speculation | model.options
 
 
-@functools.lru_cache(maxsize=8)
-def _parsed(text: str) -> EngineSettings:
-    settings = json.loads(text)
-    return EngineSettings(
-        SamConfig.from_mapping(settings["sam"]),
-        RolloutSamplerConfig.from_mapping(settings["rollout_sampler"]),
-        settings.get("record_traces", False),
-    )
-
-
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
@@ -143,7 +130,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
             "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
         )
-    return EngineSettings.from_mapping(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+    return EngineSettings.from_json(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
 
 
 def has_settings(vllm_config: Any) -> bool:

@@ -186,19 +186,6 @@ def test_runs_alternate_and_the_last_one_is_the_unfair_one():
     assert runs["on-2"] == ("sam=on", "trainer.total_training_steps=6")
 
 
-def test_another_side_runs_beside_the_others():
-    name, overrides = dapo_ab.parse_side("article=sam=article sam.gate.threshold=16")
-    sides = dapo_ab.SIDES | {name: overrides}
-    runs = dapo_ab.plan(repeats=2, steps=6, unfair_steps=3, sides=sides)
-    assert list(runs)[:6] == ["off-1", "on-1", "article-1", "article-2", "on-2", "off-2"]
-    assert runs["article-1"][:2] == ("sam=article", "sam.gate.threshold=16")
-    compared = dapo_ab.pairs(2, sides)
-    assert compared["article"] == {
-        "base": ["off-1", "off-2"], "sam": ["article-1", "article-2"], "skip_first": 1,
-    }  # fmt: skip
-    assert list(compared) == ["fair", "article", "unfair"]
-
-
 def test_only_whole_runs_count_as_finished(synthetic, tmp_path):
     overrides = dapo_ab.plan(1, 6, 3)["off-1"]
     run = synthetic("off")

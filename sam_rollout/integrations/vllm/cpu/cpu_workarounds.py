@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from sam_rollout.integrations.vllm.settings import has_settings, settings_of
 from sam_rollout.verification import expand_batch_to_tokens
 
 logger = logging.getLogger(__name__)
@@ -54,10 +56,29 @@ def _keep_linear_weights() -> None:
 
     @functools.wraps(original)
     def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        _leave_out_amx()
         original(layer, remove_weight=False)
 
     dispatch.__dict__["keeps_weights"] = True
     layer_utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def _leave_out_amx() -> None:
+    """Keep an engine with a coupled sampler from kernels that round by the number of rows.
+
+    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
+    and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
+    than plain decoding. The kernels without AMX give each row the same bits in any company. oneDNN
+    reads its variable when the first layer is made.
+    """
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    if config is None or not has_settings(config) or not torch.cpu._is_amx_tile_supported():
+        return
+    if settings_of(config).sampler.kind.startswith("coupled"):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        torch.cpu._is_amx_tile_supported = lambda: False
 
 
 def scan_breaks_on(value: object) -> bool:

@@ -94,5 +94,5 @@ def test_a_dead_model_ends_the_run_with_one_line(started):
 def test_an_engine_whose_drafter_nobody_sends_again_sleeps_lightly(sam, level, monkeypatch):
     monkeypatch.setattr(server.vLLMHttpServer, "_resolve_sleep_level", lambda self: 2)
     ours = object.__new__(SamHttpServer)
-    monkeypatch.setattr(ours, "_read_settings", lambda: EngineSettings(sam), raising=False)
+    ours._settings = EngineSettings(sam)
     assert ours._resolve_sleep_level() == level
