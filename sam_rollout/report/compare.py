@@ -60,8 +60,8 @@ TIMES = (
     Time("step", "whole step", _STEP, _STEP, _TOKENS),
     Time("tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s",), ("sam/tail/tokens",)),
     Time(
-        "head", "rest of the rollout", ("sam/head/time_s",), ("sam/head/time_sum_s",),
-        ("sam/head/tokens",),
+        "head", "rest of the rollout", ("sam/bulk/time_s",), ("sam/bulk/time_sum_s",),
+        ("sam/bulk/tokens",),
     ),
     Time("engine", "engine busy", _BUSY, _BUSY, _TOKENS),
     Time("update_actor", "actor update", ("timing_s/update_actor",)),

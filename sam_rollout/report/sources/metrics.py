@@ -6,11 +6,15 @@ from typing import TypeGuard
 
 import pandas as pd
 
+from sam_rollout.telemetry.schema import todays_name
+
 
 def steps_frame(steps: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
     """Step -> metric -> value as a frame, index training step; what is not a number is left out."""
     numbers = {
-        step: {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        step: {
+            todays_name(name): float(value) for name, value in metrics.items() if _is_number(value)
+        }
         for step, metrics in sorted(steps.items())
     }
     return pd.DataFrame.from_dict(numbers, orient="index", dtype=float).sort_index()
