@@ -30,8 +30,8 @@ from benchmarks import measuring
 from benchmarks.recorded_runs import REPOSITORY, store
 from benchmarks.training_run import read_cpu_s, train
 from sam_rollout.bench.machine import machine
+from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.page import write_page
-from sam_rollout.report.plots import plot_comparison
 from sam_rollout.report.recorded import (
     FAIR,
     RECORD,
@@ -41,7 +41,7 @@ from sam_rollout.report.recorded import (
     UNFAIR,
     compare_recorded,
 )
-from sam_rollout.report.tables import print_comparison
+from sam_rollout.report.summary_pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first is what the others are compared with.

@@ -15,7 +15,7 @@ from benchmarks.measuring import parser, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.learning import learning
-from sam_rollout.report.plots import plot_learning
+from sam_rollout.report.summary_pictures import plot_learning
 from sam_rollout.telemetry.records import RunFolder
 
 HELD_OUT = 128

@@ -135,12 +135,12 @@ def compare(
     if not base or not sam:
         raise typer.BadParameter("name runs on both sides: BASE... --with SAM...")
     from sam_rollout.report.compare import compare_folders
-    from sam_rollout.report.tables import print_comparison
+    from sam_rollout.report.comparison_tables import print_comparison
 
     with _one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
         if picture is not None:
-            from sam_rollout.report.plots import plot_comparison
+            from sam_rollout.report.summary_pictures import plot_comparison
 
             plot_comparison(comparison, picture)
         _write_json(json_path, comparison.to_dict(), indent=2)
@@ -169,13 +169,13 @@ def _check_recorded(folders_given: bool) -> None:
 def learning(run: RunArgument, picture: PictureOption = None) -> None:
     """Compare the accuracy of a run's first and last steps."""
     from sam_rollout.report import learning as report
-    from sam_rollout.report.tables import print_learning
+    from sam_rollout.report.comparison_tables import print_learning
 
     with _one_line_errors():
         summary = report.learning(run)
         print_learning(summary, _console())
         if picture is not None:
-            from sam_rollout.report.plots import plot_learning
+            from sam_rollout.report.summary_pictures import plot_learning
 
             plot_learning(summary, picture)
 
@@ -203,8 +203,8 @@ def dashboard(
     ] = False,
 ) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
-    from sam_rollout.dashboard import workspace
-    from sam_rollout.dashboard.layout import SECTIONS
+    from sam_rollout.report import wandb_workspace as workspace
+    from sam_rollout.report.panels import SECTIONS
 
     if (picture is not None or tensorboard) and not runs:
         raise typer.BadParameter("--picture and --tensorboard need run folders")
@@ -212,11 +212,11 @@ def dashboard(
         typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
     with _one_line_errors(workspace.DashboardError):
         if picture is not None:
-            from sam_rollout.dashboard.pictures import draw_sections
+            from sam_rollout.report.section_pictures import draw_sections
 
             typer.echo("\n".join(map(str, draw_sections(runs or [], picture))))
         if tensorboard:
-            from sam_rollout.dashboard.tensorboard import write_layouts
+            from sam_rollout.report.tensorboard_layout import write_layouts
 
             typer.echo("\n".join(map(str, write_layouts(runs or []))))
         if picture is not None or tensorboard:
@@ -638,10 +638,10 @@ def simulate_command(
     json_path: FiguresOption = None,
 ) -> None:
     """Tell what sam=on would have brought in a run without drafts, from its records and texts."""
-    from sam_rollout.simulation import front
+    from sam_rollout.simulation.forecast import forecast
 
     with _one_line_errors(ValueError):
-        front.forecast(run, steps, _console(), json_path)
+        forecast(run, steps, _console(), json_path)
 
 
 @app.command()

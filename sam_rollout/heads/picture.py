@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from sam_rollout.dashboard.charts import COLOURS, STYLE
+from sam_rollout.report.charts import COLOURS, STYLE
 
 DPI = 120
 

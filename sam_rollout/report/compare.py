@@ -17,12 +17,12 @@ import pandas as pd
 
 from sam_rollout.json_values import measured
 from sam_rollout.report import fairness
-from sam_rollout.report.accepted import Acceptance, acceptance
-from sam_rollout.report.both import Both
+from sam_rollout.report.acceptance import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
+from sam_rollout.report.pairing import Both
+from sam_rollout.report.run_choice import load_sides
 from sam_rollout.report.runs import Run, held_out_names
-from sam_rollout.report.selection import load_sides
 from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 

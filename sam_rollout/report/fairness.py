@@ -16,9 +16,9 @@ import pandas as pd
 from scipy import stats
 
 from sam_rollout.json_values import encode
-from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import common_steps, whole_steps
 from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
+from sam_rollout.report.pairing import SIDES, Both
 from sam_rollout.report.runs import Run, Start, flat
 from sam_rollout.telemetry.records import ASKED
 

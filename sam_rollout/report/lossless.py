@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.config import COUPLED
-from sam_rollout.report.both import SIDES, Both
 from sam_rollout.report.coverage import whole_steps
+from sam_rollout.report.pairing import SIDES, Both
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
 GAP = "training/rollout_probs_diff_mean"

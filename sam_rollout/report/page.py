@@ -7,13 +7,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.report import fairness, page_charts
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.figures import interval, number
+from sam_rollout.report.comparison_tables import tables
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.runs import with_names
-from sam_rollout.report.sentences import sentences
-from sam_rollout.report.tables import tables
+from sam_rollout.report.verdict_sentences import sentences
 
 TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST_VALUE = 120  # characters of a configuration value

@@ -17,13 +17,13 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_rollout.dashboard.charts import INK, MUTED, RULE, STYLE, draw, nothing
-from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.report import fairness
+from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, draw, nothing
 from sam_rollout.report.compare import Comparison
 from sam_rollout.report.coverage import common_steps
-from sam_rollout.report.figures import interval, number
-from sam_rollout.report.plots import BASE, SAM, heading, sides
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.panels import SECTIONS
+from sam_rollout.report.summary_pictures import BASE, SAM, heading, sides
 
 SIZE = (4.0, 2.4)  # inches; the page scales it
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}

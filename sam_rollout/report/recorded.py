@@ -14,7 +14,7 @@ from typing import Any
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import Comparison, compare_folders
-from sam_rollout.report.tables import Table, markdown, tables
+from sam_rollout.report.comparison_tables import Table, markdown, tables
 from sam_rollout.telemetry.records import RunFolderError
 
 RESULTS = Path("benchmarks/results")

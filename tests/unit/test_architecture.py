@@ -34,15 +34,14 @@ MAY_IMPORT = {
     "session": {
         "automaton", "config", "drafting", "gating", "identity", "sources", "telemetry", "verified",
     },
-    "report": {"config", "dashboard", "json_values", "sources", "statistics", "telemetry"},
-    "dashboard": {"sources", "telemetry"},
+    "report": {"config", "json_values", "sources", "statistics", "telemetry"},
     "sizing": {"config", "sources"},
     "doctor": {"composition", "config", "integrations", "sizing"},
     "bench": {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
-    "heads": {"bench", "dashboard", "json_values", "settings", "sources"},
+    "heads": {"bench", "json_values", "report", "settings", "sources"},
     "simulation": {
         "bench", "config", "gating", "identity", "json_values", "session", "sources", "telemetry",
     },
@@ -51,7 +50,7 @@ MAY_IMPORT = {
         "sizing", "sources", "telemetry", "verification",
     },
     "cli": {
-        "automaton", "bench", "dashboard", "doctor", "heads", "integrations", "json_values",
+        "automaton", "bench", "doctor", "heads", "integrations", "json_values",
         "report", "settings", "simulation", "sources", "telemetry",
     },
 }  # fmt: skip
@@ -60,7 +59,7 @@ GROUPS = {
     "commands": ("cli",),
     "runs": ("integrations",),
     "measures and plans": ("bench", "simulation", "heads", "doctor", "sizing"),
-    "records and their readers": ("report", "dashboard", "telemetry"),
+    "records and their readers": ("report", "telemetry"),
     "drafts and verifies": (
         "session", "gating", "drafting", "sources", "verification", "automaton",
     ),

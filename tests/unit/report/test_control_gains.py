@@ -5,9 +5,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.control_gains import control_lines
 from sam_rollout.report.sources import load_run
-from sam_rollout.report.tables import print_comparison
 
 
 def with_control(make_run, name: str):

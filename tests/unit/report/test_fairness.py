@@ -10,8 +10,8 @@ from rich.console import Console
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.page import render_page
-from sam_rollout.report.tables import print_comparison
 from sam_rollout.telemetry.records import RunFolder
 
 

@@ -11,11 +11,11 @@ from html import unescape
 import pytest
 from markupsafe import escape
 
-from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.json_values import dumps
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.figures import number
+from sam_rollout.report.number_format import number
 from sam_rollout.report.page import render_page
+from sam_rollout.report.panels import SECTIONS
 from tests.unit.report.conftest import Synthetic
 from tests.unit.test_json_values import strictly
 

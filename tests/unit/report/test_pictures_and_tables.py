@@ -6,11 +6,11 @@ import struct
 import pytest
 from rich.console import Console
 
-from sam_rollout.report import plots
+from sam_rollout.report import summary_pictures as plots
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.comparison_tables import print_comparison, print_learning
 from sam_rollout.report.learning import TRAINING, learning
-from sam_rollout.report.plots import plot_comparison, plot_learning
-from sam_rollout.report.tables import print_comparison, print_learning
+from sam_rollout.report.summary_pictures import plot_comparison, plot_learning
 
 
 def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.selection import load_sides
+from sam_rollout.report.run_choice import load_sides
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 SHORT, UNREADABLE = "short", "unreadable"

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.sentences import sentences
-from sam_rollout.report.tables import print_comparison
+from sam_rollout.report.comparison_tables import print_comparison
+from sam_rollout.report.verdict_sentences import sentences
 
 
 def tails(*times_s: float) -> dict[int, dict[str, float]]:

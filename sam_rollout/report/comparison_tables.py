@@ -11,8 +11,8 @@ from rich.text import Text
 
 from sam_rollout.report.compare import Comparison, Spread
 from sam_rollout.report.control_gains import control_lines
-from sam_rollout.report.figures import interval, number
-from sam_rollout.report.sentences import sentences
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.verdict_sentences import sentences
 from sam_rollout.statistics import Estimate, Gain
 
 if TYPE_CHECKING:  # a comparison need not wait for scipy

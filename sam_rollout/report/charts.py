@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from sam_rollout.dashboard.layout import Panel
+from sam_rollout.report.panels import Panel
 from sam_rollout.telemetry.curve import RunningCurve, plot
 
 # Okabe and Ito: told apart by readers with any colour vision.

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
-from sam_rollout.dashboard import layout, pictures, workspace
-from sam_rollout.dashboard.charts import Side, draw
-from sam_rollout.dashboard.layout import Panel
-from sam_rollout.dashboard.pictures import draw_sections
-from sam_rollout.dashboard.tensorboard import write_layouts
+from sam_rollout.report import panels as layout
+from sam_rollout.report import section_pictures as pictures
+from sam_rollout.report import wandb_workspace as workspace
+from sam_rollout.report.charts import Side, draw
+from sam_rollout.report.panels import Panel
+from sam_rollout.report.section_pictures import draw_sections
+from sam_rollout.report.tensorboard_layout import write_layouts
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo

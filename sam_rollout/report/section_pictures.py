@@ -8,8 +8,8 @@ import pandas as pd
 import pyarrow.compute as pc
 from matplotlib.figure import Figure
 
-from sam_rollout.dashboard.charts import COLOURS, STYLE, Side, draw
-from sam_rollout.dashboard.layout import SECTIONS, Section
+from sam_rollout.report.charts import COLOURS, STYLE, Side, draw
+from sam_rollout.report.panels import SECTIONS, Section
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.curve import RunningCurve, running_curve
 from sam_rollout.telemetry.records import RunFolder

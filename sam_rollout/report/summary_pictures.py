@@ -12,11 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from sam_rollout.dashboard.charts import COLOURS, STYLE, Side, draw
-from sam_rollout.dashboard.layout import SUMMARY, Panel
+from sam_rollout.report.charts import COLOURS, STYLE, Side, draw
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.figures import interval, number
 from sam_rollout.report.learning import Learning, LearningRow, running_band
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.panels import SUMMARY, Panel
 from sam_rollout.report.runs import Run, flat
 from sam_rollout.telemetry.curve import RunningCurve, running_curve
 
