@@ -10,7 +10,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from sam_rollout.report.compare import Comparison, Spread
-from sam_rollout.report.control_gains import control_lines
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.verdict_sentences import sentences
 from sam_rollout.statistics import Estimate, Gain
@@ -198,8 +197,6 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         if name == "gains":
             metrics = ", ".join(f"{row.title} = {row.metric}" for row in comparison.times)
             say(f"Metrics: {metrics}.", "dim")
-            for line in control_lines(comparison.sam, comparison.steps):
-                say(line)
 
 
 def _steps_line(comparison: Comparison) -> str:

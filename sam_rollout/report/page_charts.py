@@ -17,11 +17,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_rollout.report import fairness
 from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, draw, nothing
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.coverage import common_steps
 from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.pairing import common_steps, response_tokens
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.summary_pictures import BASE, SAM, heading, sides
 
@@ -112,7 +111,7 @@ def lengths(comparison: Comparison) -> list[Chart]:
     def distributions(axis: Axes) -> None:
         shares = np.linspace(0, 1, _QUANTILES)
         for runs, colour, width in ((comparison.base, BASE, 3.5), (comparison.sam, SAM, 1.3)):
-            tokens = np.quantile(fairness.response_lengths(runs, steps), shares)
+            tokens = np.quantile(response_tokens(runs, steps), shares)
             axis.plot(tokens, 100 * shares, color=colour, linewidth=width)
         axis.set(xlabel="response length, tokens", ylabel="% of responses", ylim=(0, 101))
 

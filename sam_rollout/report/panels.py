@@ -8,7 +8,6 @@ version 0.9.1.
 from dataclasses import dataclass, replace
 
 from sam_rollout.sources import NAMES
-from sam_rollout.telemetry.control import SO_FAR
 from sam_rollout.telemetry.curve import CURVE_NAME
 
 # A pattern of names; the trainer puts the data set's name and the number of samples into these.
@@ -78,14 +77,6 @@ SECTIONS = (
             Panel(
                 "Training step", ("timing_s/step", "compare/step_s_baseline"), "s",
                 zero_based=True, reading="Rollout, training and the rest.", row="step",
-            ),
-            Panel(
-                "Gain over the control within the run, so far",
-                tuple(
-                    f"sam/control/{name}{limit}"
-                    for name in SO_FAR
-                    for limit in ("", "_low", "_high")
-                ),
             ),
         ),
     ),
