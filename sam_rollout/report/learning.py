@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sam_rollout.report.run_readers import load_run
 from sam_rollout.report.runs import held_out_names
-from sam_rollout.report.sources import load_run
 from sam_rollout.statistics import Estimate, change, t_width
 from sam_rollout.telemetry.records import RunFolderError
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sam_rollout.report.run_readers import load_run
 from sam_rollout.report.runs import Run
-from sam_rollout.report.sources import load_run
 from sam_rollout.telemetry.records import RunFolderError
 
 

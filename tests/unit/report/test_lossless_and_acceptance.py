@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.report.acceptance import acceptance
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.sources import load_run
+from sam_rollout.report.run_readers import load_run
 from sam_rollout.telemetry.records import VERSION_METRIC, RunFolder
 from tests.records import by_source, engine_step, engine_steps, trace, traces
 
