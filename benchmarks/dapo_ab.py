@@ -27,12 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measuring
-from benchmarks.recorded_runs import REPOSITORY, store
-from benchmarks.training_run import read_cpu_s, train
-from sam_rollout.bench.machine import machine
-from sam_rollout.report.comparison_tables import print_comparison
-from sam_rollout.report.page import write_page
-from sam_rollout.report.recorded import (
+from benchmarks.recorded_comparison import (
     FAIR,
     RECORD,
     RESULTS,
@@ -41,6 +36,11 @@ from sam_rollout.report.recorded import (
     UNFAIR,
     compare_recorded,
 )
+from benchmarks.recorded_runs import REPOSITORY, store
+from benchmarks.training_run import read_cpu_s, train
+from sam_rollout.bench.machine import machine
+from sam_rollout.report.comparison_tables import print_comparison
+from sam_rollout.report.page import write_page
 from sam_rollout.report.summary_pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 

@@ -6,7 +6,7 @@
 """
 
 from benchmarks.measuring import REPOSITORY, RESULTS
-from sam_rollout.report.recorded import RUNS
+from benchmarks.recorded_comparison import RUNS
 from sam_rollout.report.section_pictures import draw_sections
 
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"

@@ -120,18 +120,8 @@ def compare(
     skip_first: Annotated[
         int, typer.Option(min=0, help="Leave out this many steps at the start (warm-up).")
     ] = 0,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Compare the runs recorded in this repository again; exit 1 if what is published "
-            "of them does not follow.",
-        ),
-    ] = False,
 ) -> None:
     """Compare runs without drafts (BASE) with runs with drafts (SAM)."""
-    if check:
-        return _check_recorded(bool(base or sam))
     if not base or not sam:
         raise typer.BadParameter("name runs on both sides: BASE... --with SAM...")
     from sam_rollout.report.compare import compare_folders
@@ -149,20 +139,6 @@ def compare(
 
             write_page(comparison, html)
         print_comparison(comparison, _console())  # last: its reader may go before the end
-
-
-def _check_recorded(folders_given: bool) -> None:
-    from sam_rollout.report.recorded import check_recorded
-
-    if folders_given:
-        raise typer.BadParameter("compares the recorded runs, name no others", param_hint="--check")
-    with _one_line_errors():
-        wrong = check_recorded(Path())
-    for line in wrong:
-        typer.echo(f"sam-rollout: {line}", err=True)
-    if wrong:
-        raise typer.Exit(1)
-    typer.echo("What is published follows from the recorded runs.")
 
 
 @app.command()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.recorded_comparison import RESULTS
 from sam_rollout.cli import app
-from sam_rollout.report.recorded import RESULTS
 from sam_rollout.simulation import simulated_engine as engine
 from sam_rollout.simulation.recorded_baseline import BaselineError, StepTimes, read_baseline
 from sam_rollout.simulation.simulated_engine import sample
