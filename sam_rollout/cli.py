@@ -142,21 +142,6 @@ def compare(
 
 
 @app.command()
-def learning(run: RunArgument, picture: PictureOption = None) -> None:
-    """Compare the accuracy of a run's first and last steps."""
-    from sam_rollout.report import learning as report
-    from sam_rollout.report.comparison_tables import print_learning
-
-    with _one_line_errors():
-        summary = report.learning(run)
-        print_learning(summary, _console())
-        if picture is not None:
-            from sam_rollout.report.summary_pictures import plot_learning
-
-            plot_learning(summary, picture)
-
-
-@app.command()
 def dashboard(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, for --picture and --tensorboard.")

@@ -3,11 +3,11 @@
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from sam_rollout.report.runs import Run
-from sam_rollout.sources import NAMES
+
+_OF_CONTEXTS = ("verify_context", "accepted_context")
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Acceptance:
 def acceptance(runs: list[Run], steps: list[int]) -> Acceptance:
     """What the metrics of `runs` say of their drafts."""
     names = sorted(set().union(*(run.steps.columns for run in runs)))
+    sources = [
+        SourceRow(name, _sum(runs, steps, f"drafted_{name}"), _sum(runs, steps, f"accepted_{name}"))
+        for name in _suffixes(names, "drafted_", r"(?!context_|tokens$)\w+")
+    ]
+    contexts = [
+        Context(tokens, *(_sum(runs, steps, f"{kind}_{tokens}") for kind in _OF_CONTEXTS))
+        for tokens in sorted(map(int, _suffixes(names, "verify_context_")))
+    ]
     return Acceptance(
         _positions(runs, steps, _suffixes(names, "accepted_position_")),
-        [
-            source
-            for name in _suffixes(names, "drafted_", r"(?!context_|tokens$)\w+")
-            if (source := _source(runs, steps, name)).drafted
-        ],
-        [
-            context
-            for tokens in sorted(map(int, _suffixes(names, "verify_context_")))
-            if (context := _context(runs, steps, tokens)).verified
-        ],
+        [source for source in sources if source.drafted],
+        [context for context in contexts if context.verified],
     )
 
 
@@ -104,43 +104,6 @@ def _column(runs: list[Run], steps: list[int], name: str) -> pd.Series:
     return pd.concat([run.values(name, steps) for run in runs], ignore_index=True)
 
 
-def _source(runs: list[Run], steps: list[int], name: str) -> SourceRow:
-    drafted, accepted = (
-        sum(float(_of_source(run, steps, kind, name).sum()) for run in runs)
-        for kind in ("drafted", "accepted")
-    )
-    return SourceRow(name, drafted, accepted)
-
-
-def _of_source(run: Run, steps: list[int], kind: str, name: str) -> pd.Series:
-    """Tokens of a source in each of `steps`: by the engine steps, else by the run's counter."""
-    counted = run.values(f"sam/draft/{kind}_{name}", steps).fillna(0.0)
-    if name not in NAMES:
-        return counted
-    rows = run.engine_steps[run.engine_steps["step"].isin(steps)]
-    drafted, tokens = (_by_source(rows[f"{column}_per_source"]) for column in ("drafted", kind))
-    by_step = rows[["step", "draft_tokens"]].assign(
-        # Older folders do not tell sources apart, nor does an engine that stopped taking notes.
-        by_source=drafted.sum(axis=1),
-        tokens=tokens[:, NAMES.index(name)],
-    )
-    summed = by_step.groupby("step").sum()
-    whole = summed["by_source"] == summed["draft_tokens"]
-    return summed["tokens"].where(whole).reindex(steps).fillna(counted)
-
-
-def _by_source(lists: pd.Series) -> np.ndarray:
-    """Lists by source as float [rows, sources]; 0 where there is none."""
-    table = np.zeros((len(lists), len(NAMES)))
-    told = lists.map(lambda row: row is not None and len(row) > 0).to_numpy(dtype=bool)
-    if told.any():
-        table[told] = np.stack(lists[told].to_list())
-    return table
-
-
-def _context(runs: list[Run], steps: list[int], tokens: int) -> Context:
-    verified, accepted = (
-        float(_column(runs, steps, f"sam/draft/{kind}_context_{tokens}").sum())
-        for kind in ("verify", "accepted")
-    )
-    return Context(tokens, verified, accepted)
+def _sum(runs: list[Run], steps: list[int], kind: str) -> float:
+    """A count of all runs and steps."""
+    return float(_column(runs, steps, f"sam/draft/{kind}").sum())

@@ -130,8 +130,7 @@ class Comparison:
     """Two sides next to each other, over the training steps that all their runs have.
 
     `left_out` says which runs are not part of it, and why. `series` maps the keys of `TIMES` and
-    `QUANTITIES` to frames with columns base and sam, means over runs, index training step;
-    `runs` maps them to every run's own values, columns (side, number of the run from 1).
+    `QUANTITIES` to frames with columns base and sam, means over runs, index training step.
     """
 
     base: list[Run]
@@ -145,7 +144,6 @@ class Comparison:
     acceptance: Acceptance
     lossless: Losslessness
     series: dict[str, pd.DataFrame]
-    runs: dict[str, pd.DataFrame]
 
     @property
     def fair(self) -> bool | None:
@@ -258,7 +256,6 @@ def compare(
         acceptance=acceptance(sam, steps),
         lossless=lossless,
         series={key: both.means(name) for key, name in shown},
-        runs={key: both.every(name) for key, name in shown},
     )
 
 

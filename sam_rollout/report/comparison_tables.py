@@ -1,8 +1,7 @@
-"""The tables of a comparison, said once for terminal, page and Markdown; those of learning."""
+"""The tables of a comparison, said once for terminal, page and Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -13,9 +12,6 @@ from sam_rollout.report.compare import Comparison, Spread
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.verdict_sentences import sentences
 from sam_rollout.statistics import Estimate, Gain
-
-if TYPE_CHECKING:  # a comparison need not wait for scipy
-    from sam_rollout.report.learning import Learning
 
 
 @dataclass(frozen=True)
@@ -208,32 +204,3 @@ def _steps_line(comparison: Comparison) -> str:
     if comparison.skipped:
         return f"{line}; skipped at the start: {', '.join(map(str, comparison.skipped))}"
     return f"{line}; none skipped, so a warm-up in the first one counts"
-
-
-def print_learning(learning: "Learning", console: Console) -> None:
-    """First and last steps of each accuracy, with the interval of the difference."""
-    rows = [
-        (
-            row.title,
-            f"{row.window} + {row.window} of {len(row.series)}",
-            f"{row.first:.1%}",
-            f"{row.last:.1%}",
-            f"{100 * row.welch.value:+.1f}",
-            interval(row.welch, 100).strip(),
-            interval(row.bootstrap, 100).strip(),
-            f"{row.p_value:.2g}",
-        )
-        for row in learning.rows
-    ]
-    head = (
-        "accuracy", "steps", "first", "last", "last - first,\npoints", "95 % CI,\nWelch",
-        "95 % CI,\nbootstrap", "p, Welch",
-    )  # fmt: skip
-    print_table(Table(f"Accuracy of {learning.label}, first and last steps", head, rows), console)
-    for remark in learning.remarks:
-        console.print(remark, markup=False, soft_wrap=True)
-    console.print(
-        "Both intervals take steps as independent; over so few steps trust Welch's, the bootstrap "
-        "is too narrow.",
-        style="dim",
-    )

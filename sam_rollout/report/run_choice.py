@@ -1,40 +1,18 @@
 """Which of the runs named for a comparison are compared.
 
-A repeat that crashed is left out, and so is its partner: the run of the other side with the same
-seeds. Without it that side would have prompts and luck of its own.
+A repeat that crashed is left out, and so is its partner: the run of the other side in the same
+place, which has its seeds. Without it that side would have prompts and luck of its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from sam_rollout.report.run_readers import load_run
 from sam_rollout.report.runs import Run
 from sam_rollout.telemetry.records import RunFolderError
 
-
-@dataclass
-class _Side:
-    """`lost` maps the number of every run that is left out to its seeds, None if unknown."""
-
-    name: str
-    given: int
-    runs: list[Run] = field(default_factory=list)
-    lost: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
-
-    def partner(self, run: Run) -> int | None:
-        """Number of the lost run that was to be laid beside a run of the other side."""
-        if any(run.start.seeds == other.start.seeds for other in self.runs):
-            return None
-        # What could not be read tells no seeds; scripts/compare.sh names pairs in the same order.
-        return next(
-            (
-                number
-                for number, seeds in self.lost.items()
-                if seeds == run.start.seeds or (seeds is None and number == run.number)
-            ),
-            None,
-        )
+_Side = dict[int, Run]  # by the run's place among those named for its side, from 1
 
 
 def load_sides(
@@ -46,65 +24,48 @@ def load_sides(
     side has no run with a training step.
     """
     left_out: list[str] = []
-    sides = [
-        _loaded(name, list(map(Path, paths)), left_out)
-        for name, paths in (("BASE", base), ("SAM", sam))
-    ]
-    for side in sides:
-        left_out += _leave_out_short(side)
-    left_out += _leave_out_partners(*sides)
-    return sides[0].runs, sides[1].runs, left_out
+    named = {"BASE": list(map(Path, base)), "SAM": list(map(Path, sam))}
+    sides = {name: _loaded(name, paths, left_out) for name, paths in named.items()}
+    whole = sides["BASE"].keys() & sides["SAM"].keys()
+    if len(named["BASE"]) == len(named["SAM"]) and whole:
+        for (name, runs), other in zip(sides.items(), ("SAM", "BASE"), strict=True):
+            for number in sorted(runs.keys() - whole):
+                if _has_a_seed_of_its_own(runs[number], runs.values()):
+                    left_out.append(
+                        f"{name} {number} ({runs[number].path.name}) is left out with {other} "
+                        f"{number}, its partner of the same seeds"
+                    )
+                    del runs[number]
+    return list(sides["BASE"].values()), list(sides["SAM"].values()), left_out
 
 
 def _loaded(name: str, paths: list[Path], left_out: list[str]) -> _Side:
-    side, refused = _Side(name, len(paths)), []
+    """The runs of a side that can be read and would not cost the others most of their steps."""
+    runs: _Side = {}
+    refused: RunFolderError | None = None
     for number, path in enumerate(paths, start=1):
         try:
-            run = load_run(path)
+            runs[number] = replace(load_run(path), number=number if len(paths) > 1 else None)
         except RunFolderError as error:
-            refused.append(error)
-            side.lost[number] = None
+            refused = refused or error
             left_out.append(f"{name} {number} ({path.name}) is left out: {error}")
-        else:
-            side.runs.append(replace(run, number=number if len(paths) > 1 else None))
-    if not side.runs:
-        raise refused[0]
-    return side
-
-
-def _leave_out_short(side: _Side) -> Iterator[str]:
-    """Repeats that would cost the others most of their steps."""
-    longest = max(len(run.training_steps) for run in side.runs)
+    if refused and not runs:
+        raise refused
+    longest = max(len(run.training_steps) for run in runs.values())
     if longest == 0:
-        raise RunFolderError(f"{side.runs[0].path}: no training step in it")
-    named, side.runs = side.runs, []
-    for run in named:
+        raise RunFolderError(f"{paths[0]}: no training step in it")
+    for number, run in list(runs.items()):
         own = len(run.training_steps)
-        if own and 2 * own >= longest:
-            side.runs.append(run)
-        else:
-            side.lost[run.number or 1] = run.start.seeds
-            yield (
-                f"{run.name(side.name)} ({run.path.name}) is left out: it has {own} training "
-                f"steps, another repeat {longest}"
+        if 2 * own < longest:
+            left_out.append(
+                f"{name} {number} ({run.path.name}) is left out: it has {own} training steps, "
+                f"another repeat {longest}"
             )
+            del runs[number]
+    return runs
 
 
-def _leave_out_partners(base: _Side, sam: _Side) -> Iterator[str]:
-    """Runs whose seeds the other side lost with a run."""
-    if base.given != sam.given or any(not run.start.seeds for run in [*base.runs, *sam.runs]):
-        return
-    partners = [
-        (side, other, [(run, other.partner(run)) for run in side.runs])
-        for side, other in ((base, sam), (sam, base))
-    ]
-    if any(None not in [lost for _, lost in pairs] for _, _, pairs in partners):
-        return  # nothing would be left; the findings tell that the seeds differ
-    for side, other, pairs in partners:
-        side.runs = [run for run, lost in pairs if lost is None]
-        for run, lost in pairs:
-            if lost is not None:
-                yield (
-                    f"{run.name(side.name)} ({run.path.name}) is left out with {other.name} "
-                    f"{lost}, its partner of the same seeds"
-                )
+def _has_a_seed_of_its_own(run: Run, runs: Iterable[Run]) -> bool:
+    """Whether no other run of its side has its seeds."""
+    seeds = [other.start.seeds for other in runs]
+    return bool(run.start.seeds) and seeds.count(run.start.seeds) == 1

@@ -1,4 +1,4 @@
-"""Draws a comparison or a learning summary as one picture each, about 1200 pixels wide."""
+"""Draws what sums up a comparison as one picture, about 1200 pixels wide."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from sam_rollout.report.charts import COLOURS, STYLE, Side, draw
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.learning import Learning, LearningRow, running_band
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.panels import SUMMARY, Panel
 from sam_rollout.report.runs import Run, flat
@@ -125,47 +122,3 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
     text.set_in_layout(False)  # the pad of the title makes its room; its width must not cost any
-
-
-def plot_learning(learning: Learning, path: str | Path) -> None:
-    """Writes accuracy over steps as a PNG, one panel for each recorded accuracy."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
-        axes: Sequence[Axes] = figure.subplots(1, len(learning.rows), squeeze=False)[0]
-        for axis, row in zip(axes, learning.rows, strict=True):
-            _accuracy(axis, row)
-        figure.savefig(path, dpi=DPI, format="png")
-
-
-def _accuracy(axis: Axes, row: LearningRow) -> None:
-    band = running_band(row.series)
-    axis.fill_between(band.index, band["low"], band["high"], color=BASE, alpha=0.3, linewidth=0)
-    axis.plot(row.series.index, row.series, ".", color="#666666", markersize=5)
-    axis.plot(band.index, band["mean"], color=BASE, linewidth=2)
-    for steps, mean in (
-        (row.series.index[: row.window], row.first),
-        (row.series.index[-row.window :], row.last),
-    ):
-        axis.plot([steps[0], steps[-1]], [mean, mean], color=SAM, linewidth=3)
-        axis.annotate(
-            f"{mean:.1%}",
-            ((steps[0] + steps[-1]) / 2, mean),
-            xytext=(0, -15),
-            textcoords="offset points",
-            ha="center",
-            color=SAM,
-            weight="bold",
-            path_effects=[withStroke(linewidth=3, foreground="white")],
-        )
-    points, seen = 100 * row.welch.value, "no clear change"
-    if row.welch.clear:
-        seen = f"{'up' if points > 0 else 'down'} {abs(points):.1f} points"
-    details = (
-        f"mean of last {row.window} - first {row.window}: {points:+.1f} points, 95 % CI (Welch)"
-        f"{interval(row.welch, 100)}"
-    )
-    _title(axis, f"{_capital(row.title)}: {seen}", [details])
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylabel("accuracy (blue: running mean, 95 % band)")
-    axis.set_xlabel("training step")

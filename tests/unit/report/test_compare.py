@@ -105,7 +105,7 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
     assert (len(comparison.base), len(comparison.sam)) == (2, 2)
     assert comparison.noise == "between and within runs"
     rollout = comparison.time("rollout")
-    every = comparison.runs["rollout"]
+    every = comparison.series["rollout"]
     assert rollout.base.per_step == pytest.approx(every["base"].to_numpy().mean())
     value = rollout.raw.speed_up_minus_one
     assert value.value == pytest.approx(

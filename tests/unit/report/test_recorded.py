@@ -3,9 +3,10 @@
 import json
 import re
 
+import pandas as pd
 import pytest
 
-from benchmarks import dapo_ab
+from benchmarks import dapo_ab, learning
 from benchmarks.recorded_comparison import (
     FAIR,
     RECORD,
@@ -50,6 +51,14 @@ def test_what_is_published_follows_from_the_stored_runs():
     page = (REPOSITORY / "docs" / "results.md").read_text()
     for name, table in published(recorded.comparisons).items():
         assert table in page, name
+
+
+def test_what_the_learning_run_shows_follows_from_its_steps():
+    record = json.loads((REPOSITORY / RESULTS / "learning_tiny_cpu.json").read_text())
+    steps = pd.DataFrame.from_dict(record["steps"], orient="index")
+    for stored in record["result"]:
+        made = learning.first_and_last(stored["metric"], steps[stored["metric"]].dropna())
+        assert_same({name: stored[name] for name in made}, made)
 
 
 def test_the_stored_runs_are_small_and_name_no_path_of_a_machine():
