@@ -41,7 +41,7 @@ from benchmarks.training_run import read_cpu_s, train
 from sam_rollout.bench.machine import machine
 from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.page import write_page
-from sam_rollout.report.summary_pictures import plot_comparison
+from sam_rollout.report.pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first is what the others are compared with.

@@ -7,7 +7,7 @@
 
 from benchmarks.measuring import REPOSITORY, RESULTS
 from benchmarks.recorded_comparison import RUNS
-from sam_rollout.report.section_pictures import draw_sections
+from sam_rollout.report.pictures import draw_sections
 
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
 

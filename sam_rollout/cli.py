@@ -130,7 +130,7 @@ def compare(
     with _one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
         if picture is not None:
-            from sam_rollout.report.summary_pictures import plot_comparison
+            from sam_rollout.report.pictures import plot_comparison
 
             plot_comparison(comparison, picture)
         _write_json(json_path, comparison.to_dict(), indent=2)
@@ -173,7 +173,7 @@ def dashboard(
         typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
     with _one_line_errors(workspace.DashboardError):
         if picture is not None:
-            from sam_rollout.report.section_pictures import draw_sections
+            from sam_rollout.report.pictures import draw_sections
 
             typer.echo("\n".join(map(str, draw_sections(runs or [], picture))))
         if tensorboard:

@@ -7,8 +7,6 @@ import pandas as pd
 
 from sam_rollout.report.runs import Run
 
-_OF_CONTEXTS = ("verify_context", "accepted_context")
-
 
 @dataclass(frozen=True)
 class Position:
@@ -20,30 +18,25 @@ class Position:
 
 @dataclass(frozen=True)
 class SourceRow:
-    """Draft tokens of one source that were verified and accepted."""
+    """Draft tokens of one source that were verified and accepted; `rate` is accepted / drafted."""
 
     name: str
     drafted: float
     accepted: float
-
-    @property
-    def rate(self) -> float:
-        """Accepted of the drafted ones."""
-        return self.accepted / self.drafted
+    rate: float
 
 
 @dataclass(frozen=True)
 class Context:
-    """Verified drafts of requests whose context has `tokens` tokens or more, up to the next bin."""
+    """Verified drafts of requests whose context has `tokens` tokens or more, up to the next bin.
+
+    `acceptance_length` counts the tokens that a verify step yields, bonus token included.
+    """
 
     tokens: int
     verified: float
     accepted: float
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens a verify step yields, bonus token included."""
-        return 1 + self.accepted / self.verified
+    acceptance_length: float
 
 
 @dataclass(frozen=True)
@@ -58,19 +51,19 @@ class Acceptance:
 def acceptance(runs: list[Run], steps: list[int]) -> Acceptance:
     """What the metrics of `runs` say of their drafts."""
     names = sorted(set().union(*(run.steps.columns for run in runs)))
-    sources = [
-        SourceRow(name, _sum(runs, steps, f"drafted_{name}"), _sum(runs, steps, f"accepted_{name}"))
-        for name in _suffixes(names, "drafted_", r"(?!context_|tokens$)\w+")
-    ]
-    contexts = [
-        Context(tokens, *(_sum(runs, steps, f"{kind}_{tokens}") for kind in _OF_CONTEXTS))
-        for tokens in sorted(map(int, _suffixes(names, "verify_context_")))
-    ]
-    return Acceptance(
-        _positions(runs, steps, _suffixes(names, "accepted_position_")),
-        [source for source in sources if source.drafted],
-        [context for context in contexts if context.verified],
-    )
+    sources, contexts = [], []
+    for source in _suffixes(names, "drafted_", r"(?!context_|tokens$)\w+"):
+        drafted, accepted = (_sum(runs, steps, f"{k}_{source}") for k in ("drafted", "accepted"))
+        if drafted:
+            sources.append(SourceRow(source, drafted, accepted, accepted / drafted))
+    for tokens in sorted(map(int, _suffixes(names, "verify_context_"))):
+        verified, accepted = (
+            _sum(runs, steps, f"{k}_context_{tokens}") for k in ("verify", "accepted")
+        )
+        if verified:
+            contexts.append(Context(tokens, verified, accepted, 1 + accepted / verified))
+    positions = _positions(runs, steps, _suffixes(names, "accepted_position_"))
+    return Acceptance(positions, sources, contexts)
 
 
 def _suffixes(names: list[str], stem: str, pattern: str = r"\d+") -> list[str]:

@@ -196,7 +196,7 @@ class Comparison:
                 "skipped": self.skipped,
                 "times": [asdict(row) for row in self.times],
                 "quantities": [asdict(row) for row in self.quantities],
-                "acceptance": _acceptance_dict(self.acceptance),
+                "acceptance": asdict(self.acceptance),
                 "lossless": asdict(self.lossless),
                 "series": {
                     key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
@@ -305,14 +305,4 @@ def _facts(run: Run) -> dict[str, Any]:
         "seeds": start.seeds,
         "host": start.host,
         "problems": run.problems,
-    }
-
-
-def _acceptance_dict(of: Acceptance) -> dict[str, Any]:
-    return {
-        "positions": [asdict(row) for row in of.positions],
-        "sources": [asdict(row) | {"rate": row.rate} for row in of.sources],
-        "contexts": [
-            asdict(row) | {"acceptance_length": row.acceptance_length} for row in of.contexts
-        ],
     }

@@ -22,7 +22,7 @@ from sam_rollout.report.compare import Comparison
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.pairing import common_steps, response_tokens
 from sam_rollout.report.panels import SECTIONS
-from sam_rollout.report.summary_pictures import BASE, SAM, heading, sides
+from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
 SIZE = (4.0, 2.4)  # inches; the page scales it
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}

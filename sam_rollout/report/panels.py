@@ -68,7 +68,7 @@ SECTIONS = (
             Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
             Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
-                zero_based=True, reading="Busy time of the engine; lower is faster.",
+                zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
             ),
             Panel(
                 "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
@@ -88,7 +88,7 @@ SECTIONS = (
                 "Running requests over time", picture=CURVE_NAME,
                 reading="Shaded: the long tail. The side whose line ends first is the faster.",
             ),
-            Panel("Share of the rollout", ("sam/tail/share",), "share", zero_based=True),
+            Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
@@ -100,7 +100,7 @@ SECTIONS = (
             ),
             Panel(
                 "Time per token outside the tail", ("sam/head/time_per_token_ms",), "ms",
-                zero_based=True, reading="Drafts hardly touch it: a control.",
+                zero_based=True, reading="Falls where drafts pay with many requests, too.",
             ),
             Panel("Slowest request / mean request", ("sam/tail/index",)),
             Panel(
@@ -116,7 +116,7 @@ SECTIONS = (
             Panel(
                 "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
                 row="acceptance_length",
-                reading="Tokens that a request gains per step that verifies drafts.",
+                reading="Tokens of a request per step that verifies its draft.",
             ),
             Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
             Panel(
@@ -140,7 +140,7 @@ SECTIONS = (
             Panel(
                 "Draft head that the run trains",
                 ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
-                reading="Per verify step, over responses it has not learned from; below it the "
+                reading="Per verify step, over responses it has not learned from; beside it the "
                 "head that the run began with, over the same.",
             ),
         ),
@@ -156,7 +156,7 @@ SECTIONS = (
             Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
             Panel(
                 "Reward of the training batch", ("critic/rewards/mean",), row="reward",
-                reading="Lines that part mean that the sides learnt differently.",
+                reading="Lines that part: the sides trained on other responses.",
             ),
             Panel(
                 "Response length", ("response_length/mean",), "tokens", row="response_length",

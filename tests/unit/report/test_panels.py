@@ -13,11 +13,11 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
 from sam_rollout.report import panels as layout
-from sam_rollout.report import section_pictures as pictures
+from sam_rollout.report import pictures as pictures
 from sam_rollout.report import wandb_workspace as workspace
 from sam_rollout.report.charts import Side, draw
 from sam_rollout.report.panels import Panel
-from sam_rollout.report.section_pictures import draw_sections
+from sam_rollout.report.pictures import draw_sections
 from sam_rollout.report.tensorboard_layout import write_layouts
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
@@ -155,11 +155,6 @@ def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
         "engine.png",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-
-
-def test_runs_whose_folders_have_the_same_name_are_told_apart():
-    assert pictures._names([Path("a/off"), Path("a/on")]) == ["off", "on"]
-    assert pictures._names([Path("a/on"), Path("b/on")]) == ["a/on", "b/on"]
 
 
 def test_tensorboard_gets_the_same_layout(run):

@@ -6,10 +6,10 @@ import struct
 import pytest
 from rich.console import Console
 
-from sam_rollout.report import summary_pictures as plots
+from sam_rollout.report import pictures as plots
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.comparison_tables import print_comparison
-from sam_rollout.report.summary_pictures import plot_comparison
+from sam_rollout.report.pictures import plot_comparison
 
 
 def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
