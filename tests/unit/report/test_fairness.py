@@ -114,29 +114,16 @@ def test_a_setting_that_is_not_finite_is_equal_to_itself_alone(compared, number,
     assert texts(comparison, "config") == ([] if in_both else [other])
 
 
-@pytest.mark.parametrize("sam", [{"fields": {"git": {}}}, git(None, None)])
-def test_a_commit_says_nothing_where_it_is_not_known(compared, sam):
-    """An older folder, an installed package."""
-    assert "versions" not in found(compared(**sam))
-
-
-HOST = {"cpu": "Xeon", "cpus": 2, "nodes": 1, "accelerators": {"GPU": 8.0, "H100": 1.0}}
-NO_H100 = "host accelerators.H100: 1.0 in BASE, absent in SAM"
-
-
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        ({"cpu": "EPYC"}, ["host cpu: Xeon in BASE, EPYC in SAM"]),
-        ({"nodes": 2}, ["host nodes: 1 in BASE, 2 in SAM"]),
-        ({"accelerators": {"GPU": 8.0, "A100": 1.0}},
-         ["host accelerators.A100: absent in BASE, 1.0 in SAM", NO_H100]),
-        ({"accelerators": {}}, ["host accelerators.GPU: 8.0 in BASE, absent in SAM", NO_H100]),
-    ],
-)  # fmt: skip
-def test_other_hardware_is_unfair(compared, other, told):
-    comparison = compared({"fields": {"host": HOST}}, fields={"host": HOST | other})
-    assert texts(comparison, "host") == told and comparison.fair is False
+def test_other_hardware_is_unfair(compared):
+    host = {"cpu": "Xeon", "accelerators": {"GPU": 8.0, "H100": 1.0}}
+    other = {"cpu": "EPYC", "accelerators": {"GPU": 8.0, "A100": 1.0}}
+    comparison = compared({"fields": {"host": host}}, fields={"host": other})
+    assert texts(comparison, "host") == [
+        "host accelerators.A100: absent in BASE, 1.0 in SAM",
+        "host accelerators.H100: 1.0 in BASE, absent in SAM",
+        "host cpu: Xeon in BASE, EPYC in SAM",
+    ]
+    assert comparison.fair is False
 
 
 def test_other_prompts_and_texts(compared):
@@ -158,13 +145,6 @@ def test_shorter_responses(compared):
 def test_the_wrong_side_drafting(compared):
     comparison = compared({"sam": True}, sam=False)
     assert len(texts(comparison, "drafts")) == 2 and comparison.fair is False
-
-
-def test_repeats_that_differ_among_themselves(base, synthetic):
-    other = synthetic("off-2", noise_seed=2, fields={"versions": {"vllm": "0.29.0"}})
-    comparison = compare_folders([base, other], synthetic("on", sam=True))
-    (text,) = texts(comparison, "repeats")
-    assert text.startswith("repeats of BASE differ: versions vllm: 0.28.0 in BASE 1, 0.29.0 in")
 
 
 def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
