@@ -42,7 +42,7 @@ def render_page(comparison: Comparison) -> str:
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),
-        extra=[page_charts.gains(comparison), *page_charts.lengths(comparison)],
+        extra=page_charts.lengths(comparison),
         config=_config_rows(comparison),
         runs=with_names(comparison.base, comparison.sam),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
