@@ -136,9 +136,12 @@ class Side:
     def __init__(self, config: Any, sampler: Any) -> None:
         from vllm import LLM
 
+        from sam_rollout.integrations.vllm.drafting.startup_check import (
+            check_drafters,
+            check_samplers,
+        )
+        from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
         from sam_rollout.integrations.vllm.settings import engine_arguments
-        from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
-        from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder
 
         self.engine = LLM(
             model=str(MODEL),

@@ -234,12 +234,6 @@ def sampler(
     budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
     vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
     as_json: PrintJsonOption = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Measure the targets only (one CPU thread); exit 1 if missed."
-        ),
-    ] = False,
 ) -> None:
     """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
     try:
@@ -247,16 +241,6 @@ def sampler(
     except ModuleNotFoundError as error:
         typer.echo(f"sam-rollout: {error}; install the profile of a device", err=True)
         raise typer.Exit(2) from error
-    if check:
-        if device not in (None, "cpu"):
-            raise typer.BadParameter(
-                "the targets of --check are for the CPU", param_hint="--device"
-            )
-        from sam_rollout.bench.verdicts import show_check
-
-        verdicts = program.check(vocabulary)
-        show_check(verdicts, _console())
-        raise typer.Exit(0 if all(verdict.reached for verdict in verdicts) else 1)
     device = device or program.default_device()
     if device not in ("cpu", "cuda", "npu"):
         raise typer.BadParameter(f"{device}: cpu, cuda or npu", param_hint="--device")
@@ -278,11 +262,7 @@ def drafter(
             "files, run folders. May be repeated. Those of the tiny model unless given."
         ),
     ] = None,
-    picture: PictureOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Hold the figures against targets; exit 1 if missed.")
-    ] = False,
 ) -> None:
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
@@ -290,26 +270,14 @@ def drafter(
     from sam_rollout.bench.traces import TraceError, read_sets
 
     with _one_line_errors(TraceError):
-        for path in (json_path, picture):  # now, not when all has been measured
-            if path is not None and not path.parent.is_dir():
-                raise NotADirectoryError(f"{path}: {path.parent} is no folder")
+        if json_path is not None and not json_path.parent.is_dir():  # now, not when all is measured
+            raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
         texts = read_sets(traces or [TINY_TEXTS])
         costs = program.QUICK if quick else program.CostSizes()
         with _console().status("starting") as status:
             result = program.Bench(texts, costs, progress=status.update).run()
         draft_tables.show(result, _console())
         _write_json(json_path, result)
-        if picture is not None:
-            draft_tables.plot(result, picture)
-    if check:
-        from sam_rollout.bench import draft_targets
-        from sam_rollout.bench.verdicts import show_check
-
-        verdicts = draft_targets.judge(result)
-        show_check(verdicts, _console())
-        if quick:
-            _console().print("Targets are those of a full run, which reads more.")
-        raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
 
 
 @corpus.command("build")
@@ -408,21 +376,15 @@ def _print_corpus(path: Path, info: "FileInfo") -> None:
 def head_train(
     model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")],
     output: Annotated[Path, typer.Option(help="Folder of the head.")],
-    run: Annotated[
-        list[Path] | None,
-        typer.Option(help="Run folder with recorded traces of this policy; may be repeated."),
-    ] = None,
     traces: Annotated[
-        list[Path] | None,
-        typer.Option(help="File of traces: .jsonl, .parquet, .npy; may be repeated."),
-    ] = None,
+        list[Path],
+        typer.Option(
+            help="Texts of this policy: a run folder with recorded traces, or a file "
+            "(.jsonl, .parquet, .npy); may be repeated."
+        ),
+    ],
     steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,
-    updates: Annotated[
-        int | None, typer.Option(min=1, help="Of the weights; 1500 unless --minutes is given.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="End the training after so long.")
-    ] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Of the weights.")] = 1500,
     draft_vocab: Annotated[
         int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
     ] = None,
@@ -430,57 +392,25 @@ def head_train(
         Path | None,
         typer.Option(help="Begin with this head, not with random weights."),
     ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(help="Layers whose states the head reads: 2,16,29. vLLM's default if absent."),
-    ] = None,
     learning_rate: Annotated[
         float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
     ] = 0.05,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per update.")] = 8,
-    window: Annotated[int, typer.Option(min=8, help="Part of a text in a batch, tokens.")] = 192,
     max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of initial weights and batches.")] = 0,
-    picture: PictureOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a training that was cut off.")
-    ] = False,
     split_model: Annotated[
         bool, typer.Option("--split-model", help="Under torchrun: a part of the policy each.")
     ] = False,
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
     from sam_rollout.bench.traces import TraceError
+    from sam_rollout.heads.offline import HeadRequest, train_head
+    from sam_rollout.heads.training import TrainingSettings
     from sam_rollout.settings import ConfigError
 
-    if not (texts := [*(run or []), *(traces or [])]):
-        raise typer.BadParameter("texts of the policy: --run or --traces")
-    try:
-        chosen = None if layers is None else tuple(map(int, layers.split(",")))
-    except ValueError:
-        raise typer.BadParameter(layers or "", param_hint="--layers") from None
-    from sam_rollout.heads.front import HeadRequest, train_head
-    from sam_rollout.heads.training import TrainingSettings
-
-    if updates is None and minutes is None:
-        updates = TrainingSettings.updates
+    settings = TrainingSettings(steps, updates, learning_rate)
+    request = HeadRequest(
+        model, traces, output, settings, draft_vocab, start, max_tokens, split_model
+    )
     with _one_line_errors(ConfigError, TraceError):
-        settings = TrainingSettings(
-            steps, updates, minutes, learning_rate, batch=batch, window=window, seed=seed
-        )
-        request = HeadRequest(
-            model,
-            texts,
-            output,
-            settings,
-            draft_vocab,
-            start,
-            chosen,
-            max_tokens,
-            picture,
-            resume,
-            split_model,
-        )
         train_head(request, _console())
 
 
@@ -509,7 +439,7 @@ def check_operators(
 
     Exit status 1: above the limit; 2: the check could not be made.
     """
-    from sam_rollout.integrations.vllm import operator_check as program
+    from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(
@@ -564,7 +494,7 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import report
-    from sam_rollout.doctor.experiment import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor.question import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -576,17 +506,21 @@ def doctor(
         question, findings = ask(device, words, cluster)
     except UnknownExperimentError as error:
         raise typer.BadParameter(str(error), param_hint="experiment") from error
-    with report.shown_progress() as progress:
-        if cluster:
-            from sam_rollout.doctor.nodes import examine_cluster
 
-            findings.extend(examine_cluster(question, address, progress))
-        else:
-            findings.extend(program.examine(question, progress))
-    if as_json:
-        typer.echo(report.to_json(question, findings))
+    def progress(doing: str) -> None:
+        typer.echo(f"... {doing}", err=True)
+
+    if cluster:
+        from sam_rollout.doctor.nodes import examine_cluster
+
+        findings.extend(examine_cluster(question, address, progress))
     else:
-        report.print_findings(question, findings, _console())
+        findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(report.to_json(question.device, question.experiment, findings))
+    else:
+        about = f"{question.device} {question.experiment}".strip()
+        report.print_findings(about, findings, _console())
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
 
 

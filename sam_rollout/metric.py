@@ -6,7 +6,6 @@ from dataclasses import dataclass
 SUM = "sum over replicas"
 SLOWEST = "of the replica that was busy longest"
 MEAN = "ratio of sums over replicas"
-SUM_RATIO = "over the requests or replicas of an arm"
 MAX = "maximum over replicas"
 STEP = "one value per training step"
 SO_FAR = "over the training steps up to this one, those before a resume included"

@@ -11,22 +11,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sam_rollout.bench import sides
-from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls, measure_costs
+from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
 from sam_rollout.bench.machine import machine
-from sam_rollout.bench.replay import CONTEXT_BIN, Replay, read_through, replay
+from sam_rollout.bench.replay import Replay, read_through, replay
 from sam_rollout.bench.sides import Side
 from sam_rollout.bench.traces import Trace, groups_of
 
 KS = (3, 8)
-CONTEXT_K = 3  # of the curve against context length
 SIBLINGS = 16  # texts of a group whose calls are timed
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
-COSTED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN)
-
-
-# Calls are those of the full sizes, because targets speak of them; less is read for the slowest.
-QUICK = CostSizes(steps=30, slow_tokens=65_536, slowest_rows=8, rounds=2)
+QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 
 @dataclass(frozen=True)
@@ -89,37 +84,28 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Measure everything. JSON values."""
         datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
-        acceptance, context = self.acceptance(datasets)
+        acceptance = self.acceptance(datasets)
         self.progress("calls")
         known = [trace for texts in self.sets.values() for trace in texts]
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
         calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
-        self.progress("costs")
-        long = joined(known, self.costs.long_text)
-        costs = measure_costs(self._of(COSTED_SIDES), texts, long, self.costs)
         return {
             "machine": {**machine("numpy", "numba"), **sides.versions()},
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
             "missing": self.missing,
             "sets": [data.size() for data in datasets],
             "acceptance": acceptance,
-            "context": context,
             "calls": calls,
-            "costs": costs,
         }
 
-    def acceptance(self, datasets: list[Data]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of every side and k, and those against the length of the context."""
-        acceptance, context = [], []
+    def acceptance(self, datasets: list[Data]) -> list[dict[str, Any]]:
+        """Rows of every set, k and side."""
+        rows = []
         for data in datasets:
             self.progress(data.name)
             for k in KS:
-                for side in self.there.values():
-                    result = accept(side, data, k)
-                    acceptance.append(_row(data, side, k, result))
-                    if k == CONTEXT_K:
-                        context += _context_rows(data, side, result)
-        return acceptance, context
+                rows += [_row(data, side, k, accept(side, data, k)) for side in self.there.values()]
+        return rows
 
     def _of(self, names: tuple[str, ...]) -> list[Side]:
         return [self.there[name] for name in names if name in self.there]
@@ -160,21 +146,6 @@ def _row(data: Data, side: Side, k: int, result: Replay) -> dict[str, Any]:
         "k": k,
         "mean_acceptance_length": result.mean_acceptance_length,
         "drafted_per_step": result.drafted_per_step,
-        "drafted_per_accepted": result.drafted_per_accepted if result.accepted else None,
         "steps": result.steps,
         "tokens": result.tokens,
     }
-
-
-def _context_rows(data: Data, side: Side, result: Replay) -> list[dict[str, Any]]:
-    """Acceptance against the length of the context."""
-    return [
-        {
-            "data": data.name,
-            "side": side.name,
-            "from": place * CONTEXT_BIN,
-            "mean_acceptance_length": result.tokens_at[place] / steps,
-            "steps": steps,
-        }
-        for place, steps in sorted(result.steps_at.items())
-    ]

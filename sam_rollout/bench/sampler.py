@@ -21,7 +21,6 @@ import torch
 from sam_rollout.bench import stock
 from sam_rollout.bench.counting import count
 from sam_rollout.bench.machine import machine
-from sam_rollout.bench.verdicts import Verdict
 from sam_rollout.verification import (
     DraftLayout,
     draw_gumbel,
@@ -38,13 +37,6 @@ ACCEPTANCE = 0.7  # of each draft
 DISTINCT_ROWS = 32  # contents repeat, memory does not: caches see every row's own
 MIN_REPEATS, MAX_REPEATS = 3, 31
 READ, COPY = "read all", "copy a row each"
-
-# What --check holds us to, at this size on one CPU thread.
-CHECK_BATCH, CHECK_K = 128, 4
-CHECK_BUDGET_S = 6.0
-MIN_VECTORISED_SPEEDUP = 30.0  # over ascend_0.23
-MIN_COUPLED_SPEEDUP = 15.0
-MAX_COUPLED_READS = 2.0  # times as long as reading the target probabilities
 
 
 @dataclass(frozen=True)
@@ -236,36 +228,6 @@ def _machine(setting: Setting) -> dict[str, Any]:
     if setting.device != "cpu":
         described["device"] = getattr(torch, setting.device).get_device_name()
     return described
-
-
-def check(vocabulary: int = Setting.vocabulary) -> list[Verdict]:
-    """Measure what the targets need, on one CPU thread."""
-    setting = Setting((CHECK_BATCH,), (CHECK_K,), vocabulary, budget_s=CHECK_BUDGET_S)
-    torch.set_num_threads(setting.threads)
-    other = stock.Stock("ascend_0.23", "its algorithm", stock.ascend_023)
-    timings = measure_case(make_case(CHECK_BATCH, CHECK_K, setting), [other], setting)
-    return judge({timing.name: timing for timing in timings})
-
-
-def judge(timings: dict[str, Timing]) -> list[Verdict]:
-    """Hold timings against the targets."""
-    other, read = timings["ascend_0.23"].median_ms, timings[READ].median_ms
-    vectorised, coupled = timings["vectorised"], timings["coupled"]
-    verdicts = []
-    least_speedups = ((vectorised, MIN_VECTORISED_SPEEDUP), (coupled, MIN_COUPLED_SPEEDUP))
-    for timing, least in least_speedups:
-        speedup = other / timing.median_ms
-        target = f"{timing.name}: at least {least:.0f}x as fast as vLLM-Ascend 0.23"
-        measured = f"{speedup:.1f}x ({timing.median_ms:.1f} ms, {other:.0f} ms)"
-        verdicts.append(Verdict(target, measured, speedup >= least))
-    reads = coupled.median_ms / read
-    target = f"coupled: at most {MAX_COUPLED_READS:.0f}x the time of reading the probabilities"
-    measured = f"{reads:.2f}x ({coupled.median_ms:.1f} ms, {read:.1f} ms)"
-    verdicts.append(Verdict(target, measured, reads <= MAX_COUPLED_READS))
-    for name in OURS:
-        waits = timings[name].synchronisations
-        verdicts.append(Verdict(f"{name}: no synchronisation", str(waits), waits == 0))
-    return verdicts
 
 
 def show(result: dict[str, Any], console: Console) -> None:

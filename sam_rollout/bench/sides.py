@@ -71,10 +71,6 @@ class Session:
     def end_step(self) -> None:
         """A training step has ended: all its requests are finished."""
 
-    def nbytes(self) -> int | None:
-        """Bytes held now, None where the drafter does not say."""
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -168,10 +164,6 @@ class OwnSession(Session):
     def end_step(self) -> None:
         """As in an engine."""
         self._session.end_step()
-
-    def nbytes(self) -> int | None:
-        """Bytes of all sources."""
-        return self.drafter.usage().bytes
 
 
 class _SourcesSession(OwnSession):

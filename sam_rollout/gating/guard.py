@@ -6,7 +6,7 @@ import logging
 from sam_rollout.config import GateConfig
 from sam_rollout.gating.agreement import AgreedGate, Exchange
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.gating.gate import ClosedGate, Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating.gate import Gate, ScheduleGate
 from sam_rollout.gating.step import EngineStep
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class GuardedGate:
             self._failures += 1
             with contextlib.suppress(Exception):
                 self._last_report = self._gate.drain()
-            self._gate = ClosedGate()
+            self._gate = ScheduleGate({}, 0)
             logger.warning(
                 "The gate failed and is closed; the rollout continues without drafts.",
                 exc_info=True,
@@ -68,19 +68,10 @@ def make_gate(
         max_draft_tokens: k.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
-    fixed = fixed_gate(config, max_draft_tokens)
-    gate = fixed
+    fixed = ScheduleGate(config.budgets(max_draft_tokens), max_draft_tokens)
+    gate: Gate = fixed
     if config.kind == "auto":
         gate = AutoGate(max_rows, max_draft_tokens, config.exploration)
     if exchange is not None and config.kind != "closed":
         gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
     return GuardedGate(gate)
-
-
-def fixed_gate(config: GateConfig, max_draft_tokens: int) -> Gate:
-    """The gate that looks at the number of running requests alone; `threshold` for `auto`."""
-    if config.kind == "closed":
-        return ClosedGate()
-    if config.kind == "schedule":
-        return ScheduleGate(config.schedule_by_rows(), max_draft_tokens)
-    return ThresholdGate(config.threshold, max_draft_tokens)

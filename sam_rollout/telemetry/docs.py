@@ -43,8 +43,8 @@ far as drafting; `sam/draft/acceptance_length` is the figure to compare with oth
 whose records were lost are left out.
 
 With `trainer.rollout_data_dir` each response in verl's dump has `spec_num_draft_tokens`,
-`spec_num_accepted_tokens`, `spec_num_verify_steps`, `generation_s` and `control` beside its text,
-all null where the response's records were lost.
+`spec_num_accepted_tokens`, `spec_num_verify_steps` and `generation_s` beside its text, all null
+where the response's records were lost.
 """
 
 _TABLES_INTRODUCTION = """\

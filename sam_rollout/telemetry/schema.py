@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sam_rollout.metric import MAX, MEAN, SLOWEST, SO_FAR, STEP, SUM, SUM_RATIO, Metric
+from sam_rollout.metric import MAX, MEAN, SLOWEST, SO_FAR, STEP, SUM, Metric
 from sam_rollout.sources import NAMES, SOURCES
 from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS
@@ -31,11 +31,6 @@ GROUPS = {
     "drafts are of greedy ones over new responses, before the head learned from these.",
     "gate": "Whether the gate let the drafter draft. All zero where there is no drafter.",
     "sampler": "Samplers of the engine, ours or its own, in runs with a drafter.",
-    "control": "The requests that are sampled without drafts, beside the others. Training traffic "
-    "of runs with drafts and `rollout_telemetry.control_share` above 0; what a step cannot tell "
-    "(an arm without requests, an interval of a single unit) is left out. Intervals are of 95 %: "
-    "Welch's t on the logarithms of ratios of sums, with the jackknife's variance over prompts or "
-    "over replicas; of gains so far Student's t with that variance over training steps.",
     "routing": "Where requests ran.",
     "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
     "sentinel": "What the sentinel finds wrong with the drafts: 1, else 0. Training steps of runs "
@@ -271,73 +266,6 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("gate/measured_tokens", "tokens", SUM, "Tokens of the measured steps."),
     ("gate/decoding_s", "s", SUM, "Time of all steps, without what interrupted them."),
     ("gate/trial_loss_s", "s", SUM, "Time that trials lost against the budget chosen."),
-    ("gate/regret_s", "s", SUM,
-     "Time lost against the best fixed threshold and least chance, by the latest estimates."),
-    ("gate/compared_s", "s", SUM, "All time that regret_s is part of."),
-    ("control/share", "1", SUM_RATIO, "Control requests / all requests."),
-    ("control/requests", "requests", SUM, "Requests sampled without drafts."),
-    ("control/drafted_requests", "requests", SUM, "All other requests."),
-    ("control/drafted_tokens_per_step", "tokens", SUM_RATIO,
-     "Unit groups: tokens that a request with drafts gains in an engine step while the gate is "
-     "open, steps for which no draft was found included."),
-    ("control/tokens_per_step", "tokens", SUM_RATIO,
-     "The same for control requests: 1 by construction, unless steps are filled up, when a "
-     "filling token that the model samples counts."),
-    ("control/gain", "1", SUM_RATIO,
-     "Unit groups: drafted_tokens_per_step / tokens_per_step - 1. Without filling the control "
-     "arm's value is 1, so this is what the drafted arm gains per step, less 1: a gain in "
-     "tokens per step over the steps there were, not in time. How long those steps would have "
-     "been without drafts it does not tell; for time there is unit replicas."),
-    ("control/gain_low", "1", SUM_RATIO, "Lower limit of gain, over prompts."),
-    ("control/gain_high", "1", SUM_RATIO, "Upper limit of gain, over prompts."),
-    ("control/replica_rollout_s", "s", "mean over control replicas",
-     "Unit replicas: busy time of a control replica."),
-    ("control/drafted_replica_rollout_s", "s", "mean over the other replicas",
-     "Unit replicas: busy time of a replica with drafts."),
-    ("control/rollout_gain", "1", SUM_RATIO,
-     "Unit replicas: replica_rollout_s / drafted_replica_rollout_s - 1. Assumes that replicas "
-     "were given like work. That holds on average over steps where all prompts of a round are "
-     "handed out before any of them runs; dynamic_sampling.kind=refill would give the faster "
-     "replicas more and is refused. A control replica runs the drafter, too, and uses no draft:"
-     " the baseline is sam=matched, not sam=off."),
-    ("control/rollout_gain_low", "1", SUM_RATIO, "Its lower limit, over replicas."),
-    ("control/rollout_gain_high", "1", SUM_RATIO, "Its upper limit, over replicas."),
-    ("control/tail_time_per_token_ms", "ms", SUM_RATIO,
-     "Unit replicas: tail/time_per_token_ms of control replicas."),
-    ("control/drafted_tail_time_per_token_ms", "ms", SUM_RATIO,
-     "Unit replicas: tail/time_per_token_ms of the other replicas."),
-    ("control/tail_gain", "1", SUM_RATIO,
-     "Unit replicas: tail_time_per_token_ms / drafted_tail_time_per_token_ms - 1."),
-    ("control/tail_gain_low", "1", SUM_RATIO, "Its lower limit, over replicas."),
-    ("control/tail_gain_high", "1", SUM_RATIO, "Its upper limit, over replicas."),
-    ("control/rollout_without_drafts_s", "s", "of the replica for which it is longest",
-     "Estimate of what engine/rollout_s would be without any draft. Every accepted token spared"
-     " its request a step: each busy period goes on until the last request would have ended, in"
-     " steps as long as the open ones that verified nothing (if none: as the open ones less the"
-     " drafter's time). Assumes the same texts, nobody waiting for a place while the gate is "
-     "open, and that a step would have been shorter by the drafter's time only, so it is too "
-     "long by what verification costs, and by what other scheduling of sam=off saves. Beside "
-     "engine/rollout_s it shows the gain of this step, which control requests make smaller than"
-     " a run without control would have it."),
-    ("control/rollout_without_drafts_low_s", "s", "of the same replica",
-     "Its lower limit, by how well the mean length of a step without drafts is known: Student's"
-     " t over such steps, taken as independent. It holds nothing of the assumptions."),
-    ("control/rollout_without_drafts_high_s", "s", "of the same replica", "Its upper limit."),
-    *(
-        row
-        for gain, unit, of in (
-            ("without_drafts_gain", "", "rollout_without_drafts_s / engine/rollout_s"),
-            ("gain", "Unit groups: ", "drafted_tokens_per_step / tokens_per_step"),
-            ("rollout_gain", "Unit replicas: ", "replica_rollout_s / drafted_replica_rollout_s"),
-            ("tail_gain", "Unit replicas: ",
-             "tail_time_per_token_ms / drafted_tail_time_per_token_ms"),
-        )
-        for row in (
-            (f"control/{gain}_so_far", "1", SO_FAR, f"{unit}{of} - 1, of sums."),
-            (f"control/{gain}_so_far_low", "1", SO_FAR, "Its lower limit, over steps."),
-            (f"control/{gain}_so_far_high", "1", SO_FAR, "Its upper limit, over steps."),
-        )
-    ),
     ("rounds/count", "rounds", STEP, "Generation rounds until the batch was full."),
     ("rounds/time_mean_s", "s", STEP,
      "Time of one generation round, averaged over rounds and data-parallel domains."),
@@ -367,6 +295,8 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("compare/step_s_baseline", "s", STEP, "The baseline's timing_s/step."),
     ("compare/response_length_baseline", "tokens", STEP, "The baseline's response_length/mean."),
     ("compare/reward_baseline", "1", STEP, "The baseline's critic/rewards/mean."),
+    ("compare/probs_diff_baseline", "1", STEP,
+     "The baseline's training/rollout_probs_diff_mean."),
     ("compare/speedup_rollout", "1", STEP,
      "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast."),
     ("compare/speedup_tail", "1", STEP, "Baseline / this run, time in the long tail."),
@@ -384,7 +314,6 @@ GATE_RATIOS = (
     ("gate/measured_ms_per_token", "ms", "gate/measured_s", "gate/measured_tokens", 1e3),
     ("gate/predicted_ms_per_token", "ms", "gate/predicted_s", "gate/measured_tokens", 1e3),
     ("gate/trial_loss_share", "1", "gate/trial_loss_s", "gate/decoding_s", 1.0),
-    ("gate/regret_share", "1", "gate/regret_s", "gate/compared_s", 1.0),
 )
 
 

@@ -210,7 +210,7 @@ VLLM_PROPOSER: Table = {
     },
 }
 
-# What scheduling.py, async_scheduler.py and late_binding.py (integrations/vllm) rely on.
+# What integrations/vllm/scheduling relies on.
 VLLM_LATE_BINDING: Table = {
     "config.vllm": {
         "VllmConfig.__post_init__": (
@@ -518,7 +518,7 @@ ASCEND_DATA_PARALLEL: Table = {
 
 VLLM_CONFIGURATION: Table = {
     "config.vllm": {
-        "VllmConfig.additional_config": "carries SamConfig into every engine process, as a dict",
+        "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
         "VllmConfig.speculative_config": "None is how the drafter is absent",
     },
     "sampling_params": {
@@ -588,7 +588,7 @@ VLLM_STATISTICS_BY_POSITION: Table = {
     },
 }
 
-# What sam_rollout/integrations/vllm/cpu_workarounds.py replaces.
+# What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
 VLLM_CPU_WORKAROUNDS: Table = {
     "model_executor.layers.utils": {
         "dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
@@ -619,7 +619,7 @@ VLLM_CPU_WORKAROUNDS: Table = {
     },
 }
 
-# What sam_rollout/integrations/vllm/second_runner.py and runner_choice.py rely on.
+# What sam_rollout/integrations/vllm/second_runner/speculator.py and runner_choice.py rely on.
 VLLM_SECOND_RUNNER: Table = {
     "config.vllm": {
         "VllmConfig._get_v2_model_runner_unsupported_features": (
@@ -1140,7 +1140,7 @@ VLLM_LATE_BINDING_BY_NUMBER: Table = {
     },
 }
 
-# What integrations/vllm_ascend/late_binding.py and scheduling.py rely on beside that.
+# What integrations/vllm_ascend/scheduling relies on beside that.
 VLLM_ASCEND_LATE_BINDING: Table = {
     "worker.model_runner_v1": {
         "NPUModelRunner.execute_model(scheduler_output, intermediate_tensors)": (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
 from tests.integration.conftest import MODEL
 from tests.integration.responses import generate
 

@@ -26,8 +26,7 @@ import pytest
 
 from benchmarks.measuring import MODEL, load_prompts, requests_of, vllm_requests
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
-from sam_rollout.gating import GuardedGate
-from sam_rollout.gating.gate import ClosedGate
+from sam_rollout.gating import GuardedGate, ScheduleGate
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources.model import ModelSourceConfig
 
@@ -50,7 +49,7 @@ EVENTS = {
 }  # fmt: skip
 
 
-class RandomGate(ClosedGate):
+class RandomGate(ScheduleGate):
     """Opens and closes without a reason."""
 
     def __init__(self, chance: random.Random, k: int) -> None:
@@ -223,7 +222,7 @@ def engine_of(sam: SamConfig, **sizes: Any) -> Any:
 
 def live(seed: int, known: list[Any]) -> Counter[str]:
     """One engine's life; what happened in it."""
-    from sam_rollout.integrations.vllm import late_binding
+    from sam_rollout.integrations.vllm.scheduling import late_binding
     from tests.emulated_device import asynchronous_scheduling
 
     chance = random.Random(seed)

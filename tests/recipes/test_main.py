@@ -71,8 +71,3 @@ def test_the_command_ends_with_that_line_alone(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith("Configuration error: experiment = 'nope': unknown option; known opt")
     assert "tiny_cpu" in line and (done.returncode, done.stdout) == (1, "")
-
-
-def test_hydras_traceback_is_there_for_who_asks(tmp_path):
-    done = typed("experiment=nope", folder=tmp_path, HYDRA_FULL_ERROR="1")
-    assert "MissingConfigException" in done.stderr and done.returncode == 1

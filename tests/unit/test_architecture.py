@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "automaton", "config", "drafting", "gating", "hardware", "identity", "session", "sources",
         "verification",
     },
-    "heads": {"bench", "json_values", "report", "settings", "sources"},
+    "heads": {"bench", "json_values", "settings", "sources"},
     "simulation": {
         "bench", "config", "gating", "identity", "json_values", "session", "sources", "telemetry",
     },

@@ -108,12 +108,11 @@ def test_a_corpus_that_cannot_be_built_says_why(tmp_path, monkeypatch, name, arg
     assert not (tmp_path / "a.sam").exists()
 
 
-@pytest.mark.parametrize("option", ["--json", "--picture"])
-def test_a_benchmark_that_could_not_be_written_down_is_not_run(tmp_path, monkeypatch, option):
+def test_a_benchmark_that_could_not_be_written_down_is_not_run(tmp_path, monkeypatch):
     from sam_rollout.bench import drafts
 
     monkeypatch.setattr(drafts.Bench, "run", lambda self: pytest.fail("measured"))
-    line = one_line_error(run_cli("bench", "drafter", option, tmp_path / "no" / "a"))
+    line = one_line_error(run_cli("bench", "drafter", "--json", tmp_path / "no" / "a"))
     assert line.endswith(f"{tmp_path / 'no'} is no folder")
 
 
@@ -179,7 +178,7 @@ def test_reference_writes_and_checks_its_pages(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])
 def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
-    from sam_rollout.integrations.vllm import operator_check
+    from sam_rollout.integrations.vllm.operators import operator_check
 
     def fails(_):
         raise error from ImportError("the cause")

@@ -140,11 +140,6 @@ def test_presets_that_save_do_not_keep_every_checkpoint(name):
     assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2
 
 
-def test_the_large_model_is_validated_as_verl_advises():
-    values = composed("experiment=qwen3_235b_910c").actor_rollout_ref.rollout
-    assert (values.temperature, values.top_p, values.val_kwargs.n) == (1.0, 1.0, 64)
-
-
 def test_two_nodes_train_as_one_does():
     one, two = (resolved(f"experiment={name}") for name in ("tiny_cpu", "tiny_cpu_2nodes"))
     changed = {path for path in differing(one, two) if not path.startswith("trainer.")}
@@ -168,11 +163,6 @@ def test_the_tiny_shape_is_that_of_the_shipped_model():
         "vocab": model["vocab_size"],
         "tied_embeddings": model["tie_word_embeddings"],
     }
-
-
-def test_the_cpus_kv_cache_is_what_the_engine_is_told():
-    config = composed("device=cpu")
-    assert str(config.hardware.kv_cache_gib) == config.environment.VLLM_CPU_KVCACHE_SPACE
 
 
 @pytest.mark.parametrize("device", [path.stem for path in (CONFIGS / "device").glob("*.yaml")])
@@ -262,15 +252,13 @@ def test_the_reference_names_no_key_that_does_not_exist():
     assert [name for name in groups if name not in known | sections] == []
 
 
-def test_the_reference_lists_every_option_of_every_group():
-    for option in GROUP_OPTIONS:
-        assert f"`{option}`" in REFERENCE, option
-
-
-def test_the_reference_lists_the_devices_variables():
-    for path in (CONFIGS / "device").glob("*.yaml"):
-        for name in OmegaConf.load(path).environment:
-            assert f"`{name}`" in REFERENCE, name
+def test_the_reference_lists_options_and_variables():
+    variables = [
+        name
+        for path in (CONFIGS / "device").glob("*.yaml")
+        for name in OmegaConf.load(path).environment
+    ]
+    assert [name for name in [*GROUP_OPTIONS, *variables] if f"`{name}`" not in REFERENCE] == []
 
 
 def test_the_references_example_experiment_composes(tmp_path):

@@ -79,12 +79,6 @@ def test_each_milestone_is_told_once_and_in_order(run, follower, capsys):
     ]
 
 
-def test_the_baselines_engine_comes_up_too(run, follower, capsys):
-    run.log("(SamHttpServer) sam_rollout: no drafter (sam.enabled=false)")
-    follower.poll()
-    assert messages(capsys) == ["engine is up: sam_rollout: no drafter (sam.enabled=false)"]
-
-
 def test_each_step_is_told_once(run, follower, capsys):
     run.start()
     run.step(1, **{"critic/score/mean": -0.25, "sam/draft/acceptance_length": 1.5})
@@ -94,13 +88,6 @@ def test_each_step_is_told_once(run, follower, capsys):
     run.step(2)
     follower.poll()
     assert messages(capsys) == ["step 2/2  step 2.5 s"]
-
-
-def test_a_run_that_counts_epochs_has_no_last_step_to_show(run, follower, capsys):
-    run.start(total=None)
-    run.step(1)
-    follower.finish()
-    assert messages(capsys) == ["step 1  step 2.5 s"]
 
 
 def test_a_finished_run_ends_without_its_log(run, follower, capsys):

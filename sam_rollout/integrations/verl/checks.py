@@ -81,8 +81,8 @@ def settled(config: DictConfig) -> RunConfig:
 
 def _check_settings(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Check how settings go together."""
-    layout = check_layout(config)
-    yield from map(Note, _notes(config, run, layout.rollout.replicas))
+    check_layout(config)
+    yield from map(Note, _notes(config, run))
 
 
 # In the order in which they are asked; the cheap ones first. The first list is about the command
@@ -154,7 +154,7 @@ def _check_corpus(sam: SamConfig, vocabulary: int) -> None:
         check_fit(corpus, check_corpus(corpus), vocabulary=vocabulary, tokenizer="")
 
 
-def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
+def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Check how settings go together; yield what is allowed but worth a word."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
@@ -177,10 +177,6 @@ def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
             f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
             "sam.gate.kind=threshold does"
         )
-    run.telemetry.check_control(replicas, refills=sampling.kind == "refill")
-    most = run.sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
-    if run.telemetry.control_share and not (run.sam.enabled and most):
-        yield "rollout_telemetry.control_share: there is no control without drafts"
     yield from _check_baseline(config, run.compare.baseline_run)
 
 

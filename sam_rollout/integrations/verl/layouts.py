@@ -64,15 +64,12 @@ def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
     if actor.strategy == "megatron":
         return _megatron_layout(config, layers)
     shards = actor.fsdp_config.fsdp_size
-    sequence = actor.ulysses_sequence_parallel_size
     return TrainingLayout(
         engine="fsdp",
         devices=_devices(config),
         stage_layers=(layers,),
-        micro_tokens=_micro_tokens(config, sequence),
-        sequence=sequence,
+        sequence=actor.ulysses_sequence_parallel_size,
         shards=_devices(config) if shards < 1 else min(shards, _devices(config)),
-        full_recompute=config.actor_rollout_ref.model.enable_gradient_checkpointing,
         offload_parameters=actor.fsdp_config.param_offload,
         offload_optimizer=actor.fsdp_config.optimizer_offload,
     )
@@ -87,13 +84,11 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
         engine="megatron",
         devices=_devices(config),
         stage_layers=_stage_layers(config, layers),
-        micro_tokens=_micro_tokens(config, megatron.context_parallel_size),
         tensor=tensor,
         pipeline=megatron.pipeline_model_parallel_size,
         context=megatron.context_parallel_size,
         expert=megatron.expert_model_parallel_size,
         expert_tensor=tensor if given is None else given,
-        full_recompute=overrides.get("recompute_granularity") == "full",
         offload_parameters=megatron.param_offload,
         offload_optimizer=megatron.optimizer_offload,
         swap_optimizer=bool(overrides.get("swap_optimizer")),
@@ -123,15 +118,6 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
             "override_transformer_config.num_layers_in_{first,last}_pipeline_stage",
         )
     return tuple(ends.get(stage, rest // between if between else 0) for stage in range(stages))
-
-
-def _micro_tokens(config: DictConfig, sharing: int) -> int:
-    """Tokens of a micro-batch on one of the devices that share its sequences."""
-    actor = config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz:
-        return actor.ppo_max_token_len_per_gpu
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    return -(-actor.ppo_micro_batch_size_per_gpu * longest // sharing)
 
 
 def check_layout(config: DictConfig) -> RunLayout:

@@ -24,7 +24,6 @@ DUMPED = {
     "spec_num_accepted_tokens": "accepted_tokens",
     "spec_num_verify_steps": "verify_steps",
     "generation_s": "generation_s",
-    "control": "control",
 }
 
 
@@ -39,18 +38,14 @@ class ResponseCounts(NamedTuple):
     accepted_tokens: int = 0
     verify_steps: int = 0
     generation_s: float = 0.0
-    control: bool = False
-    group: str = ""
 
     def plus(self, other: ResponseCounts) -> ResponseCounts:
-        """Both together; a response is one of control if any part was, of the first one's group."""
+        """Both together."""
         return ResponseCounts(
             self.drafted_tokens + other.drafted_tokens,
             self.accepted_tokens + other.accepted_tokens,
             self.verify_steps + other.verify_steps,
             self.generation_s + other.generation_s,
-            self.control or other.control,
-            self.group or other.group,
         )
 
 
@@ -79,8 +74,6 @@ class ResponseBook:
                     row["accepted_tokens"],
                     row["verify_steps"],
                     row["end_s"] - row["start_s"],
-                    row["control"],
-                    row["group"],
                 )
                 counts[request_id] = counts.get(request_id, ResponseCounts()).plus(one)
         self._steps = [*self._steps, counts][-KEPT_STEPS:]

@@ -35,26 +35,29 @@ from sam_rollout.integrations.verl.history_sharing import (
 )
 from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.sharing import TextSharing
-from sam_rollout.integrations.vllm.dead_engine import CAUSE_ENV, answer_or_die, cause_of_death
-from sam_rollout.integrations.vllm.engine_group import (
-    EngineRecorders,
-    ask_engines,
-    engine_count,
-)
-from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
-from sam_rollout.integrations.vllm.startup_check import (
+from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
     check_alive,
     check_drafters,
     check_samplers,
 )
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
+from sam_rollout.integrations.vllm.serving.dead_engine import (
+    CAUSE_ENV,
+    answer_or_die,
+    cause_of_death,
+)
+from sam_rollout.integrations.vllm.serving.engine_group import (
+    EngineRecorders,
+    ask_engines,
+    engine_count,
+)
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.model import IN_TEXT
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY as CONTROL_KEY
 from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.records import (
     RequestRecord,
@@ -93,7 +96,6 @@ class _FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    control: bool
 
     def who_and_when(self) -> dict[str, Any]:
         """The columns that a request's record and its trace share."""
@@ -167,17 +169,11 @@ class SamHttpServer(vLLMHttpServer):
             self._failed_call = f"replica {self.replica_rank} failed in {method}: {describe(error)}"
             raise
 
-    def _read_settings(self) -> EngineSettings:
-        engine_kwargs = self.config.engine_kwargs[self._get_engine_kwargs_key()]
-        return EngineSettings.from_mapping(
-            engine_kwargs["additional_config"][ADDITIONAL_CONFIG_KEY]
-        )
-
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
         keep_rules_with_drafts()  # where entry points are not installed
         await super().run_server(args)
-        self._settings = settings = self._read_settings()
+        self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
         # Printed, not logged: the proof belongs in every log, whatever its level.
@@ -257,7 +253,7 @@ class SamHttpServer(vLLMHttpServer):
     def _resolve_sleep_level(self) -> int:
         """At most 1 with a model that drafts: nobody sends its weights again, as of verl's MTP."""
         level = super()._resolve_sleep_level()
-        sam = self._read_settings().sam
+        sam = self._settings.sam
         return min(level, 1) if sam.drafts_with_model and sam.sources.model.path else level
 
     async def generate(
@@ -272,7 +268,6 @@ class SamHttpServer(vLLMHttpServer):
             await self._probe(prompt_ids)
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
-        control = self._is_control(identity)
         start_s = time.time()
         self._recorders.work_arrived()
         # verl reads the last output only; without this every token of every request is handed
@@ -280,7 +275,6 @@ class SamHttpServer(vLLMHttpServer):
         sampling_params = {
             **sampling_params,
             "output_kind": RequestOutputKind.FINAL_ONLY,
-            "extra_args": {**extra_args, CONTROL_KEY: control},
         }
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
@@ -298,20 +292,10 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
-                control=control,
             )
         )
         output.extra_fields[REQUEST_ID_FIELD] = request_id
         return output
-
-    def _is_control(self, identity: RequestIdentity | None) -> bool:
-        """Whether a request is sampled without drafts; of training traffic only."""
-        control = self._settings.control
-        if control is None or identity is None or identity.split != TRAIN_SPLIT:
-            return False
-        return control.is_control(
-            step=identity.step, group=identity.group, replica=self.replica_rank
-        )
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
         """Tell the servers of all replicas from now on what this one samples, and hear of theirs.
@@ -448,7 +432,6 @@ class SamHttpServer(vLLMHttpServer):
                     prompt_tokens=len(request.prompt_ids),
                     response_tokens=len(request.response_ids),
                     finish_reason=request.finish_reason,
-                    control=request.control,
                     **request.who_and_when(),
                     **totals.get(request.request_id, RequestTotals())._asdict(),
                 )

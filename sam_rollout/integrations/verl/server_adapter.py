@@ -16,7 +16,7 @@ vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class SamServerAdapter(ServerAdapter):
-    """One per training process; see `integrations/vllm/head_update.py` for the other side."""
+    """One per training process; `model_drafts/head_update.py` of vLLM's is the other side."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from sam_rollout.config import RunConfig, SourcesConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
-from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.history import DISK_BYTES_PER_TOKEN
 from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
@@ -32,22 +31,15 @@ ROUND_SHARE = 4
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """Decide what is left to the run; without drafts, too: both sides of a comparison say the same.
 
+    Each decision is a line in `RunConfig.decisions`, with its reason.
+
     Args:
         config: As composed, its layout checked.
         run: Our settings of it.
     """
-    sources, _ = _settled(config, run)
-    return replace(run, sam=replace(run.sam, sources=sources))
-
-
-def explain_sources(config: DictConfig) -> list[str]:
-    """What was decided, and why: a line for each decision.
-
-    Args:
-        config: As composed; in a translated one everything is decided.
-    """
-    run = read_run_config(config)
-    return _settled(config, run)[1] if run.sam.enabled else []
+    sources, lines = _settled(config, run)
+    decisions = tuple(lines) if run.sam.enabled else ()
+    return replace(run, sam=replace(run.sam, sources=sources), decisions=decisions)
 
 
 def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
@@ -109,7 +101,7 @@ def _no_history(config: DictConfig, run: RunConfig) -> str:
     )
 
 
-@functools.cache  # read for the decision and again for the line that explains it
+@functools.cache  # a program may check its configuration more than once
 def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
     """Count rows and distinct prompts of parquet files; zeros where that cannot be told."""
     try:

@@ -35,7 +35,6 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
-from sam_rollout.integrations.verl.probability_difference import FIELDS, probability_differences
 from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
@@ -43,14 +42,12 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
-from sam_rollout.integrations.verl.translation import control_assignment
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
 from sam_rollout.telemetry.aggregate import aggregate, head_gain
 from sam_rollout.telemetry.baseline import Baseline
-from sam_rollout.telemetry.control import control_metrics, so_far
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import metric_name
-from sam_rollout.telemetry.sentinel import ProbabilityDifferences, Sentinel, TrainingStep
+from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +65,6 @@ def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, fl
 class SamTrainerSync(PPOTrainerSync):
     """Synchronous PPO/DAPO trainer that records what its rollouts did."""
 
-    _compares = True  # rollout and trainer probabilities, as long as both can be read
     _trains_head = False  # a draft head, along with the policy
     _step_s = 0.0  # of the step before
 
@@ -79,15 +75,12 @@ class SamTrainerSync(PPOTrainerSync):
         super().__init__(config)
         self._run = read_run_config(config)
         self._telemetry = self._run.telemetry
-        self._control = control_assignment(config, self._run)
         self._responses = ResponseBook(dumped=bool(config.trainer.get("rollout_data_dir", None)))
         self._run_folder = RunFolder(config.run_dir)
         self._run_info = collect_run_info(config, self._run.sam)
         self._run_folder.write_start(self._run_info)
         path = self._run.compare.baseline_run
-        earlier = self._earlier_steps() if path or self._control.share else {}
-        self._baseline = Baseline(path, earlier) if path else None
-        self._control_steps = earlier if self._control.share else {}
+        self._baseline = Baseline(path, self._earlier_steps()) if path else None
         self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
         self._curve_logger: CurveLogger | None = None
         self._recording = RecordingClock()
@@ -272,7 +265,7 @@ class SamTrainerSync(PPOTrainerSync):
                 )
             if (sentinel := self._sentinel) is not None:
                 metrics |= _attempt(
-                    lambda: self._watch(sentinel, batch, metrics),
+                    lambda: self._watch(sentinel, metrics),
                     "This step is not looked at by the sentinel.",
                 )
         with self._recording.running(CURVE_S):
@@ -280,13 +273,10 @@ class SamTrainerSync(PPOTrainerSync):
         metrics.update(self._recording.take(metrics.get("timing_s/step")))
         self._write_step(metrics)
 
-    def _watch(
-        self, sentinel: Sentinel, batch: KVBatchMeta, metrics: dict[str, Any]
-    ) -> dict[str, float]:
+    def _watch(self, sentinel: Sentinel, metrics: dict[str, Any]) -> dict[str, float]:
         """Say what is wrong with the step's drafts, in the log and to wandb."""
         reports, self._reports = self._reports, []
-        differences = self._probability_differences(batch)
-        findings, values = sentinel.look(TrainingStep(metrics, reports, differences))
+        findings, values = sentinel.look(TrainingStep(metrics, reports))
         for finding in findings:
             text = f"training step {self.global_steps}: {finding}."
             logger.warning("Sentinel, %s", text)
@@ -294,25 +284,6 @@ class SamTrainerSync(PPOTrainerSync):
             if isinstance(backend, GuardedWandb):
                 backend.alert(f"sam_rollout: {finding.name}", text)
         return values
-
-    def _probability_differences(self, batch: KVBatchMeta) -> ProbabilityDifferences | None:
-        """Of the step's responses; None where they are not asked for, or not to be had."""
-        if not (self._compares and self._control.share):
-            return None
-        if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
-            return None
-        try:
-            return probability_differences(batch, self._responses.counts)
-        except Exception:
-            # What is not stored in one step (old_log_probs is not with every loss) never is.
-            self._compares = False
-            logger.warning(
-                "The sentinel cannot read %s: rollout and trainer probabilities are not compared "
-                "in this run.",
-                ", ".join(FIELDS),
-                exc_info=True,
-            )
-            return None
 
     def _log_curve(self) -> None:
         """Draw the step's rollout, outside of what the step's timers measure."""
@@ -365,38 +336,10 @@ class SamTrainerSync(PPOTrainerSync):
         if split == TRAIN_SPLIT:
             self._engine_steps = tables
             self._responses.note(replicas)
-        requests = [records.requests for records in replicas]
-        metrics = aggregate(
+        return aggregate(
             tables,
-            requests,
+            [records.requests for records in replicas],
             tail_threshold=self._telemetry.tail_threshold,
             drafter_counters={records.replica: records.drafter_counters for records in replicas},
             split=split,
         )
-        if split == TRAIN_SPLIT and self._control.share:
-            metrics |= _attempt(
-                lambda: self._control_metrics(tables, requests, metrics),
-                "This step's control metrics are left out.",
-            )
-        return metrics
-
-    def _control_metrics(
-        self,
-        engine_steps: list[pa.Table],
-        requests: list[pa.Table],
-        metrics: dict[str, float],
-    ) -> dict[str, float]:
-        """Compare the step's two arms."""
-        values = control_metrics(
-            pa.concat_tables(engine_steps),
-            pa.concat_tables(requests),
-            unit=self._control.unit,
-            tail_threshold=self._telemetry.tail_threshold,
-        )
-        self._control_steps[self.global_steps] = metrics | values
-        done = {
-            step: known
-            for step, known in self._control_steps.items()
-            if step <= self.global_steps  # a resumed run may go back
-        }
-        return values | so_far(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sam_rollout.integrations.verl.weight_transfer import tell_sender
-from sam_rollout.integrations.vllm.tied_weights import ties_over_buckets
+from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
 
 class WeightReceiving:

@@ -15,7 +15,7 @@ import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from sam_rollout.integrations.verl.failures import describe
-from sam_rollout.integrations.vllm.dead_engine import first_of
+from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 
 LINGER_MS = 2000  # for the words of a receiver to arrive
 

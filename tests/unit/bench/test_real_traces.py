@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -94,20 +93,6 @@ def test_a_set_is_read_at_its_commit(name, tmp_path):
         assert {trace.group for trace in traces if trace.step == 400} == {
             trace.group for trace in traces if trace.step == 800
         }
-
-
-def test_a_source_is_described_without_its_reader():
-    for source in real_traces.SOURCES.values():
-        described = source.described()
-        assert described["repository"].count("/") == 1 and len(described["commit"]) == 40
-        assert {"model", "sampling", "licence", "tokenizer"} < described.keys()
-        json.dumps(described)
-
-
-def test_a_missing_tokenizer_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mistral_common", None)
-    with pytest.raises(SystemExit, match="mistral-common"):
-        real_traces.load_tokenizer()
 
 
 def test_a_clone_without_the_commit_is_named(tmp_path):

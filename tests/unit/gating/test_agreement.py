@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig
-from sam_rollout.gating import ClosedGate, GuardedGate, ScheduleGate, ThresholdGate, make_gate
-from sam_rollout.gating.agreement import IDLE, AgreedGate, Report, all_steady, busiest
+from sam_rollout.gating import GuardedGate, ScheduleGate, make_gate
+from sam_rollout.gating.agreement import AgreedGate, Report
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
 from sam_rollout.verified import CHANCES, Offered
@@ -17,6 +17,7 @@ from tests.unit.gating.synthetic import K, SyntheticEngines, linear, memory_boun
 
 MAX_ROWS = 32
 SCHEDULE = {2: 8, 4: 3, 16: 1}
+CLOSED = ScheduleGate({}, K)
 
 
 def of(**options):
@@ -32,25 +33,6 @@ def of(**options):
 
 def schedule() -> dict:
     return {"kind": "schedule", "schedule": {str(rows): k for rows, k in SCHEDULE.items()}}
-
-
-def report(rows: int, proposal: int = 0, steady: int = 1) -> Report:
-    return IDLE._replace(rows=rows, proposal=proposal, steady=steady)
-
-
-def table_of(*reports: Report) -> np.ndarray:
-    return np.array(reports, np.int32)
-
-
-def test_the_busiest_engine_decides_and_the_first_among_equals():
-    assert busiest(table_of(report(2, 8), report(9, 1), report(9, 3))).proposal == 1
-    assert busiest(table_of(IDLE, report(1, 5))).proposal == 5
-    assert busiest(table_of(IDLE, IDLE)) is None
-
-
-def test_a_step_is_steady_if_it_was_for_all_engines_with_requests():
-    assert all_steady(table_of(report(2), IDLE, report(3)))
-    assert not all_steady(table_of(report(2), report(1, steady=0)))
 
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
@@ -70,14 +52,8 @@ def test_an_engine_without_requests_is_not_asked():
     after = [group.step([0, 2]) for _ in range(4)]
     # What the first one told after its last step still counts, and enters one more proposal.
     assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
-
-
-def test_an_engine_that_joins_takes_over_what_the_others_do():
-    group = Group(of(**schedule()), ranks=2)
-    for _ in range(3):
-        group.step([0, 2])
     joined = [group.step([16, 2]) for _ in range(3)]
-    assert joined == [[8, 8], [1, 1], [1, 1]]
+    assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over what the others do"
 
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
@@ -111,37 +87,6 @@ def test_with_nothing_exchanged_an_engine_decides_alone_and_says_so_once(caplog)
     assert (drained["gate/agreed_steps"], drained["gate/lone_steps"]) == (1, 0)
 
 
-class BreaksAfter(ScheduleGate):
-    """A gate that works for some steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__(SCHEDULE, K)
-        self._steps = steps
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        self._steps -= 1
-        if self._steps < 0:
-            raise RuntimeError("broken on purpose")
-        return super().budget(rows, whole=whole)
-
-
-def test_the_others_go_on_without_an_engine_whose_gate_failed():
-    table = Table(2)
-    gates = [
-        GuardedGate(AgreedGate(BreaksAfter(steps), ClosedGate(), Seat(table, rank), K))
-        for rank, steps in enumerate([5, 1000])
-    ]
-
-    def step() -> list[int]:
-        table.exchange()
-        return [gate.next_budget(decode(rows)) for gate, rows in zip(gates, [16, 2], strict=True)]
-
-    decided = [step() for _ in range(9)]
-    assert decided[1:5] == [[1, 1]] * 4
-    assert decided[-1] == [0, 8]
-    assert [gate.drain()["gate/failures"] for gate in gates] == [1, 0]
-
-
 class OnRecord(ScheduleGate):
     """Keeps what it was shown."""
 
@@ -160,7 +105,7 @@ class OnRecord(ScheduleGate):
 
 def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget_it_had():
     table, inner = Table(2), OnRecord()
-    gate = AgreedGate(inner, ClosedGate(), Seat(table, 1), K)
+    gate = AgreedGate(inner, CLOSED, Seat(table, 1), K)
     drafts, told = np.zeros(2, np.int32), np.zeros((4, len(CHANCES)))
     for number in range(6):
         table.laid_down[0] = Report(
@@ -186,7 +131,7 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
 def test_counters_tell_what_was_agreed_not_what_was_proposed():
     """This engine would stay closed; the busiest one drafts, looks and stays closed by turns."""
     table = Table(2)
-    gate = AgreedGate(AutoGate(MAX_ROWS, K, 0.005), ClosedGate(), Seat(table, 1), K)
+    gate = AgreedGate(AutoGate(MAX_ROWS, K, 0.005), CLOSED, Seat(table, 1), K)
     decided = [(5, 0.25, 0), (K, 2.0, 1), (0, 0.0, 0), (5, 0.75, 1)]
     for budget, price, trial in decided:
         table.laid_down[0] = Report(
@@ -206,7 +151,7 @@ def test_counters_tell_what_was_agreed_not_what_was_proposed():
 def test_what_happened_between_two_calls_is_not_learned_from():
     """The engine made a step without asking for drafts: reports are about another step."""
     table, inner = Table(1), OnRecord()
-    gate = AgreedGate(inner, ClosedGate(), Seat(table, 0), K)
+    gate = AgreedGate(inner, CLOSED, Seat(table, 0), K)
     for exchanges in (1, 1, 2, 1):
         for _ in range(exchanges):
             table.exchange()
@@ -237,9 +182,9 @@ def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     def gates(make) -> tuple[Table, list[AgreedGate]]:
         table = Table(len(group.lengths))
         seats = [Seat(table, rank) for rank in range(len(group.lengths))]
-        return table, [AgreedGate(make(), ClosedGate(), seat, K) for seat in seats]
+        return table, [AgreedGate(make(), CLOSED, seat, K) for seat in seats]
 
-    fixed = [ClosedGate()] + [ThresholdGate(t, k) for t in (4, 16) for k in (2, 8)]
+    fixed = [CLOSED] + [ScheduleGate({t: k}, k) for t in (4, 16) for k in (2, 8)]
     seconds = []
     for gate in fixed:
         table, all_alike = gates(lambda gate=gate: gate)

@@ -116,14 +116,6 @@ def test_a_gate_that_stays_closed_with_the_model_gets_to_try_texts_alone(engine)
     assert engine.share(MODEL, 500) > 0.9
 
 
-def test_a_closed_gate_gets_to_try_texts_with_any_number_of_requests():
-    price = ModelPrice(64)
-    many, few = Engine(price, 64), Engine(price, 8)
-    for engine in (many, few):
-        engine.run(WORTH_IT, 300, is_open=False)
-        assert not price.pays
-
-
 def test_steps_that_cannot_be_measured_decide_nothing(engine):
     engine.run(DEAR, 3_000, same_batch=False)
     assert engine.price.pays and engine.share(MODEL, 3_000) == 1

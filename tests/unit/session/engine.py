@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
-from sam_rollout.gating import EngineStep
+from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import RequestIdentity, identify
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.history import HistorySourceConfig
@@ -106,13 +106,23 @@ class GateOnRecord:
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []
+        self.asked: list[tuple[bool, bool]] = []  # whether steps are whole, and have room
+        self.given = K
 
     def observe(self, step: EngineStep) -> None:
         offered = step.offered and step.offered.copy()
         self.seen.append(step._replace(verified=step.verified.copy(), offered=offered))
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        return K
+        self.asked.append((whole, room))
+        return self.given
 
     def drain(self) -> dict[str, float]:
         return {}
+
+
+def on_record(engine: Engine) -> GateOnRecord:
+    """Such a gate, in the place of the one that an engine's session has."""
+    gate = GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    return gate

@@ -9,9 +9,9 @@ from verl.workers.rollout.replica import TokenOutput
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.verl import server
 from sam_rollout.integrations.verl.server import SamHttpServer
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, DeadDrafterError
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
-from sam_rollout.integrations.vllm.startup_check import PROBE_TOKENS, DeadDrafterError
 
 JOINED = SamConfig.from_mapping(
     {"sources": {"model": {"enabled": True, "method": "draft_model", "path": "some/model"}}}
@@ -94,5 +94,5 @@ def test_a_dead_model_ends_the_run_with_one_line(started):
 def test_an_engine_whose_drafter_nobody_sends_again_sleeps_lightly(sam, level, monkeypatch):
     monkeypatch.setattr(server.vLLMHttpServer, "_resolve_sleep_level", lambda self: 2)
     ours = object.__new__(SamHttpServer)
-    monkeypatch.setattr(ours, "_read_settings", lambda: EngineSettings(sam), raising=False)
+    ours._settings = EngineSettings(sam)
     assert ours._resolve_sleep_level() == level

@@ -18,16 +18,14 @@ from sam_rollout.identity import identify
 from sam_rollout.integrations.verl import server, trainer
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
 from sam_rollout.sources.history import HistorySourceConfig
-from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
 from sam_rollout.telemetry.schema import declared
 from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
-CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
 PROMPTS = [[number, number + 1, 7] for number in range(8)]
 STEP = 3
 RESPONSE = [4, 5, 6, 7]
@@ -51,18 +49,13 @@ def asked(monkeypatch) -> list[dict]:
 @pytest.fixture
 def ours() -> SamHttpServer:
     ours = object.__new__(SamHttpServer)
-    ours._settings, ours.replica_rank = EngineSettings(SamConfig(), control=CONTROL), 0
+    ours._settings, ours.replica_rank = EngineSettings(SamConfig()), 0
     ours.engine, ours._finished, ours._recorders = None, [], EngineRecorders(1)
     return ours
 
 
 def extra_args(prompt: list[int], split: str) -> dict:
     return identify(prompt, seed=1, step=STEP, sibling=0, split=split).to_extra_args()
-
-
-def is_control(prompt: list[int]) -> bool:
-    group = extra_args(prompt, "train")["sam"]["group"]
-    return CONTROL.is_control(step=STEP, group=group, replica=0)
 
 
 async def respond(ours: SamHttpServer, split: str = "train") -> list[TokenOutput]:
@@ -72,26 +65,11 @@ async def respond(ours: SamHttpServer, split: str = "train") -> list[TokenOutput
     ]
 
 
-def test_a_share_of_the_training_prompts_asks_for_no_drafts(ours, asked):
+def test_requests_keep_their_identity_and_responses_are_known_by_their_id(ours, asked):
     outputs = asyncio.run(respond(ours))
-    flags = [call["extra_args"]["sam_control"] for call in asked]
-    assert flags == [is_control(prompt) for prompt in PROMPTS]
-    assert 0 < sum(flags) < len(flags)
-    assert all("sam" in call["extra_args"] for call in asked), "their identity is kept"
+    assert all("sam" in call["extra_args"] for call in asked)
     ids = [output.extra_fields[REQUEST_ID_FIELD] for output in outputs]
     assert ids == [f"request-{number}" for number in range(len(PROMPTS))]
-
-
-def test_validation_and_requests_without_identity_have_no_control(ours, asked):
-    asyncio.run(respond(ours, split="val"))
-    asyncio.run(ours.generate([1, 2], {}, "no-identity"))
-    assert not any(call["extra_args"]["sam_control"] for call in asked)
-
-
-def test_a_server_without_control_asks_for_drafts_always(ours, asked):
-    ours._settings = EngineSettings(SamConfig())
-    asyncio.run(respond(ours))
-    assert not any(call["extra_args"]["sam_control"] for call in asked)
 
 
 def test_progress_before_during_and_after(ours, asked):
@@ -130,7 +108,7 @@ def drained_worker(drafting: list[int]) -> dict:
     }
 
 
-DRAFTING = [number for number, prompt in enumerate(PROMPTS) if not is_control(prompt)]
+DRAFTING = [0, 2, 3, 5]
 
 
 @pytest.fixture
@@ -147,9 +125,8 @@ def collecting(ours, asked, tmp_path, monkeypatch) -> trainer.SamTrainerSync:
 
     trainer_ = object.__new__(trainer.SamTrainerSync)
     trainer_.global_steps = STEP
-    trainer_._telemetry = RolloutTelemetryConfig(control_share=0.5)
-    trainer_._control, trainer_._responses = CONTROL, ResponseBook(dumped=False)
-    trainer_._run_folder, trainer_._control_steps = RunFolder(tmp_path), {}
+    trainer_._telemetry = RolloutTelemetryConfig()
+    trainer_._responses, trainer_._run_folder = ResponseBook(dumped=False), RunFolder(tmp_path)
     remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
     replica = SimpleNamespace(replica_rank=0, servers=[SimpleNamespace(drain_records=remote)])
     trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
@@ -162,30 +139,17 @@ def test_a_step_goes_from_the_server_to_the_run_folder(ours, collecting):
     for name, value in metrics.items():
         declared(name)
         assert math.isfinite(value), name
-    assert metrics["sam/control/share"] == 1 - len(DRAFTING) / len(PROMPTS)
-    assert metrics["sam/control/gain"] == pytest.approx(0.5)
     assert metrics["sam/draft/verify_context_0"] == 8
     assert metrics["sam/sampler/time_us_per_step"] == 20.0
     assert metrics["sam/engine/telemetry_us_per_step"] > 2.0
     table = collecting._run_folder.root / "requests" / "0-000.parquet"
     rows = pq.ParquetFile(table).read().to_pylist()
-    assert [row["control"] for row in rows] == [is_control(prompt) for prompt in PROMPTS]
     assert [(r["open_steps"], r["open_tokens"]) for r in rows] == [
         (2, 3) if number in DRAFTING else (3, 3) for number in range(len(PROMPTS))
     ]
     found = collecting._responses._find({REQUEST_ID_FIELD: f"request-{DRAFTING[0]}"})
     assert found[:3] == (6, 1, 2)
     assert asyncio.run(ours.progress()) == EngineProgress(), "a new step begins"
-
-
-def test_a_control_that_cannot_be_compared_costs_no_other_metric(collecting, monkeypatch, caplog):
-    monkeypatch.setattr(trainer, "control_metrics", lambda *_, **__: 1 / 0)
-    metrics = collecting._drain("train")
-    assert metrics["sam/draft/verify_context_0"] == 8
-    assert not any(name.startswith("sam/control/") for name in metrics)
-    assert "control metrics are left out" in caplog.text and "are lost" not in caplog.text
-    request_id = f"request-{DRAFTING[0]}"
-    assert collecting._responses._find({REQUEST_ID_FIELD: request_id})[:3] == (6, 1, 2)
 
 
 def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
@@ -268,8 +232,7 @@ def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, 
     collecting._drain("train")
     collecting._sentinel = Sentinel(SentinelConfig())
     collecting.logger = SimpleNamespace(logger={})
-    collecting._control = ControlAssignment(0.0, "groups", 1, 1)
-    metrics = collecting._watch(collecting._sentinel, None, {"response_length/mean": 4.0})
+    metrics = collecting._watch(collecting._sentinel, {"response_length/mean": 4.0})
     assert metrics["sam/sentinel/counters_missing"] == 1
     (line,) = [record.getMessage() for record in caplog.records if "Sentinel" in record.message]
     assert line.startswith(

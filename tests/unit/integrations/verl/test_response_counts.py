@@ -82,7 +82,6 @@ def test_turns_of_a_response_add_up(batch):
         "spec_num_accepted_tokens": [5],
         "spec_num_verify_steps": [3],
         "generation_s": [3.0],
-        "control": [False],
     }
 
 
@@ -104,7 +103,6 @@ def test_what_is_not_known_of_a_response_is_no_zero(batch, monkeypatch):
     columns = book.columns(KEYS[:2])
     assert columns["generation_s"] == [1.0, None]
     assert columns["spec_num_draft_tokens"] == [12, None]
-    assert columns["control"] == [False, None]
     book.note([])
     book.note([])
     assert book.metrics(batch) == {}, "nothing is known of any of them"
@@ -140,4 +138,4 @@ def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
         "output": "x", "spec_num_draft_tokens": 12, "spec_num_accepted_tokens": 6,
         "spec_num_verify_steps": 4, "generation_s": 1.5,
     }.items()  # fmt: skip
-    assert second["spec_num_draft_tokens"] == 0 and third["control"] is False
+    assert second["spec_num_draft_tokens"] == 0 and third["generation_s"] == 2.0

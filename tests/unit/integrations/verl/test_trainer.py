@@ -4,20 +4,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from sam_rollout.config import RolloutTelemetryConfig, SentinelConfig
-from sam_rollout.integrations.verl import probability_difference, recording_clock
+from sam_rollout.integrations.verl import recording_clock
 from sam_rollout.integrations.verl import trainer as module
 from sam_rollout.integrations.verl.recording_clock import RecordingClock
-from sam_rollout.integrations.verl.response_counts import ResponseCounts
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from sam_rollout.telemetry.sentinel import Sentinel
 from tests.records import engine_step, engine_steps
 
-PROMPTS = 10
 INFO = RunInfo("sam=on", {}, {}, {}, {}, "2026-07-01T00:00:00+00:00")
 
 
@@ -61,71 +58,21 @@ def _fail(*arguments, **keywords):
 
 @pytest.fixture
 def watched(make_trainer, monkeypatch):
-    """A trainer with a sentinel, half of whose responses are of control."""
+    """A trainer with a sentinel."""
 
     def watch(**loggers):
         trainer = make_trainer(0, **loggers)
         trainer._sentinel = Sentinel(SentinelConfig())
-        trainer._control = SimpleNamespace(share=0.5)
-        rollout = SimpleNamespace(calculate_log_probs=True)
-        trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-        counts = {
-            f"{group}_{sibling}": ResponseCounts(control=group % 2 == 0, group=str(group))
-            for group in range(PROMPTS)
-            for sibling in range(2)
-        }
-        trainer._responses = SimpleNamespace(counts=counts, metrics=lambda batch: {})
+        trainer._responses = SimpleNamespace(metrics=lambda batch: {})
         trainer.on_train_begin()
         return trainer
 
     return watch
 
 
-def queue_of(monkeypatch, shift: float) -> SimpleNamespace:
-    """A batch in verl's queue; log-probabilities of responses with drafts are off by `shift`."""
-    generator = torch.Generator().manual_seed(0)
-    rows = {"rollout_log_probs": [], "old_log_probs": [], "response_mask": []}
-    keys = [f"{group}_{sibling}" for group in range(PROMPTS) for sibling in range(2)]
-    for number in range(len(keys)):
-        length = 20 + number
-        trainer = -torch.rand(length, generator=generator)
-        drafted = number // 2 % 2 == 1
-        rows["old_log_probs"].append(trainer)
-        rows["rollout_log_probs"].append(
-            trainer + 0.01 * torch.randn(length, generator=generator) - shift * drafted
-        )
-        rows["response_mask"].append((torch.arange(length) < length - 3).long())
-    # Neither what a tool wrote, nor a copy that fills the batch up, nor an unknown response.
-    for one in rows["rollout_log_probs"]:
-        one[-3:] = 9.0
-    for name in ("rollout_log_probs", "old_log_probs", "response_mask"):
-        rows[name] += [torch.ones(2).to(rows[name][0].dtype)] * 2
-    keys += ["0_0_pad", "unknown"]
-
-    def get(keys, partition_id, select_fields):
-        return {
-            name: torch.nested.as_nested_tensor(rows[name], layout=torch.jagged)
-            for name in select_fields
-        }
-
-    monkeypatch.setattr(probability_difference.tq, "kv_batch_get", get)
-    tags = [{}] * (len(keys) - 2) + [{"is_padding": True}, {}]
-    return SimpleNamespace(keys=keys, partition_id="train", tags=tags)
-
-
 def sentinels(metrics) -> set[str]:
     prefix = "sam/sentinel/"
     return {name.removeprefix(prefix) for name, on in metrics.items() if prefix in name and on}
-
-
-@pytest.mark.parametrize(("shift", "found"), [(0.0, set()), (0.5, {"probabilities_differ"})])
-def test_probabilities_of_drafted_responses_are_laid_beside_those_of_control(
-    watched, monkeypatch, shift, found
-):
-    metrics = {"response_length/mean": 0.0}
-    watched()._compute_metrics(queue_of(monkeypatch, shift), metrics, {})
-    assert sentinels(metrics) == found
-    assert metrics["sam/sentinel/gate_failed"] == 0
 
 
 class Wandb:
@@ -136,12 +83,12 @@ class Wandb:
         self.alert = alert or (lambda **options: self.sent.append(options))
 
 
-def test_a_finding_is_said_in_the_log_and_to_wandb_once(watched, monkeypatch, caplog):
+def test_a_finding_is_said_in_the_log_and_to_wandb_once(watched, caplog):
     wandb = Wandb(run=object())
     trainer = watched(wandb=wandb)
     for _ in range(2):
         metrics = {"response_length/mean": 9.0}  # and nobody reported anything
-        trainer._compute_metrics(queue_of(monkeypatch, 0.0), metrics, {})
+        trainer._compute_metrics(None, metrics, {})
         assert trainer._run_folder.read_train_steps()[4]["sam/sentinel/counters_missing"] == 1
     (line,) = [one.message for one in caplog.records if "Sentinel" in one.message]
     assert "training step 4: counters_missing" in line
@@ -152,44 +99,20 @@ def test_a_finding_is_said_in_the_log_and_to_wandb_once(watched, monkeypatch, ca
 
 
 @pytest.mark.parametrize("loggers", [{}, {"wandb": Wandb()}, {"wandb": Wandb(object(), _fail)}])
-def test_a_finding_needs_no_wandb(watched, monkeypatch, loggers, caplog):
+def test_a_finding_needs_no_wandb(watched, loggers, caplog):
     trainer, metrics = watched(**loggers), {"response_length/mean": 9.0}
-    trainer._compute_metrics(queue_of(monkeypatch, 0.0), metrics, {})
+    trainer._compute_metrics(None, metrics, {})
     assert sentinels(metrics) == {"counters_missing"}
     assert "Sentinel" in caplog.text
     assert not any(getattr(one, "sent", []) for one in loggers.values())
 
 
 def test_a_sentinel_that_fails_costs_its_own_metrics(watched, monkeypatch, caplog):
-    trainer, metrics = watched(), {"response_length/mean": 0.0}
-    monkeypatch.setattr(probability_difference.tq, "kv_batch_get", _fail)
-    batch = SimpleNamespace(keys=[], partition_id="train", tags=[])
-    trainer._compute_metrics(batch, metrics, {})
-    assert metrics["sam/sentinel/probabilities_differ"] == 0
-    assert "not compared" in caplog.text, "the other findings are looked for"
-    metrics = {}
+    trainer, metrics = watched(), {}
     monkeypatch.setattr(trainer._sentinel, "look", _fail)
-    trainer._compute_metrics(batch, metrics, {})
+    trainer._compute_metrics(None, metrics, {})
     assert metrics["timing_s/step"] == 4.0 and not any("sentinel" in name for name in metrics)
     assert "not looked at by the sentinel" in caplog.text
-
-
-def test_probabilities_that_are_not_stored_are_asked_for_once(watched, monkeypatch, caplog):
-    asked = []
-
-    def get(keys, partition_id, select_fields):
-        asked.append(select_fields)
-        raise KeyError("old_log_probs")
-
-    monkeypatch.setattr(probability_difference.tq, "kv_batch_get", get)
-    trainer, batch = watched(), SimpleNamespace(keys=[], partition_id="train", tags=[])
-    for _ in range(3):
-        metrics = {"response_length/mean": 0.0}
-        trainer._compute_metrics(batch, metrics, {})
-        assert metrics["sam/sentinel/probabilities_differ"] == 0, "it looks at the rest"
-    assert len(asked) == 1
-    (line,) = [one for one in caplog.records if "not compared" in one.message]
-    assert line.exc_info is not None and "old_log_probs" in line.message
 
 
 class Pictures:
@@ -292,7 +215,7 @@ def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
         return [{"time_s": 0.2, "length": 2.5, "first_length": 2.0}, {"time_s": 0.5}]
 
     trainer = make_trainer(0)
-    trainer._trains_head, trainer._control = True, SimpleNamespace(share=0)
+    trainer._trains_head = True
     trainer._responses = SimpleNamespace(metrics=lambda batch: {})
     train = SimpleNamespace(budget=0.25)
     sources = SimpleNamespace(model=SimpleNamespace(train=train))

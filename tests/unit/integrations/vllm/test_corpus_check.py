@@ -8,8 +8,8 @@ from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.automaton.static_file import open_mapped
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
 from sam_rollout.integrations.tokenizer import CorpusTokenizer, fingerprint
-from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.corpus_check import check_corpus_fits
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.sources.corpus import CorpusSourceConfig
 from sam_rollout.sources.support.corpus_build import build_corpus

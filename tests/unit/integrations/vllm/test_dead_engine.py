@@ -8,8 +8,8 @@ import pytest
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from sam_rollout.integrations.vllm import dead_engine
-from sam_rollout.integrations.vllm.dead_engine import (
+from sam_rollout.integrations.vllm.serving import dead_engine
+from sam_rollout.integrations.vllm.serving.dead_engine import (
     CAUSE_ENV,
     answer_or_die,
     cause_of_death,

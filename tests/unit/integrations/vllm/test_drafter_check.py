@@ -9,8 +9,8 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
-from sam_rollout.integrations.vllm.drafter_check import check_drafter
-from sam_rollout.integrations.vllm.scheduling import _settle_for_model
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import _settle_for_model
 from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.sources.model import ModelSourceConfig
 
