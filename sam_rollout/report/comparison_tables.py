@@ -45,7 +45,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "token made there. In brackets 95 % intervals of the noise "
             f"{comparison.noise}.",
         ),
-        "tail": _tail(comparison),
         "positions": Table(
             "Accepted drafts by position",
             ("position", "accepted"),
@@ -101,18 +100,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             ],
         ),
     }  # fmt: skip
-
-
-def _tail(comparison: Comparison) -> Table:
-    """The article's stacked bars: few requests running, and the rest of the rollout."""
-    head, tail = comparison.time("head"), comparison.time("tail")
-    rows = []
-    for side in ("base", "sam") if head and tail else ():
-        parts = [getattr(row, side).per_step for row in (tail, head)]
-        share = parts[0] / sum(parts) if sum(parts) else 0.0
-        rows.append((side.upper(), *map(number, (*parts, sum(parts))), f"{share:.0%}"))
-    title = "Rollout of a step, s: long tail (few requests running) and the rest"
-    return Table(title, ("side", "long tail", "rest", "both", "tail's share"), rows)
 
 
 def _first(step: int | None, token: int | None) -> str:

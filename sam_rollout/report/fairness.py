@@ -9,7 +9,7 @@ docs/compare.md explains the bounds.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -47,18 +47,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Case:
-    """What the rules look at; `whole` are the steps of which every run kept all its requests."""
+class Case(Both):
+    """What the rules look at."""
 
-    both: Both
     skipped: list[int]
     lossless: Losslessness
-    whole: list[int]
+
+    @cached_property
+    def whole(self) -> list[int]:
+        """The steps of which every run kept all its requests."""
+        return common_steps(self.runs, self.steps)
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
         """Response lengths of BASE and of SAM over the whole steps, tokens [responses]."""
-        return [response_tokens(runs, self.whole) for runs in (self.both.base, self.both.sam)]
+        return [response_tokens(runs, self.whole) for runs in (self.base, self.sam)]
+
+    def means_of(self, *names: str) -> list[tuple[float, float]]:
+        """Mean of each metric in BASE and in SAM, over the steps of which every run knows all.
+
+        Empty if there is no such step, or a mean is zero.
+        """
+        known = self.sides(*names)
+        if not known[0].shape[2]:
+            return []
+        means = [(float(values.base.mean()), float(values.sam.mean())) for values in known]
+        return means if all(map(all, means)) else []
 
 
 # Severity, sentence and figures; a finding of its own where the name is not the rule's.
@@ -74,7 +88,7 @@ def _rule(find: Callable[[Case], _Told]) -> Callable[[Case], _Told]:
 
 def findings(both: Both, skipped: list[int], lossless: Losslessness) -> list[Finding]:
     """Everything that the rules find about runs that are compared."""
-    case = Case(both, skipped, lossless, common_steps(both.runs, both.steps))
+    case = Case(both.base, both.sam, both.steps, skipped, lossless)
     return [
         told if isinstance(told, Finding) else Finding(name, *told)
         for name, rule in RULES.items()
@@ -109,18 +123,6 @@ def caveat(found: list[Finding]) -> str | None:
     return " and ".join(told) or None
 
 
-def _means(both: Both, *names: str) -> list[tuple[float, float]] | None:
-    """Mean of each metric in BASE and in SAM, over the steps of which every run knows them all.
-
-    None if there is no such step, or a mean is zero.
-    """
-    known = both.sides(*names)
-    if not known[0].shape[2]:
-        return None
-    means = [(float(values.base.mean()), float(values.sam.mean())) for values in known]
-    return means if all(map(all, means)) else None
-
-
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
     """The severity of a relative difference; None if it is too small to be told."""
     if abs(relative) >= unfair:
@@ -131,7 +133,7 @@ def _beyond(relative: float, warning: float, unfair: float) -> str | None:
 @_rule
 def drafts(case: Case) -> _Told:
     """Draft tokens that each side verified."""
-    drafted = case.both.every("sam/draft/drafted_tokens")
+    drafted = case.every("sam/draft/drafted_tokens")
     of_base, of_sam = (  # a run's sum over steps, mean over runs; NaN if a run knows nothing
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
@@ -139,7 +141,7 @@ def drafts(case: Case) -> _Told:
         yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens", {"base": of_base}
     if of_sam == 0:
         # sam=matched shows what our path costs without drafts.
-        meant = all(run.label == "sam=matched" for run in case.both.sam)
+        meant = all(run.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token", {"sam": 0}
     if np.isnan([of_base, of_sam]).any():
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides", {}
@@ -149,7 +151,7 @@ def drafts(case: Case) -> _Told:
 def drafter_failures(case: Case) -> _Told:
     """Errors of the drafter that SAM survived."""
     name = "sam/draft/failures"
-    failures = max((run.steps[name].sum() for run in case.both.sam if name in run.steps), default=0)
+    failures = max((run.steps[name].sum() for run in case.sam if name in run.steps), default=0)
     if failures:
         text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
         yield WARNING, text, {"failures": float(failures)}
@@ -158,7 +160,7 @@ def drafter_failures(case: Case) -> _Told:
 @_rule
 def repeats(case: Case) -> _Told:
     """What the repeats of one side record of themselves."""
-    for side, runs in (("BASE", case.both.base), ("SAM", case.both.sam)):
+    for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _apart(one, other, (one.name(side), other.name(side)), repeats=True):
                 text = f"repeats of {side} differ: {found.text}"
@@ -168,7 +170,7 @@ def repeats(case: Case) -> _Told:
 @_rule
 def descriptions(case: Case) -> _Told:
     """Settings, versions and machine of both sides, each kind under its own name."""
-    one, other = case.both.base[0], case.both.sam[0]
+    one, other = case.base[0], case.sam[0]
     for name in ("config", "versions", "host"):
         if None in (getattr(one.start, name), getattr(other.start, name)):
             yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
@@ -192,10 +194,10 @@ def _apart(
 @_rule
 def seeds(case: Case) -> _Told:
     """Seeds; repeats may have their own, but both sides the same ones."""
-    if None in (run.start.seeds for run in case.both.runs):
+    if None in (run.start.seeds for run in case.runs):
         yield UNKNOWN, "the seeds of one side or both are not recorded", {}
         return
-    told = [[run.start.seeds or {} for run in runs] for runs in (case.both.base, case.both.sam)]
+    told = [[run.start.seeds or {} for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in told for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in told)
         if base != sam:
@@ -206,7 +208,7 @@ def seeds(case: Case) -> _Told:
 @_rule
 def resumed(case: Case) -> _Told:
     """The starts of one run, but for where each begins and ends."""
-    for side, run in case.both.named:
+    for side, run in case.named:
         for start in run.starts[1:]:
             changed = [
                 found.name
@@ -230,7 +232,7 @@ def prompts(case: Case) -> _Told:
         return
     left, right = (
         pd.concat([run.requests for run in runs]).groupby("step")["group"].agg(set)
-        for runs in (case.both.base, case.both.sam)
+        for runs in (case.base, case.sam)
     )
     shared = {step: len(left[step] & right[step]) / len(left[step] | right[step]) for step in steps}
     if differ := [step for step, share in shared.items() if share < 1]:
@@ -266,7 +268,7 @@ def mean_length(case: Case) -> _Told:
     """Mean response length: of the requests, else the trainer's."""
     if case.whole:
         base, sam = (float(side.mean()) for side in case.lengths)
-    elif known := _means(case.both, "response_length/mean"):
+    elif known := case.means_of("response_length/mean"):
         base, sam = known[0]
     else:
         yield UNKNOWN, "response lengths are not recorded", {}
@@ -283,7 +285,7 @@ def mean_length(case: Case) -> _Told:
 @_rule
 def few_steps(case: Case) -> _Told:
     """The number of common steps."""
-    count = len(case.both.steps)
+    count = len(case.steps)
     if count < FEW_STEPS:
         text = f"{count} common training step(s): too few to tell anything"
         yield UNFAIR, text, {"steps": count}
@@ -292,17 +294,17 @@ def few_steps(case: Case) -> _Told:
 @_rule
 def step_counts(case: Case) -> _Told:
     """Which training steps each run has."""
-    named = [(side, run.training_steps) for side, run in case.both.named]
+    named = [(side, run.training_steps) for side, run in case.named]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
-        text = f"{told}; only the {len(case.both.steps)} common ones are compared"
+        text = f"{told}; only the {len(case.steps)} common ones are compared"
         yield WARNING, text, {side: len(own) for side, own in named}
 
 
 @_rule
 def unfinished(case: Case) -> _Told:
     """A run's last step with the one it was last asked for."""
-    for side, run in case.both.named:
+    for side, run in case.named:
         last = run.training_steps[-1]
         latest = run.starts[-1] if run.starts else Start()
         planned = flat(latest.config or {}).get("trainer.total_training_steps")
@@ -314,7 +316,7 @@ def unfinished(case: Case) -> _Told:
 @_rule
 def other_load(case: Case) -> _Told:
     """Time per token of the actor's update, which drafts do not touch."""
-    if known := _means(case.both, "timing_s/update_actor", "perf/total_num_tokens"):
+    if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
         (base_s, sam_s), (base_tokens, sam_tokens) = known
         ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1
         if severity := _beyond(ratio, LOAD_WARNING, LOAD_UNFAIR):
@@ -328,8 +330,8 @@ def other_load(case: Case) -> _Told:
 @_rule
 def warm_up(case: Case) -> _Told:
     """The first compared step with the others of its run."""
-    steps = case.both.steps
-    for side, run in case.both.named if len(steps) >= FEW_STEPS else ():
+    steps = case.steps
+    for side, run in case.named if len(steps) >= FEW_STEPS else ():
         name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
         times = run.values(name, steps)
         first, rest = times.iloc[0], times.iloc[1:].median()
@@ -374,8 +376,8 @@ def samples(case: Case) -> _Told:
 @_rule
 def lost_records(case: Case) -> _Told:
     """Steps of which a run lost requests, which it kept of others."""
-    steps = case.both.steps
-    for side, run in case.both.named:
+    steps = case.steps
+    for side, run in case.named:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
         if 0 < len(lost) < len(steps):
             text = f"{side}: not all requests of {len(lost)} steps are recorded, the first is "
@@ -386,7 +388,7 @@ def lost_records(case: Case) -> _Told:
 @_rule
 def broken_log(case: Case) -> _Told:
     """What of a run's files could not be read."""
-    for side, run in case.both.named:
+    for side, run in case.named:
         _ = run.engine_steps  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield WARNING, f"{side}: {problem}", {}
@@ -395,18 +397,16 @@ def broken_log(case: Case) -> _Told:
 @_rule
 def not_a_number(case: Case) -> _Told:
     """Rewards and times that are no numbers."""
-    steps = case.both.steps
-    for side, run in case.both.named:
-        for name in _NUMBERS:
-            if name in run.steps and (lost := int(run.values(name, steps).isna().sum())):
-                text = f"{side}: {name} is not a number in {lost} of {len(steps)} steps"
-                yield WARNING, text, {"metric": name, "steps": lost}
+    for (side, run), name in product(case.named, _NUMBERS):
+        if name in run.steps and (lost := int(run.values(name, case.steps).isna().sum())):
+            text = f"{side}: {name} is not a number in {lost} of {len(case.steps)} steps"
+            yield WARNING, text, {"metric": name, "steps": lost}
 
 
 @_rule
 def one_repeat(case: Case) -> _Told:
     """The number of runs of each side."""
-    counts = {"base": len(case.both.base), "sam": len(case.both.sam)}
+    counts = {"base": len(case.base), "sam": len(case.sam)}
     if min(counts.values()) == 1:
         text = "one run on a side: intervals hold the noise within runs only, not that between them"
         yield NOTE, text, counts

@@ -46,19 +46,14 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Title of each section of the dashboard -> those of its panels that both sides can fill.
-
-    A panel that shows what an earlier one did is left out.
-    """
+    """Title of each section -> those of its panels that both sides can fill."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
-    seen = set()
     for section in SECTIONS:
         for panel in (panel.of_both_sides() for panel in section.panels):
             shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
-            if panel.shows in seen or not any(shown):
+            if not any(shown):
                 continue
-            seen.add(panel.shows)
             picture = as_svg(partial(draw, panel=panel, sides=both), panel.unit)
             told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
             found[section.title].append(

@@ -155,11 +155,13 @@ SECTIONS = (
             ),
             Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
             Panel(
-                "Reward of the training batch", ("critic/rewards/mean",), row="reward",
+                "Reward of the training batch",
+                ("critic/rewards/mean", "compare/reward_baseline"), row="reward",
                 reading="Lines that part: the sides trained on other responses.",
             ),
             Panel(
-                "Response length", ("response_length/mean",), "tokens", row="response_length",
+                "Response length", ("response_length/mean", "compare/response_length_baseline"),
+                "tokens", row="response_length",
                 reading="Lines that lie on each other: both sides did the same work.",
             ),
             Panel("Entropy", ("actor/entropy",), "nats"),
@@ -176,13 +178,6 @@ SECTIONS = (
             ),
             Panel(
                 "Correlation of both", ("training/rollout_actor_probs_pearson_corr",)
-            ),
-            Panel(
-                "Reward beside the baseline's", ("critic/rewards/mean", "compare/reward_baseline")
-            ),
-            Panel(
-                "Response length beside the baseline's",
-                ("response_length/mean", "compare/response_length_baseline"), "tokens",
             ),
             Panel("KL of rollout and trainer", ("rollout_corr/kl",)),
             Panel("Drafter errors survived", ("sam/draft/failures",), zero_based=True),
