@@ -28,7 +28,7 @@ FLOORS = (
     ("integrations",),
     ("heads", "simulation"),
     ("bench", "report"),
-    ("session", "dashboard"),
+    ("session",),
     ("gating", "drafting", "telemetry", "sizing"),
     ("config",),
     ("sources",),

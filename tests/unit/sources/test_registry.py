@@ -30,8 +30,8 @@ import numpy as np
 import sam_rollout
 from sam_rollout.bench.sides import all_sides
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.dashboard.layout import SECTIONS
 from sam_rollout.limits import Limits
+from sam_rollout.report.panels import SECTIONS
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import docs

@@ -72,7 +72,7 @@ SECTIONS = (
             ),
             Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
-                zero_based=True, reading="Busy time of the engine; lower is faster.",
+                zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
             ),
             Panel(
                 "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
@@ -92,7 +92,7 @@ SECTIONS = (
                 "Running requests over time", picture=CURVE_NAME,
                 reading="Shaded: the long tail. The side whose line ends first is the faster.",
             ),
-            Panel("Share of the rollout", ("sam/tail/share",), "share", zero_based=True),
+            Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/bulk/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
@@ -104,7 +104,7 @@ SECTIONS = (
             ),
             Panel(
                 "Time per token outside the tail", ("sam/bulk/time_per_token_ms",), "ms",
-                zero_based=True, reading="Drafts hardly touch it: a control.",
+                zero_based=True, reading="Falls where drafts pay with many requests, too.",
             ),
             Panel(
                 "Responses", ("response_length/mean", "response_length/max"), "tokens",
@@ -119,7 +119,7 @@ SECTIONS = (
             Panel(
                 "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
                 row="acceptance_length",
-                reading="Tokens that a request gains per step that verifies drafts.",
+                reading="Tokens of a request per step that verifies its draft.",
             ),
             Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
             Panel(
@@ -138,7 +138,7 @@ SECTIONS = (
             Panel(
                 "Draft head that the run trains",
                 ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
-                reading="Per verify step, over responses it has not learned from; below it the "
+                reading="Per verify step, over responses it has not learned from; beside it the "
                 "head that the run began with, over the same.",
             ),
         ),
@@ -153,11 +153,13 @@ SECTIONS = (
             ),
             Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
             Panel(
-                "Reward of the training batch", ("critic/rewards/mean",), row="reward",
-                reading="Lines that part mean that the sides learnt differently.",
+                "Reward of the training batch",
+                ("critic/rewards/mean", "compare/reward_baseline"), row="reward",
+                reading="Lines that part: the sides trained on other responses.",
             ),
             Panel(
-                "Response length", ("response_length/mean",), "tokens", row="response_length",
+                "Response length", ("response_length/mean", "compare/response_length_baseline"),
+                "tokens", row="response_length",
                 reading="Lines that lie on each other: both sides did the same work.",
             ),
             Panel("Entropy", ("actor/entropy",), "nats"),
@@ -174,13 +176,6 @@ SECTIONS = (
             ),
             Panel(
                 "Correlation of both", ("training/rollout_actor_probs_pearson_corr",)
-            ),
-            Panel(
-                "Reward beside the baseline's", ("critic/rewards/mean", "compare/reward_baseline")
-            ),
-            Panel(
-                "Response length beside the baseline's",
-                ("response_length/mean", "compare/response_length_baseline"), "tokens",
             ),
             Panel("KL of rollout and trainer", ("rollout_corr/kl",)),
             Panel("Drafter errors survived", ("sam/draft/failures",), zero_based=True),
