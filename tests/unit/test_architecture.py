@@ -23,11 +23,12 @@ CORE = {
 # inside functions and for types. Every folder and module below sam_rollout is a room, but for CORE.
 FLOORS = (
     ("cli",),
+    ("commands",),
     ("doctor",),
     ("integrations",),
     ("heads", "simulation"),
     ("bench", "report"),
-    ("session", "dashboard"),
+    ("session",),
     ("gating", "drafting", "telemetry", "sizing"),
     ("config",),
     ("sources",),
