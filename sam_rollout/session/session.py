@@ -258,6 +258,8 @@ class DraftSession:
         ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
+        if not self._record and before.isdisjoint(request_ids):
+            drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
             for request_id in joined:
@@ -273,8 +275,6 @@ class DraftSession:
         if self._without:
             may_draft = [request_id not in self._without for request_id in request_ids]
             self._may_draft = np.array(may_draft, np.int32)
-        if not self._record and before.isdisjoint(request_ids):
-            drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
