@@ -25,7 +25,7 @@ import math
 import numpy as np
 
 from sam_rollout.gating.gate import LOOK, hands_over
-from sam_rollout.gating.step import EngineStep, LoadMeter
+from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
 from sam_rollout.limits import Limits
@@ -101,9 +101,9 @@ class AutoGate:
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
+        seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
-            seconds = (step.now_ns - self._last_ns) * 1e-9
-            self._last_ns, self._unseen = step.now_ns, self._unseen + 1
+            self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             self._counts["left_out_steps"] += 1
             return
@@ -111,67 +111,76 @@ class AutoGate:
             self._to_skip -= 1
             self._unseen += 1
             self._counts["skipped_steps"] += 1
-            self._last_ns = step.now_ns
             return
-        if step.group is None:
-            load, budget, trial = self._meter.load(step), self._budget, self.is_trial
-        else:
-            load, budget, trial = step.group
-        rows, tokens, context = load.rows, load.tokens, load.context
-        seconds = (step.now_ns - self._last_ns) * 1e-9
-        before, self._context, self._last_ns = self._context, context, step.now_ns
+        made = step.group or DecidedStep(self._meter.load(step), self._budget, self.is_trial)
         unseen, self._unseen, self._to_skip = self._unseen, 0, 0
-        if unseen:
-            before = context - tokens
+        gained, context = made.load.tokens, made.load.context
+        before, self._context = context - gained if unseen else self._context, context
         if step.offered is not None:
-            self._calibration.observe(step.offered)
-            self._supply.observe(step.offered)
-            if not self._best:
-                self._calibration.look(step.offered)
-                if self._would_pay(step.offered, max(rows, len(step.verified.sampled), 1)):
-                    self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-                    # With more or fewer requests it may have changed as well.
-                    self._octaves = [None] * len(self._octaves)
-                    self._octaves[self._octave] = self._supply
-            self._told += step.offered.tokens
-        if not load.steady or before + tokens != context:
-            self._counts["left_out_steps"] += 1
-            expected = self._expected[self._best]
-            self._passed_s += min(seconds, expected)
-            if trial and rows:  # not to be measured, and paid for all the same
-                expected = self._expect(rows, budget, load.draft_tokens, context)
-                self._lost_s += max(0.0, expected - tokens * self._fair_s_per_token)
+            self._hear(step.offered, max(made.load.rows, len(step.verified.sampled), 1))
+        if made.load.steady and before + gained == context:
+            self._measure(made, before, seconds, stands_for=1 + unseen)
             return
-        if trial:
+        self._counts["left_out_steps"] += 1
+        self._passed_s += min(seconds, self._expected[self._best])
+        if made.trial and made.load.rows:  # not to be measured, and paid for all the same
+            expected = self._expect(made, context)
+            self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
+
+    def _hear(self, offered: Offered, rows: int) -> None:
+        """Learn what could have been drafted in a step of so many requests."""
+        self._calibration.observe(offered)
+        self._supply.observe(offered)
+        self._told += offered.tokens
+        if self._best:
+            return
+        self._calibration.look(offered)
+        if self._would_pay(offered, rows):
+            self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
+            # With more or fewer requests it may have changed as well.
+            self._octaves = [None] * len(self._octaves)
+            self._octaves[self._octave] = self._supply
+
+    def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
+        """Learn the time of a step that only decoded.
+
+        Args:
+            made: its load, and what was decided for it.
+            context: tokens of all requests together, before it.
+            seconds: its time.
+            stands_for: steps, those not looked at among them.
+        """
+        rows, draft_tokens = made.load.rows, made.load.draft_tokens
+        if made.trial:
             # What the best level would have made of a pause is not the trial's fault.
-            fair_s = tokens * self._fair_s_per_token
-            self._lose(seconds - fair_s)
-        if not budget:
-            self._filling = load.draft_tokens / rows
-        expected = self._expect(rows, budget, load.draft_tokens, before)
-        column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
-        if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
+            self._lose(seconds - made.load.tokens * self._fair_s_per_token)
+        if not made.budget:
+            self._filling = draft_tokens / rows
+        expected = self._expect(made, context)
+        column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0)
+        if not self._times.observe(rows, column, draft_tokens, context, seconds, expected):
             self._counts["left_out_steps"] += 1
             return
         self._seen[self._times.bin_of[rows]][column] = self._steps
         if self._times.weight(rows, column) >= _FAMILIAR:
             self._to_skip = min(_LOOK_EVERY - 1, rows // _LOOK_EVERY)
-        self._passed_s += (1 + unseen) * seconds  # it stands for those not looked at
+        self._passed_s += stands_for * seconds
         self._counts["measured_steps"] += 1
         self._counts["measured_s"] += seconds
         self._counts["predicted_s"] += expected
-        self._counts["measured_tokens"] += tokens
+        self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
         """Book what a step took too long; a pause is not its fault."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
-    def _expect(self, rows: int, budget: int, draft_tokens: int, context: int) -> float:
+    def _expect(self, made: DecidedStep, context: int) -> float:
         """Expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
-        both = (0, draft_tokens) if budget else (draft_tokens,)
-        return self._times.expect(rows, context, both)[-1]
+        tokens = made.load.draft_tokens
+        both = (0, tokens) if made.budget else (tokens,)
+        return self._times.expect(made.load.rows, context, both)[-1]
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none; `least_chance` tells which of them."""
