@@ -52,8 +52,8 @@ TIMES = (
         "tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s",), ("sam/tail/tokens",)
     ),
     Compared(
-        "head", "rest of the rollout", ("sam/head/time_s",), ("sam/head/time_sum_s",),
-        ("sam/head/tokens",),
+        "head", "rest of the rollout", ("sam/bulk/time_s",), ("sam/bulk/time_sum_s",),
+        ("sam/bulk/tokens",),
     ),
     Compared("engine", "engine busy", _BUSY, _BUSY, _TOKENS),
     Compared("update_actor", "actor update", ("timing_s/update_actor",)),

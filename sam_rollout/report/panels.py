@@ -67,6 +67,10 @@ SECTIONS = (
             ),
             Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
             Panel(
+                "Speed-up estimated within the run", ("sam/gain/speedup",),
+                reading="Where there is no baseline to lay beside it.",
+            ),
+            Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
                 zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
             ),
@@ -90,7 +94,7 @@ SECTIONS = (
             ),
             Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
-                "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
+                "Time inside and outside the tail", ("sam/tail/time_s", "sam/bulk/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
                 reading="Dark: the long tail; light: the rest.",
             ),
@@ -99,10 +103,9 @@ SECTIONS = (
                 zero_based=True, row="tail",
             ),
             Panel(
-                "Time per token outside the tail", ("sam/head/time_per_token_ms",), "ms",
+                "Time per token outside the tail", ("sam/bulk/time_per_token_ms",), "ms",
                 zero_based=True, reading="Falls where drafts pay with many requests, too.",
             ),
-            Panel("Slowest request / mean request", ("sam/tail/index",)),
             Panel(
                 "Responses", ("response_length/mean", "response_length/max"), "tokens",
                 zero_based=True,
@@ -124,14 +127,9 @@ SECTIONS = (
                 ("sam/draft/drafted_tokens", "sam/draft/accepted_tokens"), "tokens",
                 zero_based=True,
             ),
+            Panel("Gate open", ("sam/gate/open_share",), "share", zero_based=True),
             Panel(
-                "Gate open", ("sam/gate/open_time_share", "sam/gate/open_share"), "share",
-                zero_based=True,
-            ),
-            Panel(
-                "Drafter per engine step",
-                ("sam/draft/time_us_per_step", "sam/draft/catch_up_us_per_step"), "us",
-                zero_based=True,
+                "Drafter per engine step", ("sam/draft/time_us_per_step",), "us", zero_based=True
             ),
             Panel(
                 "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
@@ -188,10 +186,6 @@ SECTIONS = (
         "What does the engine do, and where does the step's time go?",
         (
             Panel("Throughput", ("sam/engine/tokens_per_s",), "tokens/s", zero_based=True),
-            Panel(
-                "Running requests", ("sam/engine/mean_running", "sam/engine/max_running"),
-                "requests", zero_based=True,
-            ),
             Panel(
                 "Parts of the training step",
                 (

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sam_rollout.report.runs import Run, Start
 from sam_rollout.report.wandb_log import read_log
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, VersionError, value_at
+from sam_rollout.telemetry.schema import todays_name
 
 _Steps = Mapping[int, Mapping[str, Any]]  # step -> metric -> value
 
@@ -130,7 +131,7 @@ def _frame(steps: _Steps) -> pd.DataFrame:
     """Metrics by training step; what is not a number is left out."""
     numbers = {
         step: {
-            name: float(value)
+            todays_name(name): float(value)
             for name, value in metrics.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }

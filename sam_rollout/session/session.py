@@ -390,7 +390,7 @@ class DraftSession:
                 if not self.exchange_failures:
                     logger.warning(
                         "Texts could not be exchanged with other engines; drafting goes on. Others "
-                        "like it are counted (sam/draft/exchange_failures).",
+                        "like it are counted; the sentinel tells of them.",
                         exc_info=True,
                     )
                 self.exchange_failures += 1

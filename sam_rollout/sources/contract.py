@@ -166,11 +166,11 @@ class Source:
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Own counts since the source was made, by the names of the entry's metrics."""
+        """Own counts since the source was made, by name; metrics if they are declared."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Own figures as they stand, by the names of the entry's metrics."""
+        """Own figures as they stand, by name; metrics if they are declared."""
         return {}
 
 
@@ -184,7 +184,8 @@ class SourceEntry:
         make: builds the source from its checked section, in the engine's worker; None where it
             has nothing to work with.
         order: in which sources are asked and listed.
-        metrics: what `counters` and `levels` report, names without `sam/draft/`.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
+            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing), before a model is loaded.
         benchmark: settings of the section for `sam-rollout bench drafter`, given an empty folder

@@ -35,7 +35,6 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
-from sam_rollout.integrations.verl.recording_clock import COLLECT_S, CURVE_S, RecordingClock
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
@@ -43,10 +42,10 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.server import ReplicaRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
-from sam_rollout.telemetry.aggregate import aggregate, head_gain
+from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
-from sam_rollout.telemetry.schema import metric_name
+from sam_rollout.telemetry.schema import metric_name, named
 from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -67,6 +66,7 @@ class SamTrainerSync(PPOTrainerSync):
 
     _trains_head = False  # a draft head, along with the policy
     _step_s = 0.0  # of the step before
+    _head_s = 0.0  # of it, in the head's training
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -83,7 +83,6 @@ class SamTrainerSync(PPOTrainerSync):
         self._baseline = Baseline(path, self._earlier_steps()) if path else None
         self._engine_steps: list[pa.Table] = []  # of this training step, to be drawn
         self._curve_logger: CurveLogger | None = None
-        self._recording = RecordingClock()
         watched = self._run.sam.enabled and self._telemetry.sentinel.enabled
         self._sentinel = Sentinel(self._telemetry.sentinel) if watched else None
         self._reports: list[ReplicaRecords] = []  # of this training step, for the sentinel
@@ -181,11 +180,9 @@ class SamTrainerSync(PPOTrainerSync):
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
             # All have the same to tell of the head, and wait for the one that took longest.
-            found = results[0] | {"time_s": max(result["time_s"] for result in results)}
-            metrics |= {
-                metric_name(TRAIN_SPLIT, f"head_training/{name}"): value
-                for name, value in found.items()
-            }
+            self._head_s = max(result["time_s"] for result in results)
+            found = {f"head_training/{name}": value for name, value in results[0].items()}
+            metrics |= named(TRAIN_SPLIT, found)
         return batch
 
     def on_step_end(self) -> None:
@@ -206,8 +203,7 @@ class SamTrainerSync(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         """Collect the rollout's records before the replicas go to sleep."""
-        with self._recording.running(COLLECT_S):
-            self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
@@ -216,11 +212,9 @@ class SamTrainerSync(PPOTrainerSync):
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
         metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
-        with self._recording.running(COLLECT_S):
-            metrics.update(self._drain(VAL_SPLIT))
+        metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
             # verl logs this one outside the training loop.
-            self._recording.reset()
             self._write_step(metrics)
         return metrics
 
@@ -248,29 +242,22 @@ class SamTrainerSync(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         if self._trains_head:
             self._step_s = metrics["timing_s/step"]
-            spent, share = (
-                metric_name(TRAIN_SPLIT, f"head_training/{name}") for name in ("time_s", "share")
-            )
-            metrics[share] = metrics.get(spent, 0.0) / self._step_s
-            metrics |= head_gain(metrics)
-        with self._recording.running(COLLECT_S):
+            metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
+        metrics |= _attempt(
+            lambda: self._responses.metrics(batch),
+            "verl's metrics of speculation are left out.",
+        )
+        if (baseline := self._baseline) is not None:
             metrics |= _attempt(
-                lambda: self._responses.metrics(batch),
-                "verl's metrics of speculation are left out.",
+                lambda: baseline.metrics(self.global_steps, metrics),
+                "This step is not laid beside the baseline's.",
             )
-            if (baseline := self._baseline) is not None:
-                metrics |= _attempt(
-                    lambda: baseline.metrics(self.global_steps, metrics),
-                    "This step is not laid beside the baseline's.",
-                )
-            if (sentinel := self._sentinel) is not None:
-                metrics |= _attempt(
-                    lambda: self._watch(sentinel, metrics),
-                    "This step is not looked at by the sentinel.",
-                )
-        with self._recording.running(CURVE_S):
-            self._log_curve()
-        metrics.update(self._recording.take(metrics.get("timing_s/step")))
+        if (sentinel := self._sentinel) is not None:
+            metrics |= _attempt(
+                lambda: self._watch(sentinel, metrics),
+                "This step is not looked at by the sentinel.",
+            )
+        self._log_curve()
         self._write_step(metrics)
 
     def _watch(self, sentinel: Sentinel, metrics: dict[str, Any]) -> dict[str, float]:

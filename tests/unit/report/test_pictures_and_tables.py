@@ -17,7 +17,7 @@ def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
         step: {
             "sam/engine/rollout_s": (8 + step) / speed,
             "sam/engine/generation_tokens": 100.0,
-            "sam/head/time_s": 4.0,
+            "sam/bulk/time_s": 4.0,
             "sam/tail/time_s": (4 + step) / speed,
             "sam/tail/time_sum_s": (4 + step) / speed,
             "sam/tail/tokens": 50.0,

@@ -141,7 +141,6 @@ def test_a_step_goes_from_the_server_to_the_run_folder(ours, collecting):
         assert math.isfinite(value), name
     assert metrics["sam/draft/verify_context_0"] == 8
     assert metrics["sam/sampler/time_us_per_step"] == 20.0
-    assert metrics["sam/engine/telemetry_us_per_step"] > 2.0
     table = collecting._run_folder.root / "requests" / "0-000.parquet"
     rows = pq.ParquetFile(table).read().to_pylist()
     assert [(r["open_steps"], r["open_tokens"]) for r in rows] == [
@@ -218,7 +217,6 @@ def test_ended_responses_go_through_the_server_to_other_folders(ours, collecting
         [*prompt, *RESPONSE] for prompt in PROMPTS
     ]
     metrics = collecting._collect("train")
-    assert metrics["sam/draft/history_heard"] == len(told[0][2])
     assert metrics["sam/draft/history_unheard"] == 0
 
 

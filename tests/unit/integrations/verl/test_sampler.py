@@ -173,16 +173,14 @@ def test_one_round_is_enough_when_all_groups_are_usable(make):
     assert trainer.rounds == [3]
     assert batch.keys == responses_of(0, 1)
     assert (metrics["count"], metrics["surplus_groups"]) == (1, 1)
-    assert metrics["time_max_s"] >= metrics["time_mean_s"] > 0
+    assert metrics["time_mean_s"] > 0
 
 
 def test_accuracy_counts_every_finished_group(make):
     _, metrics = rounds_step(make(RoundsReplayBuffer, TWO_ROUNDS))
     means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]
     mean = sum(means) / 5
-    variance = sum((m - mean) ** 2 for m in means) / 4
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
-    assert metrics["accuracy_unfiltered_stderr"] == pytest.approx((variance / 5) ** 0.5)
 
 
 @pytest.mark.parametrize("nothing", [None, float("nan"), "unknown", [], {}])

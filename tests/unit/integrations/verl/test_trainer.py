@@ -7,9 +7,7 @@ import pytest
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from sam_rollout.config import RolloutTelemetryConfig, SentinelConfig
-from sam_rollout.integrations.verl import recording_clock
 from sam_rollout.integrations.verl import trainer as module
-from sam_rollout.integrations.verl.recording_clock import RecordingClock
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from sam_rollout.telemetry.sentinel import Sentinel
@@ -43,7 +41,6 @@ def make_trainer(tmp_path, monkeypatch):
         trainer._run_info = INFO
         trainer._baseline = Baseline(base.path)
         trainer._curve_logger = None
-        trainer._recording = RecordingClock()
         trainer._engine_steps = [engine_steps(engine_step(step=4))]
         trainer._sentinel, trainer._reports = None, []
         trainer.replay_buffer = SimpleNamespace()
@@ -137,36 +134,6 @@ def test_a_steps_metrics_hold_the_baselines_and_the_rollout_is_drawn(make_traine
     assert trainer._engine_steps == [], "held for one step only"
 
 
-def test_what_recording_costs_is_a_metric_of_the_step(make_trainer, monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(recording_clock.time, "perf_counter", lambda: clock.now)
-
-    def takes(seconds, result):
-        def call(*arguments, **keywords):
-            clock.now += seconds
-            return result
-
-        return call
-
-    trainer = make_trainer(0)
-    trainer.on_train_begin()
-    monkeypatch.setattr(PPOTrainerSync, "on_sample_end", lambda self: None)
-    monkeypatch.setattr(PPOTrainerSync, "_validate", takes(5.0, {}))
-    monkeypatch.setattr(trainer, "_drain", takes(0.5, {}))
-    monkeypatch.setattr(trainer, "_log_curve", takes(0.25, None))
-    trainer.config = SimpleNamespace(trainer=SimpleNamespace(val_before_train=True))
-    trainer._validate()  # before training: of no step
-    trainer.timing_raw = {}
-    for _ in range(2):
-        trainer.on_sample_end()
-        metrics = {}
-        trainer._compute_metrics(None, metrics, {})
-        assert metrics["sam/telemetry/collect_s"] == 0.5
-        assert metrics["sam/telemetry/curve_s"] == 0.25
-        assert metrics["sam/telemetry/share"] == 0.75 / 4.0
-    assert trainer._run_folder.read_train_steps()[4]["sam/telemetry/collect_s"] == 0.5
-
-
 def test_a_baseline_that_fails_costs_its_own_metrics(make_trainer, monkeypatch, caplog):
     trainer = make_trainer(0)
     monkeypatch.setattr(trainer._baseline, "metrics", _fail)
@@ -232,7 +199,6 @@ def test_a_head_learns_for_its_share_of_the_last_step_and_is_saved_at_the_end(
         trainer._compute_metrics(None, metrics, {})  # of a step that took 4 s
         assert metrics["sam/head_training/length"] == 2.5
         assert metrics["sam/head_training/share"] == 0.5 / 4
-        assert metrics["sam/head_training/gained_tokens_per_s"] == pytest.approx(5.0)
         trainer.on_step_end()
     # The first step is not over when the head learns in it.
     assert granted[0] == pytest.approx(25, rel=0.1) and granted[1] == 1
