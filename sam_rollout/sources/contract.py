@@ -17,19 +17,9 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits  # noqa: F401  # sources ask here
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
-
-# Every token id is allowed but the largest, which parts joined texts (`automaton.static`).
-UNKNOWN_VOCABULARY = (1 << 31) - 1
-
-
-class Limits(NamedTuple):
-    """What a source is made for."""
-
-    max_rows: int  # most requests in one batch (the engine's max_num_seqs)
-    max_model_len: int  # longest text of the engine, tokens
-    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model; ids of drafts are below it
 
 
 class Piece(NamedTuple):

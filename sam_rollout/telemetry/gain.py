@@ -18,7 +18,7 @@ three pairs of runs with and without drafts, at the same training step: within s
 (asynchronously), which the figure does not know.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +26,15 @@ import pyarrow.compute as pc
 
 from sam_rollout.telemetry.tables import numpy_column
 
-if TYPE_CHECKING:
-    from sam_rollout.telemetry.aggregate import Rollout
-
 _SAMPLE = 8  # engine steps that a price is the mean of, at least
 
 
-def seconds_without_drafts(rollout: "Rollout") -> float | None:
-    """Estimate the busy time of the slowest replica without drafts; None where it is not known."""
+def seconds_without_drafts(rollout: Any) -> float | None:
+    """Estimate the busy time of the slowest replica without drafts; None where it is not known.
+
+    Args:
+        rollout: The `Rollout` of `aggregate`.
+    """
     if not rollout.draft_tokens.any():
         return None
     found = [_of_replica(rollout, replica) for replica in np.unique(rollout.replica)]
@@ -41,7 +42,7 @@ def seconds_without_drafts(rollout: "Rollout") -> float | None:
     return max(known) if len(known) == len(found) else None
 
 
-def _of_replica(rollout: "Rollout", replica: int) -> float | None:
+def _of_replica(rollout: Any, replica: int) -> float | None:
     mine = rollout.replica == replica
     reads_prompt = rollout.prompt_tokens[mine] > 0
     decodes = ~reads_prompt & (rollout.scheduled[mine] > 0)
