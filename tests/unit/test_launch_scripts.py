@@ -280,16 +280,6 @@ def test_scripts_and_doctor_agree(scripts):
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(machine.OPEN_FILES)]
 
 
-def settled(scripts, role: str, *more: str):
-    """The part of a node of a small cluster."""
-    words = [role, "--device=cpu", "--devices-per-node=1", "--interface=lo"]
-    if role == "head":
-        words += ["--node-rank=0", "--names=node-1", "--head-address=127.0.0.1"]
-    else:
-        words += ["--node-rank=1", "--names=node-1,node-2", "--head-address=10.0.0.1"]
-    return scripts.cluster.Part(scripts.cluster.parse([*words, *more]))
-
-
 @pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0"])
 def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, monkeypatch, capfd, version):
     monkeypatch.setattr(scripts.cluster.metadata, "version", lambda _: version)
@@ -320,8 +310,10 @@ def node_state(rank, alive=True, devices=16, port=1):
 
 
 def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd):
-    wrong = ["experiment=tiny_cpu", "sam.max_draft_tokens=0"]
-    part = settled(scripts, "head", "--port=6799", "--config", *wrong)
+    words = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo", "--node-rank=0"]
+    words += ["--names=node-1", "--head-address=127.0.0.1", "--port=6799"]
+    words += ["--config", "experiment=tiny_cpu", "sam.max_draft_tokens=0"]
+    part = scripts.cluster.Part(scripts.cluster.parse(words))
     assert scripts.cluster.run_head(part) == scripts.common.EXIT_REFUSED
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
