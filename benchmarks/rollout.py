@@ -62,10 +62,9 @@ FIGURES = (
     STEPS,
     "sam/tail/time_s",
     "sam/tail/time_per_token_ms",
-    "sam/head/time_per_token_ms",
+    "sam/bulk/time_per_token_ms",
     "sam/draft/acceptance_length",
     "sam/draft/time_us_per_step",
-    "sam/draft/catch_up_us_per_step",
 )
 STOCK, BASE = "stock", "off"
 # Sources, k and gate. Every engine takes a gigabyte or two of memory.

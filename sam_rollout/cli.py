@@ -72,27 +72,17 @@ def compare(
     skip_first: Annotated[
         int, typer.Option(min=0, help="Leave out this many steps at the start (warm-up).")
     ] = 0,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Compare the runs recorded in this repository again; exit 1 if what is published "
-            "of them does not follow.",
-        ),
-    ] = False,
 ) -> None:
     """Compare runs without drafts (BASE) with runs with drafts (SAM)."""
-    if check:
-        return _check_recorded(bool(base or sam))
     if not base or not sam:
         raise typer.BadParameter("name runs on both sides: BASE... --with SAM...")
     from sam_rollout.report.compare import compare_folders
-    from sam_rollout.report.tables import print_comparison
+    from sam_rollout.report.comparison_tables import print_comparison
 
     with one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
         if picture is not None:
-            from sam_rollout.report.plots import plot_comparison
+            from sam_rollout.report.pictures import plot_comparison
 
             plot_comparison(comparison, picture)
         write_json(json_path, comparison.to_dict(), indent=2)
@@ -101,35 +91,6 @@ def compare(
 
             write_page(comparison, html)
         print_comparison(comparison, wide_console())  # last: its reader may go before the end
-
-
-def _check_recorded(folders_given: bool) -> None:
-    from sam_rollout.report.recorded import check_recorded
-
-    if folders_given:
-        raise typer.BadParameter("compares the recorded runs, name no others", param_hint="--check")
-    with one_line_errors():
-        wrong = check_recorded(Path())
-    for line in wrong:
-        typer.echo(f"sam-rollout: {line}", err=True)
-    if wrong:
-        raise typer.Exit(1)
-    typer.echo("What is published follows from the recorded runs.")
-
-
-@app.command()
-def learning(run: RunArgument, picture: PictureOption = None) -> None:
-    """Compare the accuracy of a run's first and last steps."""
-    from sam_rollout.report import learning as report
-    from sam_rollout.report.tables import print_learning
-
-    with one_line_errors():
-        summary = report.learning(run)
-        print_learning(summary, wide_console())
-        if picture is not None:
-            from sam_rollout.report.plots import plot_learning
-
-            plot_learning(summary, picture)
 
 
 @app.command()
@@ -155,8 +116,8 @@ def dashboard(
     ] = False,
 ) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
-    from sam_rollout.dashboard import workspace
-    from sam_rollout.dashboard.layout import SECTIONS
+    from sam_rollout.report import wandb_workspace as workspace
+    from sam_rollout.report.panels import SECTIONS
 
     if (picture is not None or tensorboard) and not runs:
         raise typer.BadParameter("--picture and --tensorboard need run folders")
@@ -164,11 +125,11 @@ def dashboard(
         typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
     with one_line_errors(workspace.DashboardError):
         if picture is not None:
-            from sam_rollout.dashboard.pictures import draw_sections
+            from sam_rollout.report.pictures import draw_sections
 
             typer.echo("\n".join(map(str, draw_sections(runs or [], picture))))
         if tensorboard:
-            from sam_rollout.dashboard.tensorboard import write_layouts
+            from sam_rollout.report.tensorboard_layout import write_layouts
 
             typer.echo("\n".join(map(str, write_layouts(runs or []))))
         if picture is not None or tensorboard:
@@ -221,10 +182,10 @@ def simulate_command(
     json_path: FiguresOption = None,
 ) -> None:
     """Tell what sam=on would have brought in a run without drafts, from its records and texts."""
-    from sam_rollout.simulation import front
+    from sam_rollout.simulation.forecast import forecast
 
     with one_line_errors(ValueError):
-        front.forecast(run, steps, wide_console(), json_path)
+        forecast(run, steps, wide_console(), json_path)
 
 
 @app.command()

@@ -1,8 +1,7 @@
-"""The tables of a comparison, said once for terminal, page and Markdown; those of learning."""
+"""The tables of a comparison, said once for terminal, page and Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -10,12 +9,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from sam_rollout.report.compare import Comparison, Spread
-from sam_rollout.report.figures import interval, number
-from sam_rollout.report.sentences import sentences
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.verdict_sentences import sentences
 from sam_rollout.statistics import Estimate, Gain
-
-if TYPE_CHECKING:  # a comparison need not wait for scipy
-    from sam_rollout.report.learning import Learning
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "token made there. In brackets 95 % intervals of the noise "
             f"{comparison.noise}.",
         ),
-        "tail": _tail(comparison),
         "positions": Table(
             "Accepted drafts by position",
             ("position", "accepted"),
@@ -105,18 +100,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             ],
         ),
     }  # fmt: skip
-
-
-def _tail(comparison: Comparison) -> Table:
-    """The article's stacked bars: few requests running, and the rest of the rollout."""
-    head, tail = comparison.time("head"), comparison.time("tail")
-    rows = []
-    for side in ("base", "sam") if head and tail else ():
-        parts = [getattr(row, side).per_step for row in (tail, head)]
-        share = parts[0] / sum(parts) if sum(parts) else 0.0
-        rows.append((side.upper(), *map(number, (*parts, sum(parts))), f"{share:.0%}"))
-    title = "Rollout of a step, s: long tail (few requests running) and the rest"
-    return Table(title, ("side", "long tail", "rest", "both", "tail's share"), rows)
 
 
 def _first(step: int | None, token: int | None) -> str:
@@ -208,32 +191,3 @@ def _steps_line(comparison: Comparison) -> str:
     if comparison.skipped:
         return f"{line}; skipped at the start: {', '.join(map(str, comparison.skipped))}"
     return f"{line}; none skipped, so a warm-up in the first one counts"
-
-
-def print_learning(learning: "Learning", console: Console) -> None:
-    """First and last steps of each accuracy, with the interval of the difference."""
-    rows = [
-        (
-            row.title,
-            f"{row.window} + {row.window} of {len(row.series)}",
-            f"{row.first:.1%}",
-            f"{row.last:.1%}",
-            f"{100 * row.welch.value:+.1f}",
-            interval(row.welch, 100).strip(),
-            interval(row.bootstrap, 100).strip(),
-            f"{row.p_value:.2g}",
-        )
-        for row in learning.rows
-    ]
-    head = (
-        "accuracy", "steps", "first", "last", "last - first,\npoints", "95 % CI,\nWelch",
-        "95 % CI,\nbootstrap", "p, Welch",
-    )  # fmt: skip
-    print_table(Table(f"Accuracy of {learning.label}, first and last steps", head, rows), console)
-    for remark in learning.remarks:
-        console.print(remark, markup=False, soft_wrap=True)
-    console.print(
-        "Both intervals take steps as independent; over so few steps trust Welch's, the bootstrap "
-        "is too narrow.",
-        style="dim",
-    )

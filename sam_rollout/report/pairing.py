@@ -1,14 +1,20 @@
-"""The metrics of both sides, over the same training steps."""
+"""The metrics of both sides over the same training steps, and which steps have whole records.
+
+A file that is damaged, or records that were lost on their way, say nothing about what the run did:
+what is not there must not be told as a difference.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from sam_rollout.report.runs import Run, seeds_in_pairs, with_names
 from sam_rollout.statistics import Sides
 
 SIDES = ("base", "sam")
+_REPLICAS = "sam/engine/replicas"
 
 
 @dataclass(frozen=True)
@@ -64,3 +70,29 @@ class Both:
         return [
             Sides(frame["base"].to_numpy().T, frame["sam"].to_numpy().T, paired) for frame in known
         ]
+
+
+def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
+    """The steps of which `rows`, a table of the run's records, hold the rows of all replicas.
+
+    A step whose metrics of the engines were lost, too, is not whole. Where the run's log has no
+    such metrics at all, one row of a step is taken for all of them.
+    """
+    replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
+    whole = replicas > 0
+    if _REPLICAS in run.steps:
+        whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where that is NaN
+    return [step for step in steps if whole[step]]
+
+
+def common_steps(runs: list[Run], steps: list[int]) -> list[int]:
+    """The steps of which every run kept whole records of its requests."""
+    whole = [set(whole_steps(run, run.requests, steps)) for run in runs]
+    return sorted(set.intersection(*whole))
+
+
+def response_tokens(runs: list[Run], steps: list[int]) -> np.ndarray:
+    """The response lengths of all runs in these steps, tokens [responses]."""
+    tables = [run.requests for run in runs]
+    rows = [table[table["step"].isin(steps)] for table in tables]
+    return np.concatenate([table["response_tokens"].to_numpy() for table in rows])

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sam_rollout.json_values import dumps
-from sam_rollout.simulation.baseline import Baseline, read_baseline
-from sam_rollout.simulation.engine import Outcome, sample
+from sam_rollout.simulation.recorded_baseline import Baseline, read_baseline
+from sam_rollout.simulation.simulated_engine import Outcome, sample
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from sam_rollout.dashboard.layout import Panel
-from sam_rollout.telemetry.curve import RunningCurve, plot
+from sam_rollout.report.panels import Panel
+from sam_rollout.report.runs import Run, flat
+from sam_rollout.telemetry.curve import RunningCurve, plot, running_curve
 
 # Okabe and Ito: told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -62,6 +64,14 @@ class Side:
         """A metric, [training steps, runs], without steps that no run knows it of."""
         table = pd.concat([run[name] for run in self.runs], axis=1, ignore_index=True)
         return (table if self.steps is None else table.reindex(self.steps)).dropna(how="all")
+
+
+def rollout_curve(run: Run, step: int) -> RunningCurve | None:
+    """The running requests of a run's rollout, as charts draw them."""
+    table = run.read_table("engine_steps", run.problems)
+    threshold = flat(run.start.config or {}).get("rollout_telemetry.tail_threshold", 0)
+    rows = table.filter(pc.equal(table["step"], step))
+    return running_curve([rows], tail_threshold=threshold)
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:

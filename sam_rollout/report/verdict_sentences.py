@@ -1,10 +1,10 @@
 """What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
 
 from sam_rollout.report import fairness
-from sam_rollout.report.both import Both
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
-from sam_rollout.report.figures import number
 from sam_rollout.report.lossless import TOKEN_IDS
+from sam_rollout.report.number_format import number
+from sam_rollout.report.pairing import Both
 from sam_rollout.statistics import Estimate
 
 # What is told of the first time that both sides have.

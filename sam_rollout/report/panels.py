@@ -67,8 +67,12 @@ SECTIONS = (
             ),
             Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
             Panel(
+                "Speed-up estimated within the run", ("sam/gain/speedup",),
+                reading="Where there is no baseline to lay beside it.",
+            ),
+            Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
-                zero_based=True, reading="Busy time of the engine; lower is faster.",
+                zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
             ),
             Panel(
                 "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
@@ -88,9 +92,9 @@ SECTIONS = (
                 "Running requests over time", picture=CURVE_NAME,
                 reading="Shaded: the long tail. The side whose line ends first is the faster.",
             ),
-            Panel("Share of the rollout", ("sam/tail/share",), "share", zero_based=True),
+            Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
-                "Time inside and outside the tail", ("sam/tail/time_s", "sam/head/time_s"), "s",
+                "Time inside and outside the tail", ("sam/tail/time_s", "sam/bulk/time_s"), "s",
                 zero_based=True, stacked=True, row="rollout",
                 reading="Dark: the long tail; light: the rest.",
             ),
@@ -99,10 +103,9 @@ SECTIONS = (
                 zero_based=True, row="tail",
             ),
             Panel(
-                "Time per token outside the tail", ("sam/head/time_per_token_ms",), "ms",
-                zero_based=True, reading="Drafts hardly touch it: a control.",
+                "Time per token outside the tail", ("sam/bulk/time_per_token_ms",), "ms",
+                zero_based=True, reading="Falls where drafts pay with many requests, too.",
             ),
-            Panel("Slowest request / mean request", ("sam/tail/index",)),
             Panel(
                 "Responses", ("response_length/mean", "response_length/max"), "tokens",
                 zero_based=True,
@@ -116,7 +119,7 @@ SECTIONS = (
             Panel(
                 "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
                 row="acceptance_length",
-                reading="Tokens that a request gains per step that verifies drafts.",
+                reading="Tokens of a request per step that verifies its draft.",
             ),
             Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
             Panel(
@@ -124,14 +127,9 @@ SECTIONS = (
                 ("sam/draft/drafted_tokens", "sam/draft/accepted_tokens"), "tokens",
                 zero_based=True,
             ),
+            Panel("Gate open", ("sam/gate/open_share",), "share", zero_based=True),
             Panel(
-                "Gate open", ("sam/gate/open_time_share", "sam/gate/open_share"), "share",
-                zero_based=True,
-            ),
-            Panel(
-                "Drafter per engine step",
-                ("sam/draft/time_us_per_step", "sam/draft/catch_up_us_per_step"), "us",
-                zero_based=True,
+                "Drafter per engine step", ("sam/draft/time_us_per_step",), "us", zero_based=True
             ),
             Panel(
                 "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
@@ -140,7 +138,7 @@ SECTIONS = (
             Panel(
                 "Draft head that the run trains",
                 ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
-                reading="Per verify step, over responses it has not learned from; below it the "
+                reading="Per verify step, over responses it has not learned from; beside it the "
                 "head that the run began with, over the same.",
             ),
         ),
@@ -155,11 +153,13 @@ SECTIONS = (
             ),
             Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
             Panel(
-                "Reward of the training batch", ("critic/rewards/mean",), row="reward",
-                reading="Lines that part mean that the sides learnt differently.",
+                "Reward of the training batch",
+                ("critic/rewards/mean", "compare/reward_baseline"), row="reward",
+                reading="Lines that part: the sides trained on other responses.",
             ),
             Panel(
-                "Response length", ("response_length/mean",), "tokens", row="response_length",
+                "Response length", ("response_length/mean", "compare/response_length_baseline"),
+                "tokens", row="response_length",
                 reading="Lines that lie on each other: both sides did the same work.",
             ),
             Panel("Entropy", ("actor/entropy",), "nats"),
@@ -177,13 +177,6 @@ SECTIONS = (
             Panel(
                 "Correlation of both", ("training/rollout_actor_probs_pearson_corr",)
             ),
-            Panel(
-                "Reward beside the baseline's", ("critic/rewards/mean", "compare/reward_baseline")
-            ),
-            Panel(
-                "Response length beside the baseline's",
-                ("response_length/mean", "compare/response_length_baseline"), "tokens",
-            ),
             Panel("KL of rollout and trainer", ("rollout_corr/kl",)),
             Panel("Drafter errors survived", ("sam/draft/failures",), zero_based=True),
         ),
@@ -193,10 +186,6 @@ SECTIONS = (
         "What does the engine do, and where does the step's time go?",
         (
             Panel("Throughput", ("sam/engine/tokens_per_s",), "tokens/s", zero_based=True),
-            Panel(
-                "Running requests", ("sam/engine/mean_running", "sam/engine/max_running"),
-                "requests", zero_based=True,
-            ),
             Panel(
                 "Parts of the training step",
                 (

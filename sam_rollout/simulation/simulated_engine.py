@@ -19,8 +19,8 @@ import numpy as np
 
 from sam_rollout.bench.replay import accepted_tokens
 from sam_rollout.bench.traces import Trace
-from sam_rollout.simulation.baseline import Baseline, Rollout
-from sam_rollout.simulation.drafts import Drafts
+from sam_rollout.simulation.recorded_baseline import Baseline, Rollout
+from sam_rollout.simulation.simulated_drafts import Drafts
 
 EXCHANGE_S = 0.05  # between two exchanges of texts among engines, as in a run
 

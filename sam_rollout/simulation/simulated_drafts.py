@@ -13,6 +13,7 @@ from sam_rollout.config import SamConfig
 from sam_rollout.gating import EngineStep, Gate, GuardedGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece
 
@@ -40,10 +41,9 @@ class Drafts:
         self.k = config.max_draft_tokens
         self._name = name
         self._identities: dict[str, RequestIdentity] = {}
-        self._session = DraftSession(
-            config, self, max_rows=max_rows, max_model_len=max_length + self.k + 1, record=False
-        )
-        gate = AutoGate(max_rows, self.k, config.gate.exploration)
+        limits = Limits(max_rows, max_length + self.k + 1, k=self.k)
+        self._session = DraftSession(config, self, limits, record=False)
+        gate = AutoGate(limits, config.gate.exploration)
         self._session.gate = GuardedGate(_Timed(gate, now_s))
 
     @property

@@ -5,7 +5,7 @@ Building needs no network and no account; saving does.
 
 from typing import TYPE_CHECKING, Any
 
-from sam_rollout.dashboard.layout import SECTIONS, Panel, Section
+from sam_rollout.report.panels import SECTIONS, Panel, Section
 
 if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from sam_rollout.dashboard.layout import SECTIONS, Panel
+from sam_rollout.report.panels import SECTIONS, Panel
 from sam_rollout.telemetry.records import RunFolderError
 
 
