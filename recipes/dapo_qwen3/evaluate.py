@@ -351,7 +351,7 @@ def _run(options: argparse.Namespace) -> int:
         ]
         pd.DataFrame(rows).to_json(options.responses, orient="records", lines=True)
     if options.output is not None:
-        from sam_rollout.bench.machine import machine
+        from sam_rollout.bench.machine_record import machine
 
         about = machine("torch", engine_package(), "transformers")
         options.output.parent.mkdir(parents=True, exist_ok=True)
