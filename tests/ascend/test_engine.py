@@ -30,22 +30,15 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
         assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
 
 
-@pytest.mark.parametrize("sampling", ["random", "greedy"])
+@pytest.mark.parametrize("sampling", ["random", "plain", "greedy"])
 @pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
 def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, other = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
     assert other["texts"] == off["texts"]
     assert any(map(any, other["steps"]))
-    assert len(other["steps"]) < len(off["steps"])
-
-
-@pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
-def test_texts_are_the_same_from_the_whole_distribution(engines, name):
-    """Temperature 1, nothing cut off: a model of random weights then accepts next to nothing."""
-    off, other = engines["off"]["plain"], engines[name]["plain"]
-    assert other["texts"] == off["texts"] != engines["off"]["random"]["texts"]
-    assert any(map(any, other["steps"]))
+    # From the whole distribution a model of random weights accepts next to nothing.
+    assert sampling == "plain" or len(other["steps"]) < len(off["steps"])
 
 
 def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):

@@ -111,13 +111,10 @@ def loaded(vllm_config, **head):
     return drafter, policy
 
 
-@pytest.mark.parametrize(("has_own", "expected"), [(False, "policy's"), (True, "own")])
-def test_a_head_without_an_output_layer_takes_the_policys(
-    proposer_class, vllm_config, has_own, expected
-):
-    drafter, policy = loaded(vllm_config, has_own_lm_head=has_own)
+def test_a_heads_own_output_layer_stays(proposer_class, vllm_config):
+    drafter, policy = loaded(vllm_config, has_own_lm_head=True)
     proposer_class._maybe_share_lm_head(drafter, policy)
-    assert drafter.model.lm_head == expected
+    assert drafter.model.lm_head == "own"
 
 
 def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vllm_config):
@@ -125,12 +122,6 @@ def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vl
     drafter, policy = loaded(vllm_config, has_own_lm_head=False)
     proposer_class._maybe_share_lm_head.__wrapped__(drafter, policy)
     assert drafter.model.lm_head == "own"
-
-
-def test_a_head_that_repeats_the_embedding_takes_the_policys(proposer_class, vllm_config):
-    drafter, policy = loaded(vllm_config, has_own_embed_tokens=True)
-    proposer_class._maybe_share_embeddings(drafter, policy)
-    assert drafter.model.model.embed_tokens == "policy's"
 
 
 def runner_with(*, captured=False, positions=256):
