@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.measuring import parser, write_record
 from benchmarks.real_traces import SOURCES, read_rebuilt
-from sam_rollout.bench import draft_tables, drafts
+from sam_rollout.bench import draft_tables, drafter_bench
 
 DIGITS = 4  # significant ones of a recorded figure
 
@@ -46,7 +46,7 @@ def main() -> None:
     )
     arguments = options.parse_args()
     sets = read_rebuilt(arguments.traces)
-    result = drafts.Bench(sets, progress=print).run()
+    result = drafter_bench.Bench(sets, progress=print).run()
     for one in result["sets"]:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()

@@ -11,12 +11,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from sam_rollout.limits import MAX_DRAFT_TOKENS
 from sam_rollout.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 
-# More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
-# the verify batch of every step grows with them.
-MAX_DRAFT_TOKENS = 32
 COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
 SAMPLERS = ("stock", "vectorised", *COUPLED)
 

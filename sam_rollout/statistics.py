@@ -226,29 +226,6 @@ def share(right: int, total: int) -> Estimate:
     return Estimate(right / total, float(interval.low), float(interval.high))
 
 
-@dataclass(frozen=True)
-class Change:
-    """By how much a mean differs from another, by Welch and by a bootstrap; two-sided p (Welch)."""
-
-    welch: Estimate
-    bootstrap: Estimate
-    p_value: float
-
-
-def change(first: np.ndarray, last: np.ndarray) -> Change:
-    """Mean of `last` less mean of `first`, values that are independent of each other."""
-    value = float(last.mean() - first.mean())
-    draws = _resampled(last, SEED) - _resampled(first, SEED + 1)
-    bootstrap = Estimate(value, *percentiles(draws))
-    if np.ptp(first) == 0 and np.ptp(last) == 0:  # no spread to test
-        return Change(Estimate(value, value, value), bootstrap, float(value == 0))
-    from scipy import stats
-
-    test = stats.ttest_ind(last, first, equal_var=False)
-    low, high = test.confidence_interval(CONFIDENCE)
-    return Change(Estimate(value, float(low), float(high)), bootstrap, float(test.pvalue))
-
-
 def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
     """Means of the values drawn with replacement, [RESAMPLES]."""
     blocks = range(RESAMPLES // _AT_ONCE)

@@ -24,6 +24,7 @@ from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import SOURCES
 
@@ -110,9 +111,7 @@ class OwnSession(Session):
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
         self._k = k
         self._identities: dict[str, RequestIdentity] = {}
-        self._session = DraftSession(
-            config, self, max_rows=max_rows, max_model_len=max_length, record=False
-        )
+        self._session = DraftSession(config, self, Limits(max_rows, max_length), record=False)
         self._gate = _OpenGate()
         self._session.gate = GuardedGate(self._gate)
 

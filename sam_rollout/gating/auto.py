@@ -28,6 +28,7 @@ from sam_rollout.gating.gate import LOOK, hands_over
 from sam_rollout.gating.step import EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
+from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES, Offered
 
 _LEAD = 1.01
@@ -57,8 +58,7 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: most draft tokens of a request.
+        limits: of the engine.
         exploration: share of step time that trying out may lose.
 
     Attributes:
@@ -66,13 +66,13 @@ class AutoGate:
         is_trial: whether the last decision was made to learn about it.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int, exploration: float) -> None:
-        self._k = max_draft_tokens
+    def __init__(self, limits: Limits, exploration: float) -> None:
+        self._k = limits.k
         self._exploration = exploration
-        self._times = StepTimes(max_rows, max_draft_tokens)
+        self._times = StepTimes(limits)
         self._calibration = Calibration()
-        self._octaves: list[Supply | None] = [None] * (max_rows.bit_length() + 1)
-        self._octave = max_rows.bit_length()
+        self._octaves: list[Supply | None] = [None] * (limits.max_rows.bit_length() + 1)
+        self._octave = limits.max_rows.bit_length()
         self._supply = self._octaves[self._octave] = Supply(self._calibration)
         self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
         self._expected = [0.0] * LEVELS  # seconds, likewise

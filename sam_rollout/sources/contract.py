@@ -17,19 +17,9 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits  # noqa: F401  # sources ask here
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
-
-# Every token id is allowed but the largest, which parts joined texts (`automaton.static`).
-UNKNOWN_VOCABULARY = (1 << 31) - 1
-
-
-class Limits(NamedTuple):
-    """What a source is made for."""
-
-    max_rows: int  # most requests in one batch (the engine's max_num_seqs)
-    max_model_len: int  # longest text of the engine, tokens
-    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model; ids of drafts are below it
 
 
 class Piece(NamedTuple):
@@ -166,11 +156,11 @@ class Source:
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Own counts since the source was made, by the names of the entry's metrics."""
+        """Own counts since the source was made, by name; metrics if they are declared."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Own figures as they stand, by the names of the entry's metrics."""
+        """Own figures as they stand, by name; metrics if they are declared."""
         return {}
 
 
@@ -184,7 +174,8 @@ class SourceEntry:
         make: builds the source from its checked section, in the engine's worker; None where it
             has nothing to work with.
         order: in which sources are asked and listed.
-        metrics: what `counters` and `levels` report, names without `sam/draft/`.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
+            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing), before a model is loaded.
         benchmark: settings of the section for `sam-rollout bench drafter`, given an empty folder

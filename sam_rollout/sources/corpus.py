@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sam_rollout.identity import RequestIdentity
-from sam_rollout.metric import MAX, Metric
 from sam_rollout.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
 from sam_rollout.sources.support.static import StaticTexts
@@ -155,13 +154,5 @@ SOURCE = SourceEntry(
     CorpusSourceConfig,
     CorpusSource,
     order=30,
-    metrics=(
-        Metric(
-            "corpus_bytes",
-            "bytes",
-            "Size of the corpus, mapped once for all engines of a machine.",
-            MAX,
-        ),
-    ),
     check=check_corpus,
 )

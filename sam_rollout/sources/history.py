@@ -24,7 +24,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.metric import MAX, Metric
+from sam_rollout.metric import Metric
 from sam_rollout.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry, Usage
 from sam_rollout.sources.support.static import StaticTexts
@@ -383,48 +383,10 @@ SOURCE = SourceEntry(
     order=20,
     metrics=(
         Metric(
-            "history_groups_found",
-            "groups",
-            "Groups with responses of earlier steps to draft from.",
-        ),
-        Metric("history_groups_missing", "groups", "Groups without any."),
-        Metric(
-            "history_evictions",
-            "groups",
-            "Groups whose history was given up for max_memory_bytes.",
-        ),
-        Metric(
-            "history_dropped",
-            "responses",
-            "Responses not stored: the disk was too slow, or they were too long.",
-        ),
-        Metric(
-            "history_heard",
-            "responses",
-            "Responses sampled beside another folder that were stored in one, once for each "
-            "folder. Absent where all replicas share one.",
-        ),
-        Metric(
             "history_unheard",
             "responses",
             "Responses that another folder lacks: its replica was gone, failed or was too slow, or "
             "they were malformed or too long.",
-        ),
-        Metric(
-            "history_failures",
-            "failures",
-            "Disk errors survived by switching the history off; at most one per engine.",
-        ),
-        Metric(
-            "history_bytes",
-            "bytes",
-            "Memory of history that is drafted from when the step is drained; part of bytes.",
-        ),
-        Metric(
-            "history_disk_bytes",
-            "bytes",
-            "Size of the history's folder when the step began.",
-            MAX,
         ),
     ),
     benchmark=lambda folder: {"path": str(folder)},

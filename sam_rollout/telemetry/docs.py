@@ -23,12 +23,15 @@ from the records of engine steps and requests is written with and without a draf
 and its gate count, with a drafter only.
 
 *Of the replica that was busy longest* names one replica per training step for all metrics, the
-one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/engine/rollout_s`.
+one with the largest `rollout_s`; so `sam/bulk/time_s + sam/tail/time_s = sam/engine/rollout_s`.
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
 
 Every value is of one training step: a counter is what the step's rollout added. The exceptions say
 so: a level, such as memory, is taken "when the step is drained", and what has `so_far` in its name
 is of all steps up to this one. Draft tokens from a source are 0 where it is off.
+
+A name with a placeholder stands for several: `<k>` a draft position, `<lo>` a length of context,
+`<source>` a draft source. What is not here is in the [tables](#tables-in-the-run-folder).
 """
 
 _VERLS_OWN = """\

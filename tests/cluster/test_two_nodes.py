@@ -62,8 +62,6 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     requests = requests[requests.step == step]
     assert set(requests.replica) == REPLICAS
     assert metrics["sam/draft/shared_tokens"] > 0
-    assert metrics["sam/draft/shared_refused"] == 0
-    assert metrics["sam/draft/history_heard"] > 0
     assert metrics["sam/draft/history_unheard"] == 0
     assert metrics["sam/routing/imbalance"] < 1.5
     assert metrics["sam/draft/accepted_model"] > 0

@@ -991,8 +991,8 @@ VERL_AGENT_LOOP: Table = {
 # A run ends soon when one of its parts dies.
 VLLM_DEATHS: Table = {
     "v1.engine.core_client": {
-        "AsyncMPClient._call_utility_async(method, engine)":
-            "wrapped: a call that waits ends when its engine dies",
+        "AsyncMPClient._call_utility_async(method, engine)": (
+            "wrapped: a call that waits ends when its engine dies", "return await future"),
         "MPClient.ensure_alive()": (
             "says that it has", "if self.resources.engine_dead:", "raise EngineDeadError()"),
     },

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sam_rollout.dashboard import layout
+from sam_rollout.report import panels as layout
 from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
 from tests.integration.wandb_file import read_wandb

@@ -14,7 +14,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.ray_trainer import compute_spec_decode_metrics
 
-from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, ReplicaRecords
+from sam_rollout.integrations.verl.replica_records import REQUEST_ID_FIELD, ReplicaRecords
 
 # Responses that a step left over may be trained on by the next one.
 KEPT_STEPS = 2

@@ -6,7 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sam_rollout.bench import sampler, stock
+from sam_rollout.bench import sampler_bench as sampler
+from sam_rollout.bench import stock
 from sam_rollout.bench.counting import count
 from sam_rollout.cli import app
 from tests.rejection import check_rejection_sampling

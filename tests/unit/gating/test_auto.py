@@ -8,6 +8,7 @@ import pytest
 from sam_rollout.gating import ScheduleGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.gate import hands_over
+from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import (
@@ -39,7 +40,7 @@ REGIMES = {
 
 
 def auto(k: int = K) -> AutoGate:
-    return AutoGate(REQUESTS, k, EXPLORATION)
+    return AutoGate(Limits(REQUESTS, 1 << 20, k=k), EXPLORATION)
 
 
 # The best fixed choice there is a gate that is closed.
@@ -128,7 +129,7 @@ class Recorder(AutoGate):
     """Keeps the budgets it gave; a look, which hands nothing over, counts as none."""
 
     def __init__(self) -> None:
-        super().__init__(REQUESTS, K, EXPLORATION)
+        super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
 
     def budget(self, rows, *, whole=False, room=True):

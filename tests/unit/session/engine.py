@@ -8,6 +8,7 @@ from typing import Any
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import RequestIdentity, identify
+from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
@@ -52,9 +53,7 @@ class Engine:
         self.room = True  # for drafts, in the next step
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
-        self.session = DraftSession(
-            self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
-        )
+        self.session = DraftSession(self.config, self, Limits(MAX_ROWS, MAX_LENGTH), **options)
 
     @property
     def live(self) -> Collection[str]:

@@ -29,6 +29,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     why_synchronous,
 )
 from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
+from sam_rollout.limits import Limits
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
@@ -114,12 +115,12 @@ class SamProposer:
             )
         check_sources(self.config.sources)
         check_corpus_fits(self.config, vllm_config.model_config)
-        self._limits = {
-            "max_rows": vllm_config.scheduler_config.max_num_seqs,
-            "max_model_len": vllm_config.model_config.max_model_len,
-            "max_batched_tokens": vllm_config.scheduler_config.max_num_batched_tokens,
-            "vocab_size": vllm_config.model_config.get_vocab_size(),
-        }
+        self._limits = Limits(
+            max_rows=vllm_config.scheduler_config.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+            vocab_size=vllm_config.model_config.get_vocab_size(),
+            max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        )
         # On every rank, whether its drafts are used or not: all of a group send the same tensors.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
@@ -216,7 +217,7 @@ class SamProposer:
         return DraftSession(
             self.config,
             RunnerRequests(self._runner),
-            **self._limits,
+            self._limits,
             **hooks,
             exchange=self.exchange,
             record=record,

@@ -16,8 +16,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 # Names the file for what an engine died of; set by who starts the engine, read by its processes.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
+# Releases read or run by us whose calls wait for an engine that has died.
+WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
 LOOK_S = 1.0  # between two looks at an engine while its answer is waited for
 _OURS = "sam_rollout"  # on what is wrapped already
 # vLLM logs these with the exception that ends the process, the worker's before the engine's.
@@ -70,8 +75,11 @@ def answer_or_die() -> None:
 
     In the process that asks, which is not that of the engine.
     """
+    import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 
+    if Version(Version(vllm.__version__).public) not in WAITING_VERSIONS:
+        return
     original = AsyncMPClient._call_utility_async
     if getattr(original, _OURS, False):
         return

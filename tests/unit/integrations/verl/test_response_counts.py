@@ -8,8 +8,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from sam_rollout.integrations.verl import response_counts, trainer
+from sam_rollout.integrations.verl.replica_records import REQUEST_ID_FIELD, ReplicaRecords
 from sam_rollout.integrations.verl.response_counts import ResponseBook
-from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, ReplicaRecords
 from tests.records import engine_steps, request, requests
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_0_0_pad"]
@@ -120,7 +120,7 @@ def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
     book.note([records(("a", 4, 12, 6, 1.5), ("b", 0, 0, 0, 2.0), ("c", 1, 3, 0, 2.0))])
     book.metrics(batch)
     ours = object.__new__(trainer.SamTrainerSync)
-    ours._responses = book
+    ours._records = SimpleNamespace(responses=book)
     ours.global_steps = 7
     ours.config = SimpleNamespace(trainer={"rollout_data_dir": str(tmp_path)})
     PPOTrainer._init_dump_executor(ours)
