@@ -5,7 +5,7 @@ Heavy imports stay inside the commands, so that `sam-rollout version` answers at
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from sam_rollout.json_values import dumps
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sam_rollout.automaton.static_file import FileInfo
 
 app = typer.Typer(
     help="Compare and inspect RL runs whose rollouts draft with suffix automata.",
@@ -29,8 +28,6 @@ app = typer.Typer(
 
 bench = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-corpus = typer.Typer(help="Texts that all requests may draft from.", no_args_is_help=True)
-app.add_typer(corpus, name="corpus")
 head = typer.Typer(help="Small models that draft from the policy's states.", no_args_is_help=True)
 app.add_typer(head, name="head")
 
@@ -349,98 +346,6 @@ def drafter(
         if quick:
             _console().print("Targets are those of a full run, which reads more.")
         raise typer.Exit(1 if any(verdict.reached is False for verdict in verdicts) else 0)
-
-
-@corpus.command("build")
-def corpus_build(
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Files (.parquet, .jsonl, .npy of token ids, otherwise text), or run folders with "
-            "recorded traces."
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="The corpus file to write.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The model's folder or hub name; needed for texts.")
-    ] = None,
-    field: Annotated[str, typer.Option(help="Parquet column or JSON key.")] = "text",
-    max_tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 28, help="Read no more; each needs 110 bytes of memory.")
-    ] = 20_000_000,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Run the tokenizer's own code, if it has any.")
-    ] = False,
-) -> None:
-    """Build a corpus (sam.sources.corpus) from texts or token ids."""
-    from sam_rollout.sources.support.corpus_build import CorpusInputError, build_corpus
-
-    with _one_line_errors(CorpusInputError):
-        files = _corpus_inputs(inputs)
-        encoder = None
-        if tokenizer is not None:
-            from sam_rollout.integrations.tokenizer import CorpusTokenizer
-
-            try:
-                encoder = CorpusTokenizer(tokenizer, trust_remote_code=trust_remote_code)
-            except (OSError, ValueError) as error:
-                raise OSError(f"--tokenizer {tokenizer}: {error}") from error
-        with _token_progress(max_tokens) as progress:
-            info = build_corpus(
-                files, output, tokenizer=encoder, field=field, max_tokens=max_tokens,
-                progress=progress,
-            )  # fmt: skip
-    _print_corpus(output, info)
-
-
-@corpus.command("check")
-def corpus_check(path: Annotated[Path, typer.Argument(help="A corpus file.")]) -> None:
-    """Compare a corpus with its checksums and say what it holds; exit 2 if it is damaged."""
-    from sam_rollout.automaton.static_file import StaticFileError, verify
-
-    with _one_line_errors(StaticFileError):
-        info = verify(path)
-    _print_corpus(path, info)
-
-
-def _corpus_inputs(inputs: list[Path]) -> list[Path]:
-    """Files as they are, run folders as the files of their traces."""
-    from sam_rollout.telemetry.records import RunFolder, RunFolderError
-
-    files = []
-    for path in inputs:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        traces = sorted((RunFolder(path).root / "traces").glob("*.parquet"))
-        if not traces:
-            raise RunFolderError(
-                f"{path}: no traces in it; record them with rollout_telemetry.record_traces=true"
-            )
-        files += traces
-    return files
-
-
-@contextmanager
-def _token_progress(max_tokens: int) -> "Iterator[Callable[[int, Path], None]]":
-    """A bar of the tokens read; the rest of the work takes about as long again."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} tokens"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns) as bar:
-        task = bar.add_task("reading", total=max_tokens)
-        yield lambda tokens, path: bar.update(task, completed=tokens, description=path.name)
-
-
-def _print_corpus(path: Path, info: "FileInfo") -> None:
-    typer.echo(
-        f"{path}: {info.tokens:,} tokens in {info.documents:,} documents, "
-        f"{info.nbytes / 1e6:,.1f} MB, token ids below {info.vocabulary}, "
-        f"tokenizer {info.tokenizer or 'unknown'}"
-    )
 
 
 @head.command("train")

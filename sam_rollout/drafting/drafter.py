@@ -15,6 +15,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Piece, Usage, make_sources
+from sam_rollout.sources.support.responses import Responses
 from sam_rollout.verified import Offered, Verified
 
 
@@ -32,6 +33,7 @@ class SamDrafter:
     Attributes:
         batch: the drafts in flight.
         sources: in the order of the registry.
+        responses: what requests write, for sources that ask who a request is.
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -58,7 +60,9 @@ class SamDrafter:
         self._max_rows = max_rows
         self._max_model_len = max_model_len
         self._max_draft_tokens = config.max_draft_tokens
-        self.sources = make_sources(config.sources, Limits(max_rows, max_model_len, vocab_size))
+        limits = Limits(max_rows, max_model_len, vocab_size)
+        self.responses = Responses(limits, config.texts)
+        self.sources = make_sources(config.sources, limits, self.responses)
         self._policy = DraftPolicy(config, len(self.sources), max_rows, vocab_size)
         self.batch = DraftBatch(max_rows, config.max_draft_tokens)
         self._identities: dict[str, RequestIdentity] = {}
@@ -104,6 +108,7 @@ class SamDrafter:
         if len(set(ids)) != len(ids):
             raise ValueError("a request id occurs twice in the batch")
         identities = [self._identities.get(request_id) for request_id in ids]
+        self.responses.bind(ids, identities)
         for source in self.sources:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
@@ -184,10 +189,13 @@ class SamDrafter:
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
+        if self.needs_identity:
+            self.responses.record(token_ids, num_tokens, eligible)
         return self.batch
 
     def settle(self) -> None:
         """Keep to the limits of memory; after `draft`, when there is time."""
+        self.responses.settle()
         for source in self.sources:
             source.settle()
 
@@ -232,6 +240,7 @@ class SamDrafter:
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are passed over."""
         ended = dict.fromkeys(request_ids)
+        self.responses.finish(ended)
         for source in self.sources:
             source.finish(ended)
         for request_id in ended:
@@ -241,6 +250,7 @@ class SamDrafter:
 
     def end_step(self) -> None:
         """A training step is over: what its requests shared is freed with the last of them."""
+        self.responses.end_step()
         for source in self.sources:
             source.end_step()
 
@@ -254,10 +264,13 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Of all sources: sums, but the most live requests of any."""
+        """Of all sources: sums, but the most live requests of any; and what requests write."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
-        return total._replace(live_requests=max(usage.live_requests for usage in usages))
+        return total._replace(
+            live_requests=max(usage.live_requests for usage in usages),
+            bytes=total.bytes + self.responses.nbytes,
+        )
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""
@@ -268,7 +281,10 @@ class SamDrafter:
             "catch_up_tokens": usage.catch_up_tokens,
             "rebuilds": usage.rebuilds,
             "evictions": usage.evictions,
-            "refused_texts": usage.refused_texts,
+            "refused_texts": self.responses.refused,
+            "dropped_texts": self.responses.dropped,
+            "heard_texts": self.responses.heard,
+            "texts_failures": self.responses.failures,
             "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:
@@ -278,7 +294,11 @@ class SamDrafter:
     def levels(self) -> dict[str, int]:
         """What it holds now, by metric without `sam/`."""
         usage = self.usage()
-        own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
+        own = {
+            "live_requests": usage.live_requests,
+            "bytes": usage.bytes,
+            "texts_disk_bytes": self.responses.disk_bytes,
+        }
         for source in self.sources:
             own.update(source.levels())
         return {f"draft/{name}": value for name, value in own.items()}

@@ -356,6 +356,10 @@ class DraftSession:
         self._telemetry_ns += time.perf_counter_ns() - started_ns
         drafter.finish(ended)
         before = set(self._request_ids)
+        if not self._record:
+            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
+            if before.isdisjoint(request_ids):
+                drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
             for request_id in joined:
@@ -371,10 +375,6 @@ class DraftSession:
         if self._control:
             may_draft = [request_id not in self._control for request_id in request_ids]
             self._may_draft = np.array(may_draft, np.int32)
-        if not self._record:
-            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
-            if before.isdisjoint(request_ids):
-                drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:

@@ -194,7 +194,7 @@ _COUNTED: list[tuple[str, str, str, str]] = [
      "Requests that still hold drafter state when the training step is drained; grows if something "
      "leaks."),
     ("draft/bytes", "bytes", SUM, "Memory of drafter state when the step is drained; files that "
-     "engines of a node share (a corpus) are not in it."),
+     "hold it on disk are not in it."),
     ("draft/catch_up_tokens", "tokens", SUM, "Tokens read into automata."),
     ("draft/proposed_tokens", "tokens", SUM,
      "Draft tokens proposed; the engine may verify fewer."),
@@ -206,6 +206,15 @@ _COUNTED: list[tuple[str, str, str, str]] = [
     ("draft/refused_texts", "texts", SUM,
      "Texts read from a disk that cannot be drafted from: another model wrote them, with token ids "
      "that this one does not have, or they are damaged."),
+    ("draft/dropped_texts", "texts", SUM,
+     "Ended responses that were not kept in the folder: the disk was too slow."),
+    ("draft/heard_texts", "texts", SUM,
+     "Responses that ended beside another folder and were kept in this one, too; 0 where engines "
+     "share one."),
+    ("draft/texts_failures", "failures", SUM,
+     "Errors of the folder of ended responses, survived by leaving it alone; one per engine at "
+     "most."),
+    ("draft/texts_disk_bytes", "bytes", MAX, "Size of that folder when the step began."),
     ("draft/unknown_tokens", "tokens", SUM,
      "Tokens that sources would have drafted and that the model does not have; drafts ended before "
      "them."),

@@ -36,8 +36,8 @@ FINDINGS = {
     "counters_missing": "Responses were sampled, but an engine, or all of them, reported no "
     "counters or no engine steps.",
     "drafter_failed": "An engine's drafter has failed and is off until the engine starts anew.",
-    "source_failed": "The history has failed and is off until its engine starts anew; other "
-    "sources draft on.",
+    "source_failed": "The folder of ended responses has failed and is off until its engine starts "
+    "anew; drafts from what the engine itself samples go on.",
     "source_impaired": "A draft source survived an error in this training step. It drafts on, "
     "without the texts that it could not read, keep or take over.",
     "gate_failed": "An engine's gate has failed. It stays closed, unless only its counters did.",
@@ -60,7 +60,7 @@ _RULE_OF_THREE = 3.0
 _SWITCHED_OFF = {
     "draft/failures": "drafter_failed",
     "draft/record_failures": "records_failed",
-    "draft/history_failures": "source_failed",
+    "draft/texts_failures": "source_failed",
     "gate/failures": "gate_failed",
 }
 # Other sources, and exchanges of texts, count what they survive as `draft/<name>_failures`.
@@ -71,7 +71,7 @@ _ADVICE = {
     "drafter_failed": _CAUSE + _RESUME.format("drafts return"),
     "records_failed": _CAUSE + "The run is right and drafts go on, but that engine's steps count "
     "as without drafts until it starts anew",
-    "source_failed": _CAUSE + _RESUME.format("drafts from the history return"),
+    "source_failed": _CAUSE + _RESUME.format("drafts from earlier responses return"),
     "gate_failed": _CAUSE + "Where it says that only counters are left out, the gate goes on. "
     "Else: " + _RESUME.format("drafts return"),
     "source_impaired": _CAUSE + "The run is right and the source is on; it only lacks some texts, "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +16,6 @@ from sam_rollout.config import (
     ConfigError,
     GateConfig,
     RunConfig,
-    SamConfig,
     check_engine_limits,
 )
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
@@ -44,7 +42,6 @@ from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
-from sam_rollout.sources.corpus import check_corpus, check_fit
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -69,11 +66,10 @@ def settled(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     run = read_run_config(config)
-    if run.sam.enabled:
-        check_sources(run.sam.sources)
     _check_verl(config, run)
     layout = check_layout(config)
-    _check_corpus(run.sam, layout.shape.vocab)
+    if run.sam.enabled:
+        check_sources(run.sam.sources, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     return settle_sources(config, run)
@@ -145,13 +141,6 @@ def ask(
         if not planned:
             raise
         yield Note(f"not on this machine: {error}")
-
-
-def _check_corpus(sam: SamConfig, vocabulary: int) -> None:
-    """Hold the corpus to the size of the model's vocabulary; an engine asks its tokenizer, too."""
-    corpus = cast(Any, sam.sources).corpus
-    if sam.enabled and corpus.enabled:
-        check_fit(corpus, check_corpus(corpus), vocabulary=vocabulary, tokenizer="")
 
 
 def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
-from sam_rollout.integrations.vllm.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.dp_exchange import DpExchange, join_group
 from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampler_clock import SamplerClock
@@ -115,8 +114,7 @@ class SamProposer:
                 engine_k,
                 f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
             )
-        check_sources(self.config.sources)
-        check_corpus_fits(self.config, vllm_config.model_config)
+        check_sources(self.config.sources, vllm_config.model_config.get_vocab_size())
         self._limits = {
             "max_rows": vllm_config.scheduler_config.max_num_seqs,
             "max_model_len": vllm_config.model_config.max_model_len,

@@ -56,7 +56,7 @@ COUNTS = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
 def test_counts_are_those_of_the_compared_steps(make_run):
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
-        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
+        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_prompt": 0.0}
         | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
         for step, value in COUNTS.items()
@@ -92,13 +92,13 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
     """Step 2's records were lost, and in step 3 the drafter took no notes: there metrics count."""
     metrics = {
         "timing_s/gen": 1.0, "sam/draft/drafted_tokens": 120.0, "sam/draft/drafted_own": 110.0,
-        "sam/draft/accepted_own": 55.0, "sam/draft/drafted_siblings": 10.0,
+        "sam/draft/accepted_own": 55.0, "sam/draft/drafted_prompt": 10.0,
         f"sam/{VERSION_METRIC}": 4.0,
     }  # fmt: skip
     path = make_run("on", dict.fromkeys((1, 2, 3), metrics), sam=True)
     rows = []
     for split, of_sources in (
-        ("train", by_source(own=6, siblings=4)), ("train", []), ("val", by_source(own=90)),
+        ("train", by_source(own=6, prompt=4)), ("train", []), ("val", by_source(own=90)),
     ):  # fmt: skip
         rows.append(
             engine_step(
@@ -113,7 +113,7 @@ def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run
     found = acceptance([load_run(path)], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
         ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),
-        ("siblings", 4.0 + 10.0 + 10.0, 2.0),
+        ("prompt", 4.0 + 10.0 + 10.0, 2.0),
     ]
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
 from sam_rollout.gating import EngineStep
 from sam_rollout.identity import RequestIdentity, identify
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources.history import HistorySourceConfig
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
@@ -30,8 +29,8 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        history: str = "",  # folder; without one there is no history
-        sources: SourcesConfig | None = None,  # instead of these two
+        folder: str = "",  # of ended responses; without one none are kept
+        sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         **options: Any,
@@ -41,10 +40,8 @@ class Engine:
             pad_drafts=pad_drafts,
             gate=gate or GateConfig("threshold", THRESHOLD),
             sources=sources
-            or SourcesConfig(
-                siblings=SiblingsSourceConfig(enabled=siblings),
-                history=HistorySourceConfig(enabled=bool(history), path=history),
-            ),
+            or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
+            texts=TextsConfig(path=folder),
         )
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}

@@ -16,7 +16,7 @@ from sam_rollout.gating.gate import LOOK
 from sam_rollout.gating.model_price import TEXTS
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.sources import NAMES
-from sam_rollout.sources.siblings import SiblingTexts
+from sam_rollout.sources.prompt import PromptTexts
 from sam_rollout.telemetry.records import RequestTotals
 from tests.records import by_source
 from tests.unit.session.engine import (
@@ -165,8 +165,8 @@ def test_a_drain_ends_the_step_of_finished_siblings():
     del engine.texts["a"], engine.texts["b"]
     engine.add_siblings([4, 5, 6], "c")
     engine.step("c")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 2
-    assert engine.counter("siblings_groups") == 1, "c is still running"
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 2
+    assert engine.counter("prompt_groups") == 1, "c is still running"
 
 
 def test_without_room_nothing_is_drafted_and_all_is_read():
@@ -336,7 +336,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
     with caplog.at_level(logging.WARNING, LOGGER):
         assert exchange("0", None) == [], "a message that is no list of pieces"
         with monkeypatch.context() as patched:
-            patched.setattr(SiblingTexts, "exchange", fail)
+            patched.setattr(PromptTexts, "exchange", fail)
             assert exchange("0", []) == []
         assert engine.step("a") == [next_of_period(engine.texts["a"])]
     (warning,) = warnings_of(caplog)
@@ -406,7 +406,7 @@ def holders_of(root: object, word: str) -> list[object]:
 
 @pytest.mark.parametrize("record", [True, False])
 def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
-    engine = Engine(siblings=True, history=str(tmp_path), record=record, pad_drafts="always")
+    engine = Engine(siblings=True, folder=str(tmp_path), record=record, pad_drafts="always")
     for number in range(3):
         names = [f"request-{number}{letter}" for letter in "abc"]
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
@@ -442,7 +442,7 @@ def test_without_recording_a_group_ends_with_its_batch():
     engine.texts.clear()
     engine.add_siblings(PERIOD[:3], "c", step=2)
     engine.step("c")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
 
 
 def test_the_end_of_a_step_needs_no_further_batch():
@@ -452,7 +452,7 @@ def test_the_end_of_a_step_needs_no_further_batch():
     engine.step("a", "b")
     engine.texts.clear()
     drained = engine.drain()
-    assert drained["counters"]["draft/siblings_groups"] == 0
+    assert drained["counters"]["draft/prompt_groups"] == 0
     assert drained["counters"]["draft/live_requests"] == 0
     assert set(drained["requests"]) == {"a", "b"}
     assert engine.drain()["requests"] == {}, "nobody is reported twice"

@@ -33,8 +33,8 @@ def replica_zero() -> pa.Table:
         engine_step(
             time_s=3.5, duration_s=1.5, running=2, generation_tokens=5,
             draft_requests=2, draft_tokens=6, accepted_tokens=3, accepted_per_position=(2, 1, 0),
-            drafted_per_source=by_source(own=4, siblings=2),
-            accepted_per_source=by_source(own=2, siblings=1),
+            drafted_per_source=by_source(own=4, prompt=2),
+            accepted_per_source=by_source(own=2, prompt=1),
             gate_open=True, drafter_us=60.0, sampler_us=100.0, telemetry_us=8.0,
         ),
         engine_step(
@@ -112,9 +112,9 @@ def metrics():
         ("draft/accepted_position_3", 0.0),
         ("draft/drafted_own", 7),
         ("draft/accepted_own", 3),
-        ("draft/drafted_siblings", 2),
-        ("draft/accepted_siblings", 1),
-        ("draft/drafted_corpus", 0),
+        ("draft/drafted_prompt", 2),
+        ("draft/accepted_prompt", 1),
+        ("draft/drafted_run", 0),
         ("draft/time_us_per_step", 170 / 7),
         ("draft/time_s", 120e-6),  # replica 0
         ("draft/catch_up_us_per_step", 40 / 4),
@@ -182,7 +182,7 @@ def test_every_column_is_at_hand_for_a_metric():
     assert rollout.draft_tokens.tolist() == [0, 0, 6, 3]
     assert rollout.sampler_us.tolist() == [0.0, 0.0, 100.0, 0.0], "0 where it is null"
     assert rollout.tail.tolist() == [False, False, True, True]
-    assert np.array_equal(rollout.by_source("accepted"), by_source(own=3, siblings=1))
+    assert np.array_equal(rollout.by_source("accepted"), by_source(own=3, prompt=1))
     with pytest.raises(AttributeError, match="no numeric column 'drafts'"):
         rollout.drafts  # noqa: B018
 
@@ -216,9 +216,9 @@ def test_counters_are_summed_over_replicas():
     assert metrics["sam/draft/proposed_tokens"] == 12
     assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
     assert "sam/draft/bytes" not in metrics
-    metrics = counted(*({"draft/corpus_bytes": n, "draft/history_bytes": n} for n in (7, 9)))
-    assert metrics["sam/draft/corpus_bytes"] == 9  # one file, mapped by both
-    assert metrics["sam/draft/history_bytes"] == 16
+    metrics = counted(*({"draft/texts_disk_bytes": n, "draft/prompt_bytes": n} for n in (7, 9)))
+    assert metrics["sam/draft/texts_disk_bytes"] == 9  # one folder, seen by both
+    assert metrics["sam/draft/prompt_bytes"] == 16
     by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
     metrics = counted(by_length, by_length)
     assert metrics["sam/draft/verify_context_4096"] == 10

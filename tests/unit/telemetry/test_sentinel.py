@@ -12,10 +12,8 @@ from sam_rollout.config import (
     GateConfig,
     RolloutTelemetryConfig,
     SentinelConfig,
-    SourcesConfig,
 )
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.statistics import Sums, ratio_gain, share
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
@@ -362,40 +360,18 @@ def test_notes_that_fail(monkeypatch):
 
 
 def test_a_source_that_fails(tmp_path):
-    folder = tmp_path / "history"
+    folder = tmp_path / "texts"
     folder.write_text("no folder")
-    engine, sentinel = Engine(gate=OPEN, history=str(folder)), Sentinel(SentinelConfig())
+    engine = Engine(gate=OPEN, siblings=True, folder=str(folder))
+    sentinel = Sentinel(SentinelConfig())
     engine.add_siblings([1, 2, 3], "e", step=1)
     engine.step("e")
     engine.session.drafter.wait()
     step = training_step(engine)
     (found,), _ = sentinel.look(step)
-    assert found.name == "source_failed" and "from the history return" in found.advice
+    assert found.name == "source_failed" and "from earlier responses return" in found.advice
     _, metrics = sentinel.look(training_step(engine))
     assert metrics["sam/sentinel/source_failed"] == 1, "it is off still"
-
-
-def test_a_source_that_survives_an_error_is_said_to_be_on(tmp_path):
-    """A folder that cannot be made: the run's texts are kept in memory, and drafted from."""
-    folder = tmp_path / "texts"
-    folder.write_text("no folder")
-    run = RunSourceConfig(when="always", path=str(folder))
-    engine = Engine(gate=OPEN, sources=SourcesConfig(run=run))
-    sentinel = Sentinel(SentinelConfig())
-    for number in range(3):
-        engine.add_siblings([1, 2, 3], f"{number}", step=number)
-        engine.step(f"{number}")
-        engine.texts.clear()
-        engine.session.drafter.wait()
-        engine.session.end_step()
-    step = training_step(engine)
-    assert step.engines[0].drafter_counters["draft/run_failures"] > 0
-    (found,), _ = sentinel.look(step)
-    assert found.name == "source_impaired" and "the source is on" in found.advice
-    assert "resume" not in found.advice
-    assert engine.session.drafter is not None
-    _, metrics = sentinel.look(training_step(engine))
-    assert metrics["sam/sentinel/source_impaired"] == 0, "no further error, nothing is off"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Records on their way from the server through the trainer to the run folder, without an engine."""
 
 import asyncio
-import dataclasses
 import math
 import platform
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from verl.workers.rollout.replica import TokenOutput
@@ -20,7 +18,6 @@ from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
 from sam_rollout.integrations.vllm.engine_group import EngineRecorders
 from sam_rollout.integrations.vllm.settings import EngineSettings
-from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import DraftNote, RunFolder
@@ -201,15 +198,15 @@ def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
         return [[[], [("train", STEP, "of no peer", "0.0/1", 0, False, b"1234")]]]  # two ranks
 
     async def generate(self, *arguments, **keywords):
-        await ours.hear_texts(1, None, [piece])
+        await ours.hear_texts(1, "", None, [piece])
         await ours._sharing.share()
         return TokenOutput(token_ids=RESPONSE, stop_reason="completed")
 
     async def run():
-        await ours.hear_texts(1, None, [piece])  # nobody shares yet
+        await ours.hear_texts(1, "", None, [piece])  # nobody shares yet
         await ours.share_texts({0: None, 1: None})
         await ours.generate(prompt, {"extra_args": {"sam": sam}}, "request")
-        await ours.hear_texts(1, None, [piece])
+        await ours.hear_texts(1, "", None, [piece])
         ours._sharing._task.cancel()
 
     ours.engine = SimpleNamespace(engine_core=SimpleNamespace(core_engines=[b"0"]))
@@ -222,40 +219,6 @@ def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
     ours._sharing._lost = 3
     monkeypatch.setattr(server, "ask_engines", drain)
     assert collecting._collect("train")["sam/draft/shared_lost"] == 3
-
-
-def test_ended_responses_go_through_the_server_to_other_folders(ours, collecting, tmp_path):
-    """From a finished request here to the keeper of another folder, and from one elsewhere."""
-    history = HistorySourceConfig(path=str(tmp_path / "history"))
-    sources = dataclasses.replace(ours._settings.sam.sources, history=history)
-    ours._settings = EngineSettings(SamConfig(sources=sources))
-    model = SimpleNamespace(max_model_len=100, get_vocab_size=lambda: 50)
-    ours.engine = SimpleNamespace(model_config=model)
-    told = []
-
-    async def hear(*message):
-        told.append(message)
-
-    async def run():
-        assert await ours.find_history_keeper("run") == 0
-        await ours.share_history("run", {})
-        assert ours._history is None, "one folder"
-        await ours.share_history(
-            "run", {1: SimpleNamespace(hear_history=SimpleNamespace(remote=hear))}
-        )
-        await respond(ours, "val")
-        await respond(ours)
-        await asyncio.sleep(0)
-        await ours.hear_history(1, 1, told[0][2])
-
-    asyncio.run(run())
-    pieces = [piece for _, _, pieces in told for piece in pieces]
-    assert [np.frombuffer(piece[-1], "<i4").tolist() for piece in pieces] == [
-        [*prompt, *RESPONSE] for prompt in PROMPTS
-    ]
-    metrics = collecting._collect("train")
-    assert metrics["sam/draft/history_heard"] == len(told[0][2])
-    assert metrics["sam/draft/history_unheard"] == 0
 
 
 def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, caplog):
@@ -277,12 +240,8 @@ def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, 
     )
 
 
-@pytest.mark.parametrize(
-    ("exchange", "lost"),
-    [("_sharing", "draft/shared_lost"), ("_history", "draft/history_unheard")],
-)
 def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
-    ours, collecting, monkeypatch, exchange, lost
+    ours, collecting, monkeypatch
 ):
     """What the server counts is told by an engine that counts, and by none that is silent."""
 
@@ -292,8 +251,9 @@ def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
     async def both_are_silent(engine, method):
         return [[None, None], [None, None]]
 
+    lost = "draft/shared_lost"
     ours._recorders = EngineRecorders(2)
-    setattr(ours, exchange, SimpleNamespace(take_counters=lambda: {lost: 3}))
+    ours._sharing = SimpleNamespace(take_counters=lambda: {lost: 3})
     for answer, silent in ((first_is_silent, [0]), (both_are_silent, [0, 1])):
         monkeypatch.setattr(server, "ask_engines", answer)
         records = asyncio.run(ours.drain_records(STEP, "train"))
