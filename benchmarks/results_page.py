@@ -16,11 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
-from recipes.dapo_qwen3 import published_setups
+from benchmarks.recorded_comparison import SIDES_PICTURE, load_recorded, published
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
-from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
 
 PAGE = REPOSITORY / "docs" / "results.md"
 # The READMEs' table of drafters: its rows, and what its figures are measured at.
@@ -33,16 +32,7 @@ INTRODUCTION = """# Results
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
 shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used. What our experiments repeat from
-publications is at the end: [published setups](#published-setups)."""
-
-PUBLISHED = """## Published setups
-
-`python -m recipes.dapo_qwen3.published_setups`
-
-Which value was published where, and which key of ours holds it: [value by
-value](published_setups.md). None of these setups has been run here, there was no NPU at hand; a
-test composes the experiments and compares."""
+Nothing here predicts a cluster; no GPU and no NPU was used."""
 
 # Records below benchmarks/results in the order of their sections.
 RECORDS = (
@@ -124,8 +114,7 @@ def section(name: str, record: dict[str, Any]) -> str:
 def render() -> str:
     """The whole page."""
     sections = [section(name, read_record(RESULTS / f"{name}.json")) for name in RECORDS]
-    parts = [INTRODUCTION, *sections, f"{PUBLISHED}\n\n{published_setups.summary()}"]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([INTRODUCTION, *sections]) + "\n"
 
 
 def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:

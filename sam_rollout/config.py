@@ -11,13 +11,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from sam_rollout.limits import MAX_DRAFT_TOKENS
 from sam_rollout.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 
-# More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
-# the verify batch of every step grows with them.
-MAX_DRAFT_TOKENS = 32
 COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
 SAMPLERS = ("stock", "vectorised", *COUPLED)
 
@@ -58,21 +56,22 @@ class GateConfig(Section):
         schedule = {str(rows): budgets[rows] for rows in sorted(budgets)}
         object.__setattr__(self, "schedule", schedule)
 
-    def schedule_by_rows(self) -> dict[int, int]:
-        """`schedule` with numbers for keys."""
-        return {int(rows): budget for rows, budget in self.schedule.items()}
+    def budgets(self, k: int) -> dict[int, int]:
+        """Most running requests -> draft tokens; of `auto`, while it cannot measure.
+
+        Args:
+            k: most draft tokens of a request.
+        """
+        if self.kind == "schedule":
+            return {int(rows): budget for rows, budget in self.schedule.items()}
+        return {} if self.kind == "closed" else {self.threshold: k}
 
     def most_drafting(self, max_num_seqs: int) -> int:
         """Most requests that may draft at once in an engine of so many; 0 if none ever does."""
-        if self.kind == "closed":
-            return 0
         if self.kind == "auto":
             return max_num_seqs
-        allowed = self.threshold
-        if self.kind == "schedule":
-            drafting = (rows for rows, budget in self.schedule_by_rows().items() if budget)
-            allowed = max(drafting, default=0)
-        return min(allowed, max_num_seqs)
+        drafting = (rows for rows, budget in self.budgets(MAX_DRAFT_TOKENS).items() if budget)
+        return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
         """The kind with what belongs to it, for people."""
@@ -206,7 +205,7 @@ class SentinelConfig(Section):
     `least_acceptance`: accepted / verified draft tokens below which drafts count as hardly
     accepted. `largest_fall`: of accepted tokens, both per verified draft token and per engine step
     open to drafts, from one training step to the next. `largest_ratio`: between the differences of
-    rollout and trainer probabilities of drafted and of control requests, either way.
+    rollout and trainer probabilities in this run and in the baseline, either way.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -224,8 +223,7 @@ class RolloutTelemetryConfig(Section):
 
     `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
     own, not the gate's, so that runs with and without speculation measure the same stretch.
-    `record_traces`: whether token ids are kept for replay. `control_share`: share of each training
-    step's `control_unit` that is sampled without drafts, to measure their gain within a run.
+    `record_traces`: whether token ids are kept for replay.
     `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
     `curve_every`: every so many training steps the running requests over time are drawn for wandb
     and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence.
@@ -235,35 +233,9 @@ class RolloutTelemetryConfig(Section):
 
     tail_threshold: int = setting(8, minimum=0)
     record_traces: bool = False
-    control_share: float = setting(0.0, minimum=0, maximum=1)
-    control_unit: str = setting("groups", choices=("groups", "replicas"))
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
     sentinel: SentinelConfig = SentinelConfig()
-
-    def check_control(self, replicas: int, *, refills: bool) -> None:
-        """Raise ConfigError if a control of replicas cannot be compared with the rest.
-
-        Args:
-            replicas: of the rollout.
-            refills: whether dropped prompts are replaced while others run.
-        """
-        if not self.control_share or self.control_unit != "replicas":
-            return
-        field = f"{self.PATH}.control_unit"
-        if replicas < 2:
-            raise ConfigError(
-                field,
-                self.control_unit,
-                f"needs at least 2 rollout replicas, this run has {replicas}; use 'groups'",
-            )
-        if refills:
-            raise ConfigError(
-                field,
-                self.control_unit,
-                "cannot be compared with dynamic_sampling.kind = 'refill', where the faster "
-                "replicas get more prompts; use 'groups', or 'rounds' or 'none' there",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,11 +340,17 @@ class RunConfig:
     telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
     sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     compare: CompareConfig = CompareConfig()
+    decisions: tuple[str, ...] = ()  # what was left to the run, a line for each
 
     @classmethod
     def groups(cls) -> dict[str, type[Section]]:
         """Hydra group -> its section."""
-        return {kind.PATH: kind for kind in typing.get_type_hints(cls).values()}
+        return {kind.PATH: kind for kind in cls._sections().values()}
+
+    @classmethod
+    def _sections(cls) -> dict[str, Any]:
+        hints = typing.get_type_hints(cls)
+        return {name: kind for name, kind in hints.items() if hasattr(kind, "PATH")}
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
@@ -383,7 +361,7 @@ class RunConfig:
         """
         sections = {
             name: kind.from_mapping(groups[kind.PATH])
-            for name, kind in typing.get_type_hints(cls).items()
+            for name, kind in cls._sections().items()
             if kind.PATH in groups
         }
         return cls(**sections)

@@ -226,29 +226,6 @@ def share(right: int, total: int) -> Estimate:
     return Estimate(right / total, float(interval.low), float(interval.high))
 
 
-@dataclass(frozen=True)
-class Change:
-    """By how much a mean differs from another, by Welch and by a bootstrap; two-sided p (Welch)."""
-
-    welch: Estimate
-    bootstrap: Estimate
-    p_value: float
-
-
-def change(first: np.ndarray, last: np.ndarray) -> Change:
-    """Mean of `last` less mean of `first`, values that are independent of each other."""
-    value = float(last.mean() - first.mean())
-    draws = _resampled(last, SEED) - _resampled(first, SEED + 1)
-    bootstrap = Estimate(value, *percentiles(draws))
-    if np.ptp(first) == 0 and np.ptp(last) == 0:  # no spread to test
-        return Change(Estimate(value, value, value), bootstrap, float(value == 0))
-    from scipy import stats
-
-    test = stats.ttest_ind(last, first, equal_var=False)
-    low, high = test.confidence_interval(CONFIDENCE)
-    return Change(Estimate(value, float(low), float(high)), bootstrap, float(test.pvalue))
-
-
 def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
     """Means of the values drawn with replacement, [RESAMPLES]."""
     blocks = range(RESAMPLES // _AT_ONCE)
@@ -268,49 +245,24 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     cases instead of 95 % (`tests/unit/test_statistics.py` has the simulation).
 
     Returns:
-        (ratio of the treated) / (ratio of the control) - 1, without limits where a side has one
-        unit; None if a side has nothing.
+        (ratio of the treated) / (ratio of the control) - 1; None if a side has nothing, or a single
+        unit.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:
         return None
-    return _log_gain(arm[0] - other[0], arm[1:], other[1:])
+    log, width = arm[0] - other[0], t_width(arm[1:], other[1:])
+    return Estimate(math.expm1(log), math.expm1(log - width), math.expm1(log + width))
 
 
-def paired_gain(numerator: np.ndarray, denominator: np.ndarray) -> Estimate | None:
-    """Compare two sums over the same units, float [units] each.
-
-    The interval is Student's, with the jackknife's variance of the logarithm as in `ratio_gain`.
-
-    Returns:
-        (sum of the numerators) / (sum of the denominators) - 1, without limits of one unit; None if
-        a side has nothing.
-    """
-    found = _log_ratio(numerator, denominator)
-    return None if found is None else _log_gain(found[0], found[1:])
-
-
-def _log_ratio(
-    numerator: np.ndarray, denominator: np.ndarray
-) -> tuple[float, float | None, float] | None:
-    """Logarithm of a ratio of sums, its variance (None of one unit) and degrees of freedom."""
+def _log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float] | None:
+    """Logarithm of a ratio of sums, its variance and degrees of freedom."""
     used = denominator > 0
     numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
-    if not numerator.sum() > 0:
+    units = len(numerator)
+    if units < 2 or not numerator.sum() > 0:
         return None
-    value, units = numerator.sum() / denominator.sum(), len(numerator)
-    if units == 1:
-        return math.log(value), None, 0.0
-    weight = denominator / denominator.sum()
+    value, weight = numerator.sum() / denominator.sum(), denominator / denominator.sum()
     left_out = (numerator - value * denominator) / (1 - weight) / numerator.sum()
     variance = float((left_out**2).sum() * (units - 1) / units)
     return math.log(value), variance, max(1 / float((weight**2).sum()) - 1, 1.0)
-
-
-def _log_gain(log: float, *errors: tuple[float | None, float]) -> Estimate:
-    """A gain by its logarithm; `errors` are a variance and its degrees of freedom each."""
-    known = [(variance, freedom) for variance, freedom in errors if variance is not None]
-    if len(known) < len(errors):
-        return Estimate(math.expm1(log), None, None)
-    width = t_width(*known)
-    return Estimate(math.expm1(log), math.expm1(log - width), math.expm1(log + width))

@@ -85,7 +85,7 @@ DEVICE = Device()
 
 def _note_parts() -> None:
     """Have late binding's steps mark where their parts end."""
-    from sam_rollout.integrations.vllm.late_binding import Launched
+    from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 
     wait, step = Launched.wait, DraftSession.step
@@ -174,7 +174,7 @@ def asynchronous_scheduling() -> Iterator[None]:
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
-    from sam_rollout.integrations.vllm import engine_drafter
+    from sam_rollout.integrations.vllm.model_drafts import engine_drafter
 
     platform = type(current_platform)
     update = platform.check_and_update_config.__func__  # type: ignore[attr-defined]

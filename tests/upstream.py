@@ -43,23 +43,18 @@ def _pip() -> list[str] | None:
     return None
 
 
-def download(requirement: str, folder: Path, *options: str, python_path: str = "") -> str | None:
+def download(requirement: str, folder: Path, *options: str) -> str | None:
     """Put one package into a folder; returns why that was not possible, None if it was."""
     pip = _pip()
     if pip is None:
         return "no pip found"
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": python_path} if python_path else None
     # Into a folder of its own first: a download that is cut short leaves nothing under the name.
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         command = [*pip, "download", "--quiet", "--no-deps", *options, "--dest", fresh, requirement]
         try:
             done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=DOWNLOAD_TIMEOUT_S,
-                env=environment,
+                command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
             return f"no end after {DOWNLOAD_TIMEOUT_S} s"
@@ -68,49 +63,6 @@ def download(requirement: str, folder: Path, *options: str, python_path: str = "
         for downloaded in Path(fresh).iterdir():
             downloaded.rename(folder / downloaded.name)
     return None
-
-
-# pip asks the build backend of a source package for its name and version before it keeps the file,
-# and setuptools would run vLLM's setup script for that. This one answers without it.
-_NAMING_BACKEND = """
-from pathlib import Path
-
-def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    info = Path(folder, "{name}-{version}.dist-info")
-    info.mkdir()
-    info.joinpath("METADATA").write_text(
-        "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
-    )
-    return info.name
-"""
-
-
-def sdist(name: str, version: str) -> Path:
-    """The source package of a release, unbuilt; its backend must be setuptools.
-
-    Raises:
-        SourcesUnavailable: no network and nothing in the cache.
-    """
-    archive = SDISTS / f"{name}-{version}.tar.gz"
-    if archive.is_file():
-        return archive
-    with tempfile.TemporaryDirectory() as path:
-        backend = Path(path, "setuptools", "build_meta.py")
-        backend.parent.mkdir()
-        backend.with_name("__init__.py").touch()
-        backend.write_text(_NAMING_BACKEND.format(name=name, version=version))
-        reason = download(
-            f"{name}=={version}",
-            SDISTS,
-            f"--no-binary={name}",
-            "--no-build-isolation",
-            python_path=path,
-        )
-    if reason is None and not archive.is_file():
-        reason = f"pip left no {archive.name}"
-    if reason is not None:
-        raise SourcesUnavailable(f"cannot download the source of {name}=={version}: {reason}")
-    return archive
 
 
 def unpack_tests(archive: Path, folder: Path) -> None:

@@ -22,7 +22,8 @@ from recipes.arbitrage import report
 from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
-from recipes.dapo_qwen3.evaluate import TINY_MODEL, engine_package, make_requests, rows_of
+from recipes.dapo_qwen3.evaluate import engine_package
+from recipes.dapo_qwen3.problems import TINY_MODEL, make_requests, rows_of
 from sam_rollout.integrations.vllm.offline import prepare_environment
 
 TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")

@@ -154,7 +154,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from sam_rollout.dashboard.charts import COLOURS, STYLE
+    from sam_rollout.report.charts import COLOURS, STYLE
 
     flat = pd.json_normalize(list(rows)).sort_values("target_share")
     with matplotlib.rc_context(STYLE):

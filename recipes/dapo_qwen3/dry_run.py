@@ -1,8 +1,7 @@
 """The plan of a run: what ``--dry-run`` prints.
 
 Everything is read from the composed configuration. Memory is an estimate
-(`sam_rollout/sizing/memory.py` has the formulas and their sources): whether a setup fits for
-certain, only a start on the device tells.
+(`sam_rollout/sizing/memory.py`): for certain, only a start on the device tells.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ from rich.table import Table
 from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
-from sam_rollout.integrations.verl.drafter import drafter_size, learning_head
+from sam_rollout.integrations.verl.drafter import drafter_size
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
-from sam_rollout.integrations.verl.source_choice import draft_texts, explain_sources
+from sam_rollout.integrations.verl.source_choice import draft_texts
 from sam_rollout.sizing import (
     GIB,
     EngineLimits,
     MemoryPlan,
-    RolloutRound,
-    host_bytes,
     plan_memory,
 )
 
@@ -81,16 +78,15 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
         EngineLimits(
             memory_fraction=rollout.gpu_memory_utilization,
             max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.max_model_len,
             draft_tokens=sam.max_draft_tokens if sam.enabled else 0,
-            verified_requests=_verified_requests(config, sam),
+            verified_requests=verified_requests(config, sam),
             drafter=drafter_size(sam, layout)[0],
         ),
     )
 
 
-def _verified_requests(config: DictConfig, sam: SamConfig) -> int:
+def verified_requests(config: DictConfig, sam: SamConfig) -> int:
     """Most requests of a step with 1 + k tokens each: drafts, or what fills them up."""
     if not sam.enabled:
         return 0
@@ -102,21 +98,14 @@ def sections(
     config: DictConfig, run: RunConfig, layout: RunLayout, memory: MemoryPlan
 ) -> list[tuple[str, list[Row]]]:
     """The plan as (title, rows of label and value)."""
-    device = layout.hardware.device
+    a_device = f"Memory of a {layout.hardware.device}"
     return [
         ("Run", _run_rows(config, layout)),
         ("Parallelism", _parallelism_rows(config, run.sam, layout)),
         ("Batch", _batch_rows(config, run, layout)),
         ("Speculation", _speculation_rows(config, run, layout)),
-        (
-            f"Memory of a {device} while training, estimated",
-            _training_rows(config, layout, memory),
-        ),
-        *_learning_section(config, run.sam, layout, memory),
-        (
-            f"Memory of a {device} during rollout, estimated",
-            _rollout_rows(config, layout, memory),
-        ),
+        (f"{a_device} while training, estimated", _training_rows(config, layout, memory)),
+        (f"{a_device} during rollout, estimated", _rollout_rows(config, layout, memory)),
         ("Environment of every process", sorted(environment(config, run).items())),
     ]
 
@@ -126,22 +115,16 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> list[Row]:
     parameters = f"{shape.parameters / 1e9:.3g}B parameters"
     if shape.experts:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
-    parameters += f", by {layout.shape_source}"
     reward = config.reward.custom_reward_function
+    devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices}"
+    model = config.actor_rollout_ref.model.path
     return [
         ("experiment", trainer.experiment_name),
-        ("model", f"{config.actor_rollout_ref.model.path} ({parameters})"),
-        (
-            "devices",
-            f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices} "
-            f"({hardware.device}, {hardware.memory_gib} GiB, {trainer.device})",
-        ),
+        ("model", f"{model} ({parameters}, by {layout.shape_source})"),
+        ("devices", f"{devices} ({hardware.device}, {hardware.memory_gib} GiB, {trainer.device})"),
         ("run folder", str(Path(config.run_dir).absolute())),
         ("checkpoints", f"{_every(trainer.save_freq)}, resume: {trainer.resume_mode}"),
-        (
-            "reward",
-            f"{reward.name} of {reward.path}" if reward.path else "verl's own, by data_source",
-        ),
+        ("reward", f"{reward.name} of {reward.path}" if reward.path else "verl's own"),
         ("training data", str(config.data.train_files)),
         ("validation data", f"{config.data.val_files}, {_every(trainer.test_freq)}"),
         ("loggers", ", ".join(chosen(trainer.logger))),
@@ -157,12 +140,11 @@ def _parallelism_rows(config: DictConfig, sam: SamConfig, layout: RunLayout) -> 
     if training.engine == "fsdp":
         axes = f"{training.shards} shards, sequence parallel {training.sequence}"
     else:
+        layers = ", ".join(map(str, training.stage_layers))
         axes = (
-            f"tensor {training.tensor}, pipeline {training.pipeline} (layers "
-            f"{', '.join(map(str, training.stage_layers))}), context {training.context}"
+            f"tensor {training.tensor}, pipeline {training.pipeline} (layers {layers}), context "
+            f"{training.context}" + _expert(training.expert)
         )
-        if training.expert > 1:
-            axes += f", expert {training.expert}"
     own = config.actor_rollout_ref.rollout
     mode = "eager"
     if not own.enforce_eager:
@@ -172,37 +154,24 @@ def _parallelism_rows(config: DictConfig, sam: SamConfig, layout: RunLayout) -> 
             f"graphs of {sizes} tokens; at {each} a request they hold "
             f"{graphs.covered_requests(config, sam)} of {own.max_num_seqs} requests"
         )
-    offload = {
-        "parameters": training.offload_parameters,
-        "optimizer states": training.offload_optimizer or training.swap_optimizer,
-    }
-    offloaded = " and ".join(name for name, on in offload.items() if on) or "nothing"
+    engines = f"{rollout.replicas} replica(s) x {rollout.data} engine(s), tensor {rollout.tensor}"
     strategy = config.actor_rollout_ref.actor.strategy
     return [
-        (
-            "training",
-            f"{strategy}: {axes}, data {training.data_parallel}; to the host: {offloaded}",
-        ),
-        (
-            "rollout",
-            f"{rollout.replicas} replica(s) x {rollout.data} engine(s), tensor {rollout.tensor}"
-            + (f", expert {rollout.expert}" if rollout.expert > 1 else "")
-            + f"; {mode}",
-        ),
+        ("training", f"{strategy}: {axes}, data {training.data_parallel}"),
+        ("rollout", f"{engines}{_expert(rollout.expert)}; {mode}"),
     ]
 
 
+def _expert(size: int) -> str:
+    return f", expert {size}" if size > 1 else ""
+
+
 def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[Row]:
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    sampling = run.sampling
-    shared = RolloutRound(
-        prompts=sampling.gen_batch_size,
-        siblings=rollout.n,
-        engines=layout.rollout.engines,
-        max_num_seqs=rollout.max_num_seqs,
-    )
+    rollout, data, sampling = config.actor_rollout_ref.rollout, config.data, run.sampling
+    shared = draft_texts(config, run).shared
     mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
     rounds = f"{sampling.kind}, at most {sampling.max_rounds or 'any number of'} rounds per step"
+    each = mini * rollout.n
     return [
         ("generated a round", f"{shared.prompts} prompts x {shared.siblings} = {shared.responses}"),
         ("an engine gets", f"up to {shared.per_engine} responses"),
@@ -211,8 +180,8 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
         ("trained on a step", f"{training} prompts x {rollout.n} = {training * rollout.n}"),
         (
             "updates per step",
-            f"{training // mini} of {mini * rollout.n} responses, "
-            f"{mini * rollout.n // layout.training.data_parallel} a rank",
+            f"{training // mini} of {each} responses, {each // layout.training.data_parallel} a "
+            "rank",
         ),
         ("longest text", f"{data.max_prompt_length} + {data.max_response_length} tokens"),
         (
@@ -225,77 +194,53 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[R
 
 def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> list[Row]:
     sam = run.sam.to_mapping()
-    sources = [name for name, source in sam["sources"].items() if source["enabled"]]
+    tail = ("tail threshold", str(run.telemetry.tail_threshold))
     if not run.sam.enabled:
-        return [("sam.enabled", "false"), ("tail threshold", str(run.telemetry.tail_threshold))]
+        return [("sam.enabled", "false"), tail]
+    sources = [name for name, source in sam["sources"].items() if source["enabled"]]
     kept = draft_texts(config, run).bytes_of(run.sam.sources)
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
-    memory = f"{_gib(sum(kept.values())).strip()} at most ({parts})"
-    return [
+    rows = [
         ("sam.enabled", "true"),
         ("sam.max_draft_tokens", str(run.sam.max_draft_tokens)),
         ("sam.gate", ", ".join(f"{name} = {value}" for name, value in sam["gate"].items())),
         ("sam.sources", ", ".join(sources)),
-        *_drafter_rows(run.sam, layout),
-        *(("decided", line) for line in explain_sources(config)),
-        ("an engine's host memory", memory),
-        ("tail threshold", str(run.telemetry.tail_threshold)),
     ]
-
-
-def _drafter_rows(sam: SamConfig, layout: RunLayout) -> list[Row]:
-    model = sam.sources.model
-    if not model.enabled:
-        return []
-    _, known = drafter_size(sam, layout)
-    named = f"{model.method} {model.path}".strip()
-    return [("model that drafts", f"{named}: up to {model.max_tokens} tokens a step; {known}")]
+    model = run.sam.sources.model
+    if model.enabled:
+        known = drafter_size(run.sam, layout)[1]
+        drafts = f"up to {model.max_tokens} tokens a step; {known}"
+        rows.append(("model that drafts", f"{model.method} {model.path}".strip() + f": {drafts}"))
+    return [
+        *rows,
+        *(("decided", line) for line in run.decisions),
+        ("an engine's host memory", f"{sum(kept.values()) / GIB:.2f} GiB at most ({parts})"),
+        tail,
+    ]
 
 
 def _gib(size: float) -> str:
     return f"{size / GIB:8.2f} GiB"
 
 
+def _items(items: dict[str, float]) -> list[Row]:
+    return [(name, _gib(size)) for name, size in items.items()]
+
+
 def _training_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> list[Row]:
-    rows = [(name, _gib(size)) for name, size in memory.training.items()]
-    total = math.fsum(memory.training.values())
-    device_gib = layout.hardware.memory_gib
-    host = host_bytes(layout.shape, layout.training) * config.trainer.n_gpus_per_node
+    device = layout.hardware
+    asleep = {"left by the sleeping engine": device.asleep_gib * GIB}
+    left = device.memory_gib * GIB - math.fsum((memory.training | asleep).values())
+    host = memory.offloaded * config.trainer.n_gpus_per_node
     return [
-        *rows,
-        ("total", f"{_gib(total)} of {device_gib}"),
+        *_items(memory.training | asleep),
+        ("left for activations", f"{_gib(left)} of {device.memory_gib}"),
         ("host memory of a node", f"{_gib(host)} for what is offloaded"),
     ]
 
 
-def _learning_section(
-    config: DictConfig, sam: SamConfig, layout: RunLayout, memory: MemoryPlan
-) -> list[tuple[str, list[Row]]]:
-    """What a head takes while it learns, which is between two passes of the policy."""
-    if (head := learning_head(sam, layout)) is None:
-        return []
-    beside = {"training states beside it": memory.resident}
-    if config.actor_rollout_ref.rollout.free_cache_engine:
-        beside["left by the sleeping engine"] = layout.hardware.asleep_gib * GIB
-    else:
-        beside["the engine's share"] = math.fsum(memory.rollout.values())
-    items = head.device_bytes() | beside
-    host = head.host_bytes()
-    node = config.trainer.n_gpus_per_node * math.fsum(host.values())
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in host.items())
-    device = layout.hardware
-    rows = [(name, _gib(size)) for name, size in items.items()]
-    rows += [
-        ("total", f"{_gib(math.fsum(items.values()))} of {device.memory_gib}"),
-        ("host memory of a node", f"{_gib(node)}; a process: {parts}"),
-    ]
-    return [(f"Memory of a {device.device} while the head learns, estimated", rows)]
-
-
 def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> list[Row]:
     rollout = config.actor_rollout_ref.rollout
-    device_gib = layout.hardware.memory_gib
-    rows = [(name, _gib(size)) for name, size in memory.rollout.items()]
     share = math.fsum(memory.rollout.values())
     cached = (
         f"{memory.kv_tokens} tokens an engine: {memory.full_texts:.1f} texts of "
@@ -303,11 +248,10 @@ def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> 
         f"{rollout.max_num_seqs}"
     )
     return [
-        *rows,
-        ("the engine's share", f"{_gib(share)} of {device_gib}"),
+        *_items(memory.rollout),
+        ("the engine's share", f"{_gib(share)} of {layout.hardware.memory_gib}"),
         ("the KV cache holds", cached),
         ("training states beside it", _gib(memory.resident)),
         ("left for verifying drafts", _gib(memory.outside_share)),
         ("taken, drafts and filling", _gib(memory.verification)),
-        ("taken, if all drafted", _gib(memory.verification_ungated)),
     ]

@@ -19,55 +19,27 @@ drafted and equality proves nothing; 2: the evaluation could not be made.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from recipes.dapo_qwen3.problems import TINY_MODEL, Request, make_requests, rows_of
 from recipes.dapo_qwen3.reward import compute_score
+from recipes.dapo_qwen3.ties import TIE, Divergence, divergences, look_at_ties
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
 from sam_rollout.json_values import dumps
 from sam_rollout.statistics import mean, share
 
-COLUMNS = ("data_source", "prompt", "reward_model")
-TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
 SIDES = ("off", "on")
-OUTSIDE_TRAINING = -1
-# How far a random number may lie from the boundary between two tokens, in probability, for the
-# difference of the sides to count as rounding; with --greedy and coupled_gumbel in log-probability.
-TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token
-# In bfloat16 most long responses diverge somewhere, and examining a divergence costs the prefill of
-# the text up to it; those at early positions are the cheapest. A fault behind one divergence in
-# fifty still shows up about five times in 256.
-MOST_LOOKED_AT = 256
-
-
-@dataclass(frozen=True)
-class Request:
-    """One response that is asked for.
-
-    ``row`` of the data asks it. ``problem`` counts different prompts in the order of their first
-    rows, ``sample`` the requests of a problem, over all of its rows.
-    """
-
-    row: int
-    problem: int
-    sample: int
-    prompt_ids: list[int]
-    identity: RequestIdentity
+ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_tokens", "max_num_seqs")
 
 
 @dataclass(frozen=True)
@@ -82,81 +54,6 @@ class Response:
 
 
 Groups = Sequence[Sequence[Response]]  # by problem and sample
-
-
-@dataclass
-class Divergence:
-    """Where two responses to one request diverge.
-
-    ``position`` counts tokens of the response from 0; the tokens are None where a response has
-    ended. ``tie`` says whether rounding explains the difference, None if that was not examined.
-    ``distance`` is how far the place is from a tie (see ``TIE``); it is None also if no distance
-    explains the difference, as where one response has ended and the other has not.
-    """
-
-    problem: int
-    sample: int
-    position: int
-    off: int | None
-    on: int | None
-    tie: bool | None = None
-    distance: float | None = None
-
-
-def read_problems(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """Read the first rows of a prepared parquet file; ValueError if it is none."""
-    table = pd.read_parquet(path)
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing or table.empty:
-        raise ValueError(f"{path} has no rows or lacks the columns {missing}")
-    return table.head(limit if limit is not None else len(table)).to_dict("records")
-
-
-def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task."""
-    if data is not None:
-        return read_problems(data, limit)
-    from recipes.dapo_qwen3.prepare_data import prepare
-
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        paths = {path.stem: path for path in prepare("synthetic", Path(folder))}
-        return read_problems(paths[split], limit)
-
-
-def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
-    """Lay out ``samples`` requests per prompt (one prompt a row), the same for both sides.
-
-    Data files may hold a prompt several times. Random numbers follow from the prompt and the number
-    of the sample, so a copy continues the count: otherwise it would repeat the responses of the
-    first and pass for a problem of its own.
-    """
-    number_of: dict[str, int] = {}
-    asked: Counter[int] = Counter()
-    requests = []
-    for row, prompt_ids in enumerate(prompts):
-        problem = number_of.setdefault(group_of(prompt_ids), len(number_of))
-        for sample in range(asked[problem], asked[problem] + samples):
-            identity = identify(
-                prompt_ids, seed=seed, step=OUTSIDE_TRAINING, sibling=sample, split=VAL_SPLIT
-            )
-            requests.append(Request(row, problem, sample, prompt_ids, identity))
-        asked[problem] += samples
-    return requests
-
-
-def make_requests(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
-    """Turn rows of the data into requests."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    template = {"add_generation_prompt": True, "enable_thinking": not options.no_thinking}
-    prompts = [
-        tokenizer.apply_chat_template(
-            [dict(message) for message in row["prompt"]], return_dict=True, **template
-        )["input_ids"]
-        for row in rows
-    ]
-    return lay_out(prompts, options.samples, options.seed)
 
 
 def _ask(
@@ -186,7 +83,7 @@ def _ask(
         for request, _ in asked
     ]
     prompts = [TokensPrompt(prompt_token_ids=text) for _, text in asked]
-    outputs = engine.generate(prompts, sampling, use_tqdm=not (options.json or changes))
+    outputs = engine.generate(prompts, sampling, use_tqdm=not changes)
     return [output.outputs[0] for output in outputs]
 
 
@@ -197,7 +94,7 @@ def generate(
     options: argparse.Namespace,
 ) -> list[list[Response]]:
     """Answer all requests, and score the responses."""
-    groups: list[list[Response]] = [[] for _ in range(count_problems(requests))]
+    groups: list[list[Response]] = [[] for _ in {request.problem for request in requests}]
     answers = _ask(engine, [(request, request.prompt_ids) for request in requests], options)
     for request, answer in zip(requests, answers, strict=True):
         row, clipped = rows[request.row], answer.finish_reason == "length"
@@ -207,9 +104,21 @@ def generate(
     return groups
 
 
-def count_problems(requests: Sequence[Request]) -> int:
-    """Count the different prompts that are asked."""
-    return len({request.problem for request in requests})
+def logprobs_after(
+    engine: Any, options: argparse.Namespace, request: Request, text: list[int]
+) -> np.ndarray:
+    """Return the engine's log-probabilities, [vocabulary], of what follows a text.
+
+    One text a call: the engine returns Python objects for the whole vocabulary, some 50 MB for
+    150,000 tokens.
+    """
+    only_next = {"max_tokens": 1, "logprobs": -1, "detokenize": False}
+    (answer,) = _ask(engine, [(request, text)], options, **only_next)
+    candidates = answer.logprobs[0]
+    logprobs = np.full(max(candidates) + 1, -np.inf)
+    for token, value in candidates.items():
+        logprobs[token] = value.logprob
+    return logprobs
 
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
@@ -246,41 +155,14 @@ def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) 
     }
 
 
-def first_difference(off: Sequence[int], on: Sequence[int]) -> int | None:
-    """Return the first position where two texts differ, None if they are the same."""
-    pairs = enumerate(zip_longest(off, on))
-    return next((position for position, (left, right) in pairs if left != right), None)
-
-
-def divergences(off: Groups, on: Groups) -> list[Divergence]:
-    """List the requests whose two responses differ, with the place where they diverge."""
-    found = []
-    for problem, (left, right) in enumerate(zip(off, on, strict=True)):
-        for sample, (one, other) in enumerate(zip(left, right, strict=True)):
-            place = first_difference(one.token_ids, other.token_ids)
-            if place is not None:
-                texts = (one.token_ids, other.token_ids)
-                tokens = [text[place] if place < len(text) else None for text in texts]
-                found.append(Divergence(problem, sample, place, *tokens))
-    return found
-
-
 def compare(
     off: Groups, on: Groups, parted: Sequence[Divergence], must_be_identical: bool, drafted: bool
 ) -> dict[str, Any]:
-    """Compare two sides that answered the same requests.
+    """Compare two sides that answered the same requests, with what is known of their divergences.
 
-    Args:
-        off: Responses without drafts.
-        on: Responses of the side meant to draft.
-        parted: What ``divergences`` found, as far as possible examined by ``look_at_ties``.
-        must_be_identical: Whether the sampler promises identical responses.
-        drafted: Whether the side meant to draft did.
-
-    Returns:
-        Among others ``difference``, pass@1 on - off, paired by problem, and ``kept``: whether all
-        places examined are ties; None without a promise. It is False if responses diverged and
-        nothing was examined, and without drafts, because nothing was tested.
+    Returns among others ``difference``, pass@1 on - off, paired by problem, and ``kept``: whether
+    all places examined are ties; None without a promise. It is False if responses diverged and
+    nothing was examined, and without drafts, because nothing was tested.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -291,101 +173,12 @@ def compare(
         "equal_within_interval": difference.low <= 0.0 <= difference.high,
         "responses": total,
         "identical": total - len(parted),
-        "identical_share": (total - len(parted)) / total,
         "drafted": drafted,
         "must_be_identical": must_be_identical,
         "looked_at": len(ties),
         "kept": kept if must_be_identical else None,
         "divergences": [asdict(place) for place in parted],
     }
-
-
-def distance_of_draw(
-    probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
-) -> float:
-    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest.
-
-    ``probabilities``, [vocabulary], are in the order of token ids. None stands for a response that
-    has ended: it cannot be drawn, the distance is infinite.
-    """
-    cumulative = np.cumsum(probabilities / probabilities.sum())
-    farthest = 0.0
-    for token in tokens:
-        if token is None:
-            return math.inf
-        low = cumulative[token - 1] if token else 0.0
-        farthest = max(farthest, low - uniform, uniform - cumulative[token])
-    return float(farthest)
-
-
-def _bits(key: int, position: int) -> Any:
-    import torch
-
-    from sam_rollout.verification import keyed_bits
-
-    return keyed_bits(torch.tensor([key]), torch.tensor([position]))
-
-
-def uniform_of(key: int, position: int) -> float:
-    """Return the number in [0, 1) that the coupled sampler draws a token of the text from."""
-    bits = int(_bits(key, position)[0]) & ((1 << 64) - 1)
-    return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
-
-
-def noise_of(key: int, position: int, vocabulary: int) -> np.ndarray:
-    """Return what coupled_gumbel adds to the position's log-probabilities, float32 [vocabulary]."""
-    from sam_rollout.verification import gumbel_noise
-
-    return gumbel_noise(_bits(key, position), vocabulary)[0].numpy()
-
-
-def look_at_ties(
-    engine: Any,
-    parted: Sequence[Divergence],
-    requests: Sequence[Request],
-    groups: Groups,
-    options: argparse.Namespace,
-) -> None:
-    """Find out which divergences rounding explains, by the engine's distribution at each.
-
-    Only the first ``MOST_LOOKED_AT`` places by position are looked at. One after the other: the
-    engine returns Python objects for the whole vocabulary, some 50 MB for 150,000 tokens.
-    """
-    request_of = {(request.problem, request.sample): request for request in requests}
-    for place in sorted(parted, key=lambda place: place.position)[:MOST_LOOKED_AT]:
-        request = request_of[place.problem, place.sample]
-        said = groups[place.problem][place.sample].token_ids[: place.position]
-        text = request.prompt_ids + said
-        only_next = {"max_tokens": 1, "logprobs": -1, "detokenize": False}
-        (answer,) = _ask(engine, [(request, text)], options, **only_next)
-        distance = _distance(place, answer.logprobs[0], request.identity.key, len(text), options)
-        place.tie = distance <= TIE[options.dtype]
-        place.distance = distance if math.isfinite(distance) else None  # JSON knows no infinity
-
-
-def _distance(
-    place: Divergence,
-    candidates: dict[int, Any],
-    key: int,
-    position: int,
-    options: argparse.Namespace,
-) -> float:
-    """How far a place is from a tie, in the terms of ``TIE``.
-
-    Sampled responses: would the position's random number, moved a little, have drawn either token?
-    Greedy ones: are both tokens as likely as the likeliest one? With Gumbel noise: are they once it
-    is added?
-    """
-    logprobs = np.full(max(candidates) + 1, -np.inf)
-    for token, value in candidates.items():
-        logprobs[token] = value.logprob
-    tokens = (place.off, place.on)
-    if not options.greedy and options.rollout_sampler != "coupled_gumbel":
-        return distance_of_draw(np.exp(logprobs), uniform_of(key, position), tokens)
-    if not options.greedy:
-        logprobs += noise_of(key, position, len(logprobs))
-    values = [-math.inf if token is None else logprobs[token] for token in tokens]
-    return float(logprobs.max() - min(values))
 
 
 def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
@@ -404,7 +197,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     arguments = {
         **{name: getattr(options, name) for name in names},
         # Room for twice the drafts, because vLLM stops drafting close to the limit.
-        "max_model_len": options.max_model_len or longest + 2 * k,
+        "max_model_len": longest + 2 * k,
         # For look_at_ties: log-probabilities of the distribution that is sampled from, all of it.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
@@ -417,8 +210,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     sides: dict[str, dict[str, Any]] = {}
     comparison = None
     for side in dict.fromkeys(options.sides):
-        if not options.json:
-            print(f"speculation {side}: {len(requests)} responses", file=sys.stderr, flush=True)
+        print(f"speculation {side}: {len(requests)} responses", file=sys.stderr, flush=True)
         with offline_engine(
             options.model, configurations[side], sampler, record=True, **arguments
         ) as engine:
@@ -431,25 +223,27 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
                 both = groups["off"], groups["on"]
                 parted = divergences(*both)
                 if must_be_identical:
-                    look_at_ties(engine, parted, requests, both[0], options)
+                    look = partial(logprobs_after, engine, options)
+                    look_at_ties(parted, requests, both[0], look, options)
                 drafted = sides["on"]["drafted_tokens"] > 0
                 comparison = compare(*both, parted, must_be_identical, drafted)
-    setting = _setting(options, len(rows), count_problems(requests))
+    setting = _setting(options, len(rows), len(groups[side]))
     return {"setting": setting, "sides": sides, "comparison": comparison, "responses": groups}
 
 
 def _setting(options: argparse.Namespace, rows: int, problems: int) -> dict[str, Any]:
-    names = (
-        "model", "samples", "greedy", "temperature", "top_p", "max_tokens", "no_thinking", "seed",
-        "dtype", "tensor_parallel_size", "max_num_seqs", "rollout_sampler", "draft_tokens",
-    )  # fmt: skip
-    setting = {name: getattr(options, name) for name in names}
+    """Say what was asked for, without folders: where they lay does not matter."""
+    left_out = ("sides", "data", "limit", "gate", "output", "responses")
+    setting = {name: value for name, value in vars(options).items() if name not in left_out}
     model = Path(options.model)
-    # A folder's name says enough; where it lay on the machine that measured does not matter.
-    setting["model"] = model.name if model.is_dir() else options.model
-    setting["data"] = options.data.name if options.data else "synthetic test"
-    gate = options.gate or options.max_num_seqs
-    return {**setting, "gate": gate, "rows": rows, "problems": problems}
+    return {
+        **setting,
+        "model": model.name if model.is_dir() else options.model,
+        "data": options.data.name if options.data else "synthetic test",
+        "gate": options.gate or options.max_num_seqs,
+        "rows": rows,
+        "problems": problems,
+    }
 
 
 def show(result: dict[str, Any]) -> None:
@@ -480,13 +274,8 @@ def verdict(comparison: dict[str, Any]) -> list[str]:
     parted, looked_at = comparison["divergences"], comparison["looked_at"]
     lines = [
         f"pass@1 on - off, paired: {_shown(comparison['difference'])}: {words}",
-        f"identical responses: {comparison['identical']} of {comparison['responses']} "
-        f"({comparison['identical_share']:.1%})",
+        f"identical responses: {comparison['identical']} of {comparison['responses']}",
     ]
-    if parted:
-        places = sorted(place["position"] for place in parted)
-        median = places[len(places) // 2]
-        lines.append(f"first differences at tokens {places[0]} to {places[-1]} (median {median})")
     if not comparison["drafted"]:
         lines.append(
             "NO DRAFTS: the side meant to draft did not draft; equal responses prove nothing"
@@ -495,25 +284,13 @@ def verdict(comparison: dict[str, Any]) -> list[str]:
         return lines
     strays = [place for place in parted if place["tie"] is False]
     part = "" if looked_at == len(parted) else f" ({looked_at} of {len(parted)} looked at)"
-    if strays:
+    if strays or (parted and not looked_at):
+        first = strays[0] if strays else parted[0]
         found = f"{len(strays)} differences are no numerical ties{part}"
-        lines.append(f"NOT KEPT: {found}, the first one: {strays[0]}")
-    elif parted and not looked_at:
-        lines.append(f"NOT KEPT: no difference is explained{part}")
+        lines.append(f"NOT KEPT: {found}, the first one: {first}")
     elif comparison["drafted"]:
         lines.append(f"same trajectories, up to {looked_at} numerical ties{part}")
     return lines
-
-
-def _above(kind: Callable[[str], float]) -> Callable[[str], float]:
-    """An option's type: engines are slow to say what cannot work."""
-
-    def positive(text: str) -> float:
-        if (value := kind(text)) <= 0:
-            raise argparse.ArgumentTypeError(f"{text}: must be above 0")
-        return value
-
-    return positive
 
 
 def parser() -> argparse.ArgumentParser:
@@ -521,54 +298,50 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add, count, number = made.add_argument, _above(int), _above(float)
+    add = made.add_argument
     add("--model", default=TINY_MODEL, help="checkpoint folder or hub name")
     add("--data", type=Path, help="parquet file of prepare_data; default: synthetic test set")
-    add("--limit", type=count, help="number of rows to take, from the first on")
-    add("--samples", type=count, default=1, help="samples per row")
+    add("--limit", type=int, help="number of rows to take, from the first on")
+    add("--samples", type=int, default=1, help="samples per row")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--rollout-sampler", default="coupled", choices=SAMPLERS)
-    add("--draft-tokens", type=count, default=3, help="k of the side with speculation")
-    add("--gate", type=count, help="most running requests with which to draft; default: always")
-    add("--temperature", type=number, default=1.0)
+    add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
+    add("--gate", type=int, help="most running requests with which to draft; default: always")
+    add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--greedy", action="store_true", help="the likeliest token always")
-    add("--max-tokens", type=count, default=1024, help="limit of a response")
-    add("--max-model-len", type=int, help="limit of prompt and response together")
-    add("--max-num-seqs", type=count, default=64, help="requests that run at once")
+    add("--max-tokens", type=int, default=1024, help="limit of a response")
+    add("--max-num-seqs", type=int, default=64, help="requests that run at once")
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--seed", type=int, default=0)
     add("--dtype", default="bfloat16", choices=tuple(TIE))
     add("--tensor-parallel-size", type=int, default=1)
-    add("--json", action="store_true", help="print the result as JSON, and nothing else")
     add("--output", type=Path, help="write the result there, with machine and versions")
     add("--responses", type=Path, help="write every response to this jsonl file")
-    add("--verbose", action="store_true", help="print the traceback of an error")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    from sam_rollout.cli import reason
-
-    options = parser().parse_args(arguments)
+    asked = parser()
+    options = asked.parse_args(arguments)
+    for name in ABOVE_0:  # an engine is slow to say what cannot work
+        if (value := getattr(options, name)) is not None and value <= 0:
+            asked.error(f"argument --{name.replace('_', '-')}: {value}: must be above 0")
     try:
         return _run(options)
-    except Exception as error:  # whatever it was: 1 would say that the promise was broken
-        if options.verbose:
-            traceback.print_exception(error)
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except Exception:  # whatever it was: 1 would say that the promise was broken
+        traceback.print_exc()
+    return 2
 
 
 def _run(options: argparse.Namespace) -> int:
     result = evaluate(rows_of(options.data, options.limit), options)
     responses = result.pop("responses")
     # Print the result first: it took long, and writing a file may fail.
-    if options.json:
-        print(dumps(result, indent=1))
-    else:
-        show(result)
+    show(result)
     if options.responses is not None:
         rows = [
             {"speculation": side, "problem": number, "sample": sample, **asdict(response)}

@@ -3,8 +3,7 @@
 Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
 verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
 neither data nor weights nor a device have to be there. With ``--check-only`` it ends after its own
-checks, with the folder of checkpoints as its last line; scripts/node.sh asks for that before it
-starts a cluster.
+checks; scripts/node.sh asks for them before it starts a cluster.
 """
 
 from __future__ import annotations
@@ -106,12 +105,11 @@ def dry_run(config: DictConfig) -> None:
 
 @_application
 def check_only(config: DictConfig) -> None:
-    """Check the composed experiment; the last line names the folder of its checkpoints."""
+    """Check the composed experiment."""
     from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 
     with _refusals():
         check(config, ALL_CHECKS)
-    print(Path(config.trainer.default_local_dir).absolute())
 
 
 def run_command() -> None:

@@ -15,11 +15,12 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba import types
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,39 @@ class WarmUp:
     compiled: int
     cache_path: str  # where they are cached; empty where they are not
     problem: str  # why they are not cached; empty where they are
+
+
+def written(kind: Any, dimensions: int = 1) -> Any:
+    """Type of an array of ours, which a kernel may write to."""
+    return types.Array(kind, dimensions, "C")
+
+
+def given(kind: Any, dimensions: int = 1) -> Any:
+    """Type of a caller's array, which may be a view with strides, and is never written to."""
+    return types.Array(kind, dimensions, "A", readonly=True)
+
+
+INT32 = written(types.int32)
+INT32_2D = written(types.int32, 2)
+INT64_2D = written(types.int64, 2)
+GIVEN_INT32 = given(types.int32)
+GIVEN_INT32_2D = given(types.int32, 2)
+
+
+def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a kernel with the types of its arguments; `warm_up` compiles it."""
+
+    def declare(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher.declared = signature
+        return dispatcher
+
+    return declare
+
+
+def warm_up(*kernels: Any) -> WarmUp:
+    """Compile declared kernels, or load them, so that no engine step waits for the compiler."""
+    return compile_kernels((one, one.declared) for one in kernels)
 
 
 def compile_kernels(kernels: Iterable[tuple[Any, Any]]) -> WarmUp:

@@ -83,7 +83,8 @@ _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 
 @_inlined
-def _lane_at(lanes, lane):
+def lane_at(lanes, lane):
+    """Pointer to a lane; `lanes` is the address of their table."""
     return live._int64_pointer(lanes + lane * _LANE_BYTES)
 
 
@@ -137,7 +138,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
     """
     looking = 0
     for n in range(count):
-        lane = _lane_at(lanes, asked[n])
+        lane = lane_at(lanes, asked[n])
         lane[LANE_TASKS] = 0
         lane[LANE_SEEN] = lane[LANE_STATE]
         waiting[looking] = asked[n]
@@ -146,7 +147,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
         still = 0
         for n in range(looking):
             number = waiting[n]
-            lane = _lane_at(lanes, number)
+            lane = lane_at(lanes, number)
             header = live._int64_pointer(lane[LANE_HEADER])
             states, state, level = header[live.STATES], lane[LANE_SEEN], lane[LANE_TASKS]
             entry = live._at(states, state)
@@ -162,7 +163,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
     """Append the most frequent and the latest continuations that `vote_lanes` found for a lane."""
-    lane = _lane_at(lanes, number)
+    lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
     for level in range(lane[LANE_TASKS]):
@@ -253,7 +254,7 @@ def follow(kind, address, state, length, token):
 @_inlined
 def follow_lane(lanes, tasks, number, token):
     """Let a lane follow a token, as `follow`: mostly `vote_lanes` came by where it leads."""
-    lane = _lane_at(lanes, number)
+    lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     entry = live._at(states, state)

@@ -1,11 +1,10 @@
-"""Time and memory of drafters: calls as an engine makes them, catching up, growth."""
+"""Time of drafters: calls as an engine makes them, the sides taking turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,8 +15,6 @@ from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
 from sam_rollout.bench.traces import Trace
 
 K = 3
-SHORT_TEXT = 1_024
-LAST_SHARE = 0.25  # of a long text: where its cost per token is taken
 BLOCK = 10  # calls that a side makes in a row
 
 
@@ -29,10 +26,6 @@ class CostSizes:
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
     slow_tokens: int = 1_100_000  # that slow sides (`SLOW`) are given at most
-    chunk: int = 512  # read at once when catching up
-    slowest_rows: int = 32
-    long_text: int = 262_144
-    rounds: int = 5
 
     @property
     def longest(self) -> int:
@@ -168,96 +161,7 @@ def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
     return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
 
 
-def measure_costs(
-    there: list[Side], texts: list[Trace], long: Trace, sizes: CostSizes
-) -> list[dict[str, Any]]:
-    """What reading costs by itself, how it grows, and what it leaves behind. A row a side."""
-    warm, short_ns, long_ns = (defaultdict[str, list[float]](list) for _ in range(3))
-    for turn in range(sizes.rounds):
-        for side in there:  # in turns
-            text = texts[turn % len(texts)]
-            warm[side.name] += _chunks_ns(side, text, sizes.chunk)
-            long_ns[side.name].append(_end_ns(side, long, sizes.chunk))
-            short_ns[side.name] += [
-                _end_ns(side, _cut(text, SHORT_TEXT), sizes.chunk) for text in texts
-            ]
-    short, end = (
-        {name: statistics.median(taken) for name, taken in ns.items()} for ns in (short_ns, long_ns)
-    )
-    return [
-        {
-            "side": side.name,
-            **_quartiles("ns", warm[side.name]),
-            "short_ns": short[side.name],
-            "long_ns": end[side.name],
-            "growth": end[side.name] / short[side.name],
-            **_slowest_of_batch(side, texts, sizes),
-        }
-        for side in there
-    ]
-
-
-def _cut(trace: Trace, tokens: int) -> Trace:
-    return dataclasses.replace(trace, response=trace.response[: tokens - len(trace.prompt)])
-
-
-def _chunks_ns(side: Side, trace: Trace, chunk: int) -> list[float]:
-    """Nanoseconds a token of each chunk of a text, read by one request with nothing between.
-
-    The time of a call that has nothing to read, measured right after it, is taken off.
-    """
-    tokens = trace.tokens[None]
-    session = side.open(K, 1, tokens.shape[1] + 64)
-    session.admit("request", trace, 0)
-    taken = []
-    for end in range(chunk, tokens.shape[1] + 1, chunk):
-        sampled = [tokens[0, end - chunk : end].tolist()]
-        lengths = np.array([end], np.int32)
-        call = partial(session.read, ["request"], tokens, lengths, sampled)
-        taken.append(1e9 * (_wall_s(call) - _wall_s(call)) / chunk)
-    return taken
-
-
 def _wall_s(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def _end_ns(side: Side, trace: Trace, chunk: int) -> float:
-    """Nanoseconds a token of the chunks at a text's end, median."""
-    taken = _chunks_ns(side, trace, chunk)
-    return statistics.median(taken[-max(1, int(len(taken) * LAST_SHARE)) :])
-
-
-def _slowest_of_batch(side: Side, texts: list[Trace], sizes: CostSizes) -> dict[str, float | None]:
-    """The slowest call while many requests grow from nothing, and the memory they end with."""
-    context, start = max(sizes.contexts), 2
-    work = Batch(texts, sizes.slowest_rows, start, (context - start) // 2)
-    work.tokens = work.tokens[:, : context + 64]
-    session = side.open(K, sizes.slowest_rows, context + 128)
-    start_bytes = session.nbytes()
-    work.start(session)
-    calls_ms = []
-    while work.lengths.max() < context:
-        sampled = work.grow()
-        call = partial(session.propose, work.ids, work.tokens, work.lengths, sampled)
-        calls_ms.append(_cpu_ms(call))
-    tokens = int(work.lengths.sum())
-    nbytes = session.nbytes()
-    end_ms = _cpu_ms(partial(session.finish, work.ids)) + _cpu_ms(session.end_step)
-    return {
-        "tokens": tokens,
-        "slowest_ms": max(calls_ms),
-        "end_ms": end_ms,
-        "bytes_per_token": None if nbytes is None else nbytes / tokens,
-        "start_bytes": start_bytes,
-        "left_bytes": session.nbytes(),
-    }
-
-
-def _cpu_ms(call: Callable[[], object]) -> float:
-    """CPU time of this thread: what else the machine does is left out."""
-    started = time.thread_time_ns()
-    call()
-    return (time.thread_time_ns() - started) / 1e6

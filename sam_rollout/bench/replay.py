@@ -6,16 +6,13 @@ from the model. Every request begins with its prompt and one token known, as aft
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.bench.sides import Session
 from sam_rollout.bench.traces import Trace
-
-CONTEXT_BIN = 1_000  # tokens
 
 
 @dataclass
@@ -26,9 +23,6 @@ class Replay:
     tokens: int = 0  # the first of each response, which no draft can save, left out
     drafted: int = 0
     accepted: int = 0
-    # By known tokens before the step, in bins of CONTEXT_BIN tokens.
-    steps_at: Counter[int] = field(default_factory=Counter)
-    tokens_at: Counter[int] = field(default_factory=Counter)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -40,17 +34,10 @@ class Replay:
         """Draft tokens per step."""
         return self.drafted / self.steps if self.steps else float("nan")
 
-    @property
-    def drafted_per_accepted(self) -> float:
-        """Draft tokens for each accepted one; infinite if none was."""
-        return self.drafted / self.accepted if self.accepted else float("inf")
-
-    def book(self, text: int, known: int, drafted: int, accepted: int, remaining: int) -> int:
+    def book(self, drafted: int, accepted: int, remaining: int) -> int:
         """Book one step of one request; returns how many tokens it yielded.
 
         Args:
-            text: which of the traces that are replayed together.
-            known: tokens before the step.
             drafted, accepted: draft tokens.
             remaining: tokens of the text not known yet, at least 1; the step yields no more.
         """
@@ -59,8 +46,6 @@ class Replay:
         self.tokens += tokens
         self.drafted += drafted
         self.accepted += accepted
-        self.steps_at[known // CONTEXT_BIN] += 1
-        self.tokens_at[known // CONTEXT_BIN] += tokens
         return tokens
 
 
@@ -83,7 +68,6 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
     ids = [f"{step}/{trace.group}/{i}" for i, trace in enumerate(traces)]
     for request_id, trace in zip(ids, traces, strict=True):
         session.admit(request_id, trace, step)
-    numbers = list(range(len(traces)))
     known = [len(trace.prompt) + 1 for trace in traces]
     sampled = [text[n - 1 : n] for text, n in zip(texts, known, strict=True)]
     while True:
@@ -92,7 +76,7 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
         for row in reversed(ended):  # the last row moves up, as in vLLM's batch
             last = len(ids) - 1
             token_ids[row] = token_ids[last]
-            columns: tuple[list[Any], ...] = (ids, texts, numbers, known, sampled)
+            columns: tuple[list[Any], ...] = (ids, texts, known, sampled)
             for column in columns:
                 column[row] = column[last]
                 column.pop()
@@ -102,7 +86,7 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
         for row, draft in enumerate(drafts):
             text, n = texts[row], known[row]
             right = accepted_tokens(draft, text, n)
-            known[row] += into.book(numbers[row], n, len(draft), right, len(text) - n)
+            known[row] += into.book(len(draft), right, len(text) - n)
             sampled[row] = text[n : known[row]]
         ids = list(ids)  # a batch of its own each step, as the model runner hands it over
     session.end_step()

@@ -23,6 +23,7 @@ from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
@@ -69,10 +70,6 @@ class Session:
     def end_step(self) -> None:
         """A training step has ended: all its requests are finished."""
 
-    def nbytes(self) -> int | None:
-        """Bytes held now, None where the drafter does not say."""
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -112,9 +109,7 @@ class OwnSession(Session):
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
         self._k = k
         self._identities: dict[str, RequestIdentity] = {}
-        self._session = DraftSession(
-            config, self, max_rows=max_rows, max_model_len=max_length, record=False
-        )
+        self._session = DraftSession(config, self, Limits(max_rows, max_length), record=False)
         self._gate = _OpenGate()
         self._session.gate = GuardedGate(self._gate)
 
@@ -166,10 +161,6 @@ class OwnSession(Session):
     def end_step(self) -> None:
         """As in an engine."""
         self._session.end_step()
-
-    def nbytes(self) -> int | None:
-        """Bytes of all sources."""
-        return self.drafter.usage().bytes
 
 
 class _SourcesSession(OwnSession):

@@ -6,7 +6,7 @@ so that the doctor answers on machines where nothing else works.
 """
 
 from sam_rollout.doctor.checks import examine
-from sam_rollout.doctor.line import Finding, Line, Status
 from sam_rollout.doctor.question import DEVICES, Question
+from sam_rollout.doctor.report import Finding, Line, Status
 
 __all__ = ["DEVICES", "Finding", "Line", "Question", "Status", "examine"]

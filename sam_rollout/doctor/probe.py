@@ -1,8 +1,9 @@
-"""Asking other programs, each under a limit: what they print, or why they did not."""
+"""Asking the environment and other programs: each under a limit, with one line where it fails."""
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib import metadata
 
 # Importing torch from a cold network file system takes minutes.
 PYTHON_LIMIT_S = 240
@@ -13,11 +14,15 @@ class ProbeError(RuntimeError):
     """A program is missing, failed or did not answer; the text says which in one line."""
 
 
-def run(
-    command: Sequence[str],
-    limit_s: float = TOOL_LIMIT_S,
-    environment: Mapping[str, str] | None = None,
-) -> str:
+def installed(name: str) -> str | None:
+    """Version of a distribution; None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def run(command: Sequence[str], limit_s: float = TOOL_LIMIT_S) -> str:
     """What a command prints.
 
     Raises:
@@ -26,13 +31,7 @@ def run(
     name = command[0].rpartition("/")[2]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            env=None if environment is None else dict(environment),
-            check=False,
+            command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise ProbeError(f"{name} did not answer in {limit_s:.0f} s") from None
@@ -44,14 +43,14 @@ def run(
     return done.stdout
 
 
-def run_python(program: str, environment: Mapping[str, str] | None = None) -> str:
+def run_python(program: str) -> str:
     """The last line that a program prints in a fresh interpreter of this environment.
 
     Raises:
         ProbeError: as `run`, or it printed nothing.
     """
     # -P: the working directory is no place to import from; a run's workers do not have it either.
-    said = run([sys.executable, "-P", "-c", program], PYTHON_LIMIT_S, environment).splitlines()
+    said = run([sys.executable, "-P", "-c", program], PYTHON_LIMIT_S).splitlines()
     if not said:
         raise ProbeError("python printed nothing")
     return said[-1]

@@ -1,65 +1,108 @@
-"""Findings for a terminal and for programs."""
+"""What checks say, one line each about one thing; printed for a terminal and for programs."""
 
+import enum
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from sam_rollout.doctor.line import Finding, Status
-from sam_rollout.doctor.question import Question
 
 SCHEMA_VERSION = 1
-STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 
 
-def print_findings(question: Question, findings: Sequence[Finding], console: Console) -> None:
-    """A table of what was found, what to do about it below, then the sum."""
-    said = f" for {question.experiment}" if question.experiment else ""
-    console.print(f"Ready for {question.device}{said}?", style="bold", highlight=False)
+class Status(enum.StrEnum):
+    """How a line is meant. Only `FAIL` makes the command fail."""
+
+    OK = "ok"
+    WARN = "warn"  # a run may work, but not as tested, or not as fast
+    FAIL = "fail"  # a run will not work
+    SKIP = "skip"  # not looked at, and why
+
+
+STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
+VERDICTS = {
+    Status.FAIL: "a run would fail",
+    Status.WARN: "ready, with warnings",
+    Status.OK: "ready",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was looked at."""
+
+    status: Status
+    what: str
+    found: str
+    fix: str = ""  # what to do about it, where that is not said by what was found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line, the group of checks it comes from, and the node; "" for this machine."""
+
+    group: str
+    line: Line
+    node: str = ""
+
+
+def ok(what: str, found: object) -> Line:
+    """A line about something that is as it should be."""
+    return Line(Status.OK, what, str(found))
+
+
+def warn(what: str, found: object, fix: str) -> Line:
+    """A line about something that may hurt."""
+    return Line(Status.WARN, what, str(found), fix)
+
+
+def fail(what: str, found: object, fix: str) -> Line:
+    """A line about something that ends a run."""
+    return Line(Status.FAIL, what, str(found), fix)
+
+
+def skip(what: str, why: str) -> Line:
+    """A line about something that was not looked at."""
+    return Line(Status.SKIP, what, why)
+
+
+def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: bool = False) -> Line:
+    """A failure or a warning where its condition holds; else all is as it should be."""
+    if fails:
+        return fail(what, found, fix)
+    return warn(what, found, fix) if warns else ok(what, found)
+
+
+def print_findings(about: str, findings: Sequence[Finding], console: Console) -> None:
+    """Print what was found and what to do about it, then the sum.
+
+    Args:
+        about: the device, and the experiment if there is one.
+        findings: of this machine, or of the nodes of a cluster.
+        console: where to.
+    """
+    console.print(f"Ready for {about}?", style="bold", highlight=False)
     findings = merged(findings)
-    for node in dict.fromkeys(finding.node for finding in findings):
-        _print_node(node, [finding for finding in findings if finding.node == node], console)
-    _print_fixes(findings, console)
+    heading = ""
+    for finding in findings:
+        line, said = finding.line, f"{finding.node} {finding.group}".strip()
+        if said != heading:
+            console.print(f"\n{said}", style="bold", markup=False, highlight=False)
+            heading = said
+        console.print(f"  {line.status:5} {line.what}: {line.found}", **_plain(line.status))
+        if line.fix:
+            console.print(f"        -> {line.fix}", **_plain(Status.OK))
     counts = Counter(finding.line.status for finding in findings)
     summary = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-    console.print(f"{summary}: {_verdict(findings)}", style=STYLES[overall(findings)])
+    worst = overall(findings)
+    console.print(f"\n{summary}: {VERDICTS[worst]}", style=STYLES[worst])
 
 
-def _print_node(node: str, findings: Sequence[Finding], console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=node or None, title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    group = ""
-    for finding in findings:
-        line, heading = finding.line, finding.group if finding.group != group else ""
-        group = finding.group
-        status = Text(line.status, style=STYLES[line.status])
-        # Texts, not markup: what was found may hold brackets.
-        table.add_row(Text(heading, style="bold"), status, Text(line.what), Text(line.found))
-    console.print(table)
-
-
-def _print_fixes(findings: Sequence[Finding], console: Console) -> None:
-    """What to do, each thing once, the failures' first."""
-    things_of: dict[tuple[Status, str], list[str]] = {}
-    for finding in findings:
-        if finding.line.fix:
-            where = f"{finding.node} " if finding.node else ""
-            things = things_of.setdefault((finding.line.status, finding.line.fix), [])
-            things.append(f"{where}{finding.line.what}")
-    if things_of:
-        console.print("What to do", style="bold")
-    for (status, fix), things in sorted(things_of.items(), key=lambda item: item[0][0]):
-        text = Text(f"  {', '.join(things)}: ", style=STYLES[status]).append(fix, style="default")
-        console.print(text, soft_wrap=True, highlight=False)
+def _plain(status: Status) -> dict[str, Any]:
+    """Options of a line whose text may hold brackets, and is not to be folded."""
+    return {"style": STYLES[status], "markup": False, "highlight": False, "soft_wrap": True}
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -67,12 +110,11 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
     nodes = {finding.node for finding in findings if finding.node}
     if len(nodes) < 2:
         return list(findings)
-    everywhere = f"all {len(nodes)} nodes"
     on: dict[Finding, set[str]] = {}
     for finding in findings:
         on.setdefault(replace(finding, node=""), set()).add(finding.node)
     shared = {finding for finding, where in on.items() if where == nodes}
-    once = [replace(finding, node=everywhere) for finding in on if finding in shared]
+    once = [replace(finding, node=f"all {len(nodes)} nodes") for finding in on if finding in shared]
     rest = [finding for finding in findings if replace(finding, node="") not in shared]
     return once + sorted(rest, key=lambda finding: finding.node)
 
@@ -83,35 +125,13 @@ def overall(findings: Sequence[Finding]) -> Status:
     return next((s for s in (Status.FAIL, Status.WARN) if s in found), Status.OK)
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
-    return {
-        Status.FAIL: "a run would fail",
-        Status.WARN: "ready, with warnings",
-        Status.OK: "ready",
-    }[overall(findings)]
-
-
-def to_json(question: Question, findings: Sequence[Finding]) -> str:
+def to_json(device: str, experiment: str, findings: Sequence[Finding]) -> str:
     """All findings, none merged, as one JSON object."""
-    rows = [{"node": f.node, "group": f.group, **asdict(f.line)} for f in findings]
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "device": question.device,
-            "experiment": question.experiment,
-            "status": overall(findings),
-            "findings": rows,
-        },
-        indent=1,
-    )
-
-
-@contextmanager
-def shown_progress() -> Iterator[Callable[[str], None]]:
-    """A function that says on stderr what takes time: in place on a terminal, else line by line."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda doing: console.print(f"... {doing}", style="dim", highlight=False)
-        return
-    with console.status("starting") as status:
-        yield lambda doing: status.update(doing)
+    answer = {
+        "schema_version": SCHEMA_VERSION,
+        "device": device,
+        "experiment": experiment,
+        "status": overall(findings),
+        "findings": [{"node": f.node, "group": f.group, **asdict(f.line)} for f in findings],
+    }
+    return json.dumps(answer, indent=1)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, PLACE_WIDTH, Int32Array
-from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
+from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Piece, Usage, make_sources
+from sam_rollout.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
+from sam_rollout.sources import Piece, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.verified import Offered, Verified
 
@@ -57,14 +58,12 @@ class SamDrafter:
             raise ValueError(
                 f"max_model_len = {max_model_len}: automata read no more than {LARGEST_AUTOMATON}"
             )
-        self._max_rows = max_rows
-        self._max_model_len = max_model_len
-        self._max_draft_tokens = config.max_draft_tokens
-        limits = Limits(max_rows, max_model_len, vocab_size)
+        limits = Limits(max_rows, max_model_len, vocab_size, k=config.max_draft_tokens)
+        self._limits = limits
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)
-        self._policy = DraftPolicy(config, len(self.sources), max_rows, vocab_size)
-        self.batch = DraftBatch(max_rows, config.max_draft_tokens)
+        self._policy = DraftPolicy(config, len(self.sources), limits)
+        self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
         self._places = np.zeros((len(self.sources), max_rows, PLACE_WIDTH), np.int64)
@@ -103,8 +102,8 @@ class SamDrafter:
         if request_ids == self._bound:
             return
         ids = list(request_ids)
-        if len(ids) > self._max_rows:
-            raise ValueError(f"{len(ids)} requests, more than max_rows = {self._max_rows}")
+        if len(ids) > self._limits.max_rows:
+            raise ValueError(f"{len(ids)} requests, more than max_rows = {self._limits.max_rows}")
         if len(set(ids)) != len(ids):
             raise ValueError("a request id occurs twice in the batch")
         identities = [self._identities.get(request_id) for request_id in ids]
@@ -205,14 +204,13 @@ class SamDrafter:
         """Draft for each row what its sources vote for."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
-        np.subtract(self._max_model_len, num_tokens, out=budget)
+        np.subtract(self._limits.max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
-        np.minimum(budget, self._max_draft_tokens, out=budget)
+        np.minimum(budget, self._limits.k, out=budget)
         batch.pending = True  # first: drafts of a policy that fails are cleared, too
         self._drafted_tokens += self._policy.draft(
-            self._places, budget, batch.tokens, batch.counts, batch.held_back, batch.source,
-            least_chance,
-        )  # fmt: skip
+            self._places, budget, batch.tokens, batch.columns, least_chance
+        )
         batch.length[:rows] = num_tokens
 
     def step(
@@ -294,11 +292,7 @@ class SamDrafter:
     def levels(self) -> dict[str, int]:
         """What it holds now, by metric without `sam/`."""
         usage = self.usage()
-        own = {
-            "live_requests": usage.live_requests,
-            "bytes": usage.bytes,
-            "texts_disk_bytes": self.responses.disk_bytes,
-        }
+        own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:
             own.update(source.levels())
         return {f"draft/{name}": value for name, value in own.items()}

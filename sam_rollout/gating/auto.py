@@ -28,6 +28,7 @@ from sam_rollout.gating.gate import LOOK, hands_over
 from sam_rollout.gating.step import EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
+from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES, Offered
 
 _LEAD = 1.01
@@ -45,6 +46,11 @@ _LOOK_ROWS = 64  # before so many requests were looked at nothing is known about
 # Of steps that tell nothing new one in so many is looked at; few requests tell less a step.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such
+_COUNTED = (
+    "open_steps", "prices", "right_tokens", "expected_tokens", "trials", "open_trials",
+    "measured_steps", "left_out_steps", "skipped_steps", "decoding_s", "measured_s", "predicted_s",
+    "measured_tokens", "trial_loss_s",
+)  # fmt: skip
 _ALL, _ENDS = tuple(range(LEVELS)), (0, LEVELS - 1)
 
 
@@ -52,8 +58,7 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: most draft tokens of a request.
+        limits: of the engine.
         exploration: share of step time that trying out may lose.
 
     Attributes:
@@ -61,13 +66,13 @@ class AutoGate:
         is_trial: whether the last decision was made to learn about it.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int, exploration: float) -> None:
-        self._k = max_draft_tokens
+    def __init__(self, limits: Limits, exploration: float) -> None:
+        self._k = limits.k
         self._exploration = exploration
-        self._times = StepTimes(max_rows, max_draft_tokens)
+        self._times = StepTimes(limits)
         self._calibration = Calibration()
-        self._octaves: list[Supply | None] = [None] * (max_rows.bit_length() + 1)
-        self._octave = max_rows.bit_length()
+        self._octaves: list[Supply | None] = [None] * (limits.max_rows.bit_length() + 1)
+        self._octave = limits.max_rows.bit_length()
         self._supply = self._octaves[self._octave] = Supply(self._calibration)
         self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
         self._expected = [0.0] * LEVELS  # seconds, likewise
@@ -91,7 +96,9 @@ class AutoGate:
         self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
         self._lost_s = 0.0  # by trials
-        self._begin_report()
+        self._counts = self._no_counts()  # since the last drain
+        self._told = np.zeros((4, len(CHANCES)))  # as `Offered` has them, since then
+        self._told_s = 0.0, 0.0  # time passed and lost until then
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
@@ -99,12 +106,12 @@ class AutoGate:
             seconds = (step.now_ns - self._last_ns) * 1e-9
             self._last_ns, self._unseen = step.now_ns, self._unseen + 1
             self._lose(seconds - self._expected[self._best])
-            self._left_out += 1
+            self._counts["left_out_steps"] += 1
             return
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
             self._to_skip -= 1
             self._unseen += 1
-            self._skipped += 1
+            self._counts["skipped_steps"] += 1
             self._last_ns = step.now_ns
             return
         if step.group is None:
@@ -132,7 +139,7 @@ class AutoGate:
                     self._octaves[self._octave] = self._supply
             self._told += step.offered.tokens
         if not load.steady or before + tokens != context:
-            self._left_out += 1
+            self._counts["left_out_steps"] += 1
             expected = self._expected[self._best]
             self._passed_s += min(seconds, expected)
             if trial and rows:  # not to be measured, and paid for all the same
@@ -148,25 +155,16 @@ class AutoGate:
         expected = self._expect(rows, budget, load.draft_tokens, before)
         column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
         if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
-            self._left_out += 1
+            self._counts["left_out_steps"] += 1
             return
-        number = self._times.bin_of[rows]
-        self._seen[number][column] = self._steps
+        self._seen[self._times.bin_of[rows]][column] = self._steps
         if self._times.weight(rows, column) >= _FAMILIAR:
             self._to_skip = min(_LOOK_EVERY - 1, rows // _LOOK_EVERY)
-        steps = 1 + unseen  # that this one stands for
-        self._passed_s += steps * seconds
-        self._measured += 1
-        self._time_s += seconds
-        self._predicted_s += expected
-        self._tokens += tokens
-        level = self._best if budget else 0
-        self._tokens_of[number][level] += steps * tokens
-        batch = self._batch_of[number]
-        batch[0] += steps
-        batch[1] += steps * rows
-        batch[2] += steps * before
-        batch[3] += steps * rows * self._drafting_share
+        self._passed_s += (1 + unseen) * seconds  # it stands for those not looked at
+        self._counts["measured_steps"] += 1
+        self._counts["measured_s"] += seconds
+        self._counts["predicted_s"] += expected
+        self._counts["measured_tokens"] += tokens
 
     def _lose(self, seconds: float) -> None:
         """Book what a step took too long; a pause is not its fault."""
@@ -194,9 +192,9 @@ class AutoGate:
         self.is_trial = level != self._best and not postponed
         self._budget = 0 if postponed else wish
         is_open = is_open and room
-        self._chosen[is_open] += 1
-        self._prices += self.least_chance * is_open
-        self._open_trials += is_open and self.is_trial
+        self._counts[f"steps_with_k_{self._k * is_open}"] += 1
+        self._counts["prices"] += self.least_chance * is_open
+        self._counts["open_trials"] += is_open and self.is_trial
         return wish
 
     def _decide(self, rows: int, whole: bool) -> int:
@@ -278,7 +276,7 @@ class AutoGate:
         if room <= 0:
             return best
         if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
-            self._trials += 1
+            self._counts["trials"] += 1
             return LEVELS
         share, (_, accepted, _) = self._drafting_share, self._supply.by_level()
         seen = self._seen[self._times.bin_of[rows]]
@@ -297,7 +295,7 @@ class AutoGate:
             if not best:
                 self._asked_at = self._steps
                 self._ask_again = min(2 * self._ask_again, _ASK_AT_LEAST_EVERY)
-            self._trials += 1
+            self._counts["trials"] += 1
             return level
         return best
 
@@ -308,70 +306,19 @@ class AutoGate:
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:
-        """What was decided since the last call, and how good that was by what is known now."""
-        regret_s, compared_s = self._regret()
-        closed, opened = self._chosen
+        """What was decided since the last call, and how well times were foreseen."""
+        counts, self._counts = self._counts, self._no_counts()
+        passed_s, lost_s = self._told_s
+        self._told_s = self._passed_s, self._lost_s
         _, _, right, expected = self._told.sum(axis=1).tolist()
-        report: dict[str, float] = {
-            **{f"gate/steps_with_k_{k}": 0 for k in range(self._k)},
-            "gate/steps_with_k_0": closed,
-            f"gate/steps_with_k_{self._k}": opened,
-            "gate/open_steps": opened,
-            "gate/prices": self._prices,
-            "gate/right_tokens": right,
-            "gate/expected_tokens": expected,
-            "gate/trials": self._trials,
-            "gate/open_trials": self._open_trials,
-            "gate/measured_steps": self._measured,
-            "gate/left_out_steps": self._left_out,
-            "gate/skipped_steps": self._skipped,
-            "gate/decoding_s": self._passed_s - self._passed_before_s,
-            "gate/measured_s": self._time_s,
-            "gate/predicted_s": self._predicted_s,
-            "gate/measured_tokens": self._tokens,
-            "gate/trial_loss_s": self._lost_s - self._lost_before_s,
-            "gate/regret_s": regret_s,
-            "gate/compared_s": compared_s,
-        }
-        self._begin_report()
-        return report
+        self._told.fill(0)
+        counts.update(right_tokens=right, expected_tokens=expected)
+        counts["open_steps"] = counts[f"steps_with_k_{self._k}"]
+        counts["decoding_s"] = self._passed_s - passed_s
+        counts["trial_loss_s"] = self._lost_s - lost_s
+        return {f"gate/{name}": value for name, value in counts.items()}
 
-    def _begin_report(self) -> None:
-        """Count from here on."""
-        self._chosen = [0, 0]  # closed, open
-        self._prices = 0.0
-        self._told = np.zeros((4, len(CHANCES)))  # as `Offered` has them
-        self._trials = self._open_trials = 0
-        self._left_out = self._measured = self._skipped = self._tokens = 0
-        self._time_s = self._predicted_s = 0.0
-        self._passed_before_s, self._lost_before_s = self._passed_s, self._lost_s
-        # Tokens by number of requests and level, and the steps' requests and context.
-        self._tokens_of = [[0] * LEVELS for _ in range(self._times.bins)]
-        # Steps, requests, context, requests that may draft.
-        self._batch_of = [[0, 0, 0, 0.0] for _ in range(self._times.bins)]
-
-    def _regret(self) -> tuple[float, float]:
-        """Time lost against the best fixed threshold and level, and all time, by the final model.
-
-        Both sides are expectations for the tokens that were made, by number of requests.
-        """
-        if not any(steps for steps, *_ in self._batch_of):
-            return 0.0, 0.0
-        # [requests, level]: seconds that the tokens of a number of requests would take.
-        would_s, did_s = [], 0.0
-        for tokens, batch in zip(self._tokens_of, self._batch_of, strict=True):
-            steps, rows, context, may_draft = batch
-            if not steps:
-                continue
-            mean, share = round(rows / steps), may_draft / rows
-            levels = (self._octaves[mean.bit_length()] or self._supply).by_level()
-            _, _, of_request = self._work_out(mean, context / steps, share, levels)
-            s_per_token = np.array(of_request) / mean
-            if self._whole:
-                s_per_token[1:-1] = s_per_token[-1]  # no level between is a choice
-            would_s.append(sum(tokens) * s_per_token)
-            did_s += float(np.dot(tokens, s_per_token))
-        would = np.array(would_s)
-        closed_above = would[::-1, :1].cumsum(axis=0)[::-1] - would[:, :1]
-        best_s = min(float((would.cumsum(axis=0) + closed_above).min()), float(would[:, 0].sum()))
-        return max(0.0, did_s - best_s), did_s
+    def _no_counts(self) -> dict[str, float]:
+        """Nothing counted yet, by metric without `gate/`."""
+        budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
+        return dict.fromkeys([*budgets, *_COUNTED], 0)

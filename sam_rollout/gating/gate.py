@@ -6,7 +6,7 @@ free. A gate sees the state of the engine only: where drafts come from is no con
 """
 
 import bisect
-import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 from sam_rollout.gating.step import EngineStep
@@ -51,60 +51,32 @@ class Gate(Protocol):
         ...
 
 
-class _Unmoved:
-    """What gates share that only look at the number of requests."""
+class ScheduleGate:
+    """A budget by the number of running requests alone: of the smallest bound not exceeded.
+
+    Args:
+        schedule: most requests -> draft tokens; above the largest bound nothing is drafted.
+        k: most draft tokens of a request.
+    """
 
     is_trial = False
     least_chance = 0.0
 
-    def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
-
-    def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
-        return {}
-
-
-@dataclasses.dataclass(frozen=True)
-class ThresholdGate(_Unmoved):
-    """k tokens while 0 < running requests <= threshold: the long tail as the article defines it."""
-
-    threshold: int
-    max_draft_tokens: int
-
-    def __post_init__(self) -> None:
-        if self.threshold < 0:
-            raise ValueError(f"threshold must be at least 0, got {self.threshold}")
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """All or nothing."""
-        return self.max_draft_tokens if 0 < rows <= self.threshold else 0
-
-
-class ScheduleGate(_Unmoved):
-    """A budget by the number of requests: of the smallest bound that is not exceeded.
-
-    Args:
-        schedule: most requests -> draft tokens; above the largest bound nothing is drafted.
-        max_draft_tokens: what the engine was started with.
-    """
-
-    def __init__(self, schedule: dict[int, int], max_draft_tokens: int) -> None:
+    def __init__(self, schedule: Mapping[int, int], k: int) -> None:
         self._bounds = sorted(schedule)
         self._budgets = [schedule[bound] for bound in self._bounds] + [0]
-        self._max = max_draft_tokens
+        self._k = k
+
+    def observe(self, step: EngineStep) -> None:
+        """Nothing to learn."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """The budget of the smallest bound >= rows; the full k instead of any part of it."""
         if rows < 1:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]
-        return self._max if whole and budget else budget
+        return self._k if whole and budget else budget
 
-
-class ClosedGate(_Unmoved):
-    """Never open: the path without its drafts, to measure what it costs by itself."""
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """0."""
-        return 0
+    def drain(self) -> dict[str, float]:
+        """Nothing to tell."""
+        return {}

@@ -6,8 +6,9 @@ import logging
 from sam_rollout.config import GateConfig
 from sam_rollout.gating.agreement import AgreedGate, Exchange
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.gating.gate import ClosedGate, Gate, ScheduleGate, ThresholdGate
+from sam_rollout.gating.gate import Gate, ScheduleGate
 from sam_rollout.gating.step import EngineStep
+from sam_rollout.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class GuardedGate:
             self._failures += 1
             with contextlib.suppress(Exception):
                 self._last_report = self._gate.drain()
-            self._gate = ClosedGate()
+            self._gate = ScheduleGate({}, 0)
             logger.warning(
                 "The gate failed and is closed; the rollout continues without drafts.",
                 exc_info=True,
@@ -57,30 +58,18 @@ class GuardedGate:
         return report | {"gate/failures": failures}
 
 
-def make_gate(
-    config: GateConfig, *, max_rows: int, max_draft_tokens: int, exchange: Exchange | None = None
-) -> GuardedGate:
+def make_gate(config: GateConfig, limits: Limits, exchange: Exchange | None = None) -> GuardedGate:
     """The gate that a configuration names; `GateConfig` admits only kinds that exist.
 
     Args:
         config: validated.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_draft_tokens: k.
+        limits: of the engine.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
-    fixed = fixed_gate(config, max_draft_tokens)
-    gate = fixed
+    fixed = ScheduleGate(config.budgets(limits.k), limits.k)
+    gate: Gate = fixed
     if config.kind == "auto":
-        gate = AutoGate(max_rows, max_draft_tokens, config.exploration)
+        gate = AutoGate(limits, config.exploration)
     if exchange is not None and config.kind != "closed":
-        gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
+        gate = AgreedGate(gate, fixed, exchange, limits.k)
     return GuardedGate(gate)
-
-
-def fixed_gate(config: GateConfig, max_draft_tokens: int) -> Gate:
-    """The gate that looks at the number of running requests alone; `threshold` for `auto`."""
-    if config.kind == "closed":
-        return ClosedGate()
-    if config.kind == "schedule":
-        return ScheduleGate(config.schedule_by_rows(), max_draft_tokens)
-    return ThresholdGate(config.threshold, max_draft_tokens)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +29,13 @@ class TrainingSettings:
 
     Attributes:
         steps: drafts in a row that are trained, the engine's `num_speculative_tokens`.
-        updates: of the weights; None: as many as `minutes` allow.
-        minutes: of wall clock; the result then depends on how fast the machine is.
+        updates: of the weights.
         learning_rate: of the matrices, at the start; falls as a cosine.
         window: of the texts in a batch, at random places.
     """
 
     steps: int = 3
-    updates: int | None = 1500
-    minutes: float | None = None
+    updates: int = 1500
     learning_rate: float = 0.05
     batch: int = 8
     window: int = 192
@@ -139,24 +136,12 @@ class Learner:
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands; `share` of it is done. `state()` is what training can go on from."""
-
-    updates: int
-    share: float
-    loss: float
-    state: Callable[[], dict[str, Any]]
-
-
 def train(
-    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE,
-    state: Mapping[str, Any] | None = None,
-) -> Iterator[Progress]:  # fmt: skip
-    """Train the learner's head in place; yields after every update.
+    learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
+) -> Iterator[float]:
+    """Train the learner's head in place; yields the loss of every update.
 
-    With a number of updates and without minutes the result follows from the seed, also where a
-    training goes on from the `state` of another.
+    The result follows from the seed.
 
     Raises:
         ConfigError: the loss is no longer a finite number.
@@ -164,38 +149,18 @@ def train(
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
     optimizer = HeadOptimizer(head, settings.learning_rate, peers)
-    start, update, share = time.monotonic(), 0, 0.0
-
-    def draw() -> list[Sample]:
+    for update in range(settings.updates):
         chosen = rng.choices(samples, k=settings.batch)
-        return [sample.part(rng, settings.window) for sample in chosen]
-
-    def now() -> dict[str, Any]:
-        states = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-        return {**states, "updates": update, "share": share, "elapsed_s": time.monotonic() - start}
-
-    if state is not None:
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        update, share, start = state["updates"], state["share"], start - state["elapsed_s"]
-        for _ in range(update):  # the same windows follow
-            draw()
-    while share < 1:
-        windows = draw()
-        cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
+        windows = [sample.part(rng, settings.window) for sample in chosen]
+        cosine = max(0.02, 0.5 * (1 + math.cos(math.pi * update / settings.updates)))
         factor = cosine * min(1, (update + 1) / settings.warmup)
         try:
-            loss = optimizer.learn(functools.partial(learner.loss, windows), factor)
+            yield optimizer.learn(functools.partial(learner.loss, windows), factor)
         except NoNumberError as error:
             if error.__cause__ is not None:
                 raise error.__cause__ from None
             allowed = f"{error} after {update} updates: choose a smaller one"
             raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
-        update += 1
-        elapsed = learner.output.new_tensor([time.monotonic() - start])
-        mean_s = peers.sum(elapsed).item() / peers.size
-        share = _share(settings, update, mean_s)  # all end together
-        yield Progress(update, share, loss, now)
     head.eval()
 
 
@@ -277,9 +242,3 @@ class HeadOptimizer:
         """Go on from what `state_dict` returned."""
         for (optimizer, _), state in zip(self._parts, states, strict=True):
             optimizer.load_state_dict(state)
-
-
-def _share(settings: TrainingSettings, update: int, elapsed_s: float) -> float:
-    by_updates = update / settings.updates if settings.updates else 0.0
-    by_time = elapsed_s / (60 * settings.minutes) if settings.minutes else 0.0
-    return max(by_updates, by_time)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,22 +136,18 @@ def write_head(
 
 def fresh_head(
     model_config: Mapping[str, Any], seed: int, draft_vocabulary: int | None = None,
-    layers: Sequence[int] | None = None, place: str = "model",
+    place: str = "model",
 ) -> TrainableHead:  # fmt: skip
     """A head of random weights for a policy; no other random numbers change.
 
     Args:
         draft_vocabulary: how many tokens it drafts, to be chosen by the caller; None: all.
-        layers: whose states it reads, ascending; vLLM's default unless given.
 
     Raises:
-        ConfigError: sizes or layers that a head cannot have.
+        ConfigError: sizes that a head cannot have.
     """
-    count = model_config.get("num_hidden_layers", 0)
-    chosen = default_layers(count) if layers is None else tuple(layers)
-    if layers is not None and list(chosen) != sorted(set(chosen) & set(range(count))):
-        raise ConfigError(f"{place}: layers", list(chosen), f"must ascend within 0..{count - 1}")
-    shape = shape_for(model_config, chosen, draft_vocabulary, place)
+    layers = default_layers(model_config.get("num_hidden_layers", 0))
+    shape = shape_for(model_config, layers, draft_vocabulary, place)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return TrainableHead(Eagle3Head(shape), shape, None, None)

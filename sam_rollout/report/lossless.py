@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.config import COUPLED
-from sam_rollout.report.both import SIDES, Both
-from sam_rollout.report.coverage import whole_steps
+from sam_rollout.report.pairing import SIDES, Both, whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
 GAP = "training/rollout_probs_diff_mean"
@@ -52,15 +51,13 @@ class Pair:
 class Losslessness:
     """`coupled`: both sides sampled with the same coupled sampler; None: unknown.
 
-    Two runs make two pairs where some steps can be compared by length only. `lost_texts` maps runs
-    that recorded texts to the steps of which they have none, or not all.
+    Two runs make two pairs where some steps can be compared by length only.
     """
 
     coupled: bool | None
     gaps: list[Gap]
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
-    lost_texts: dict[str, list[int]]
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """What was compared -> identical responses of the pairs, and all of them."""
@@ -76,15 +73,13 @@ def losslessness(both: Both) -> Losslessness:
     base, sam, steps = both.base, both.sam, both.steps
     gaps = [_gap(both, side) for side in SIDES]
     of_base, of_sam = with_names(base, []), with_names([], sam)
-    lost_texts: dict[str, list[int]] = {}
     pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
         _coupled(both.runs),
         [gap for gap in gaps if gap is not None],
-        [found for pair in pairs for found in _compared(pair, steps, lost_texts)],
-        [found for pair in controls for found in _compared(pair, steps, lost_texts)],
-        lost_texts,
+        [found for pair in pairs for found in _compared(pair, steps)],
+        [found for pair in controls for found in _compared(pair, steps)],
     )
 
 
@@ -104,9 +99,7 @@ def _gap(both: Both, side: str) -> Gap | None:
     return Gap(side.upper(), float(known.mean()), most)
 
 
-def _compared(
-    runs: Sequence[tuple[str, Run]], steps: list[int], lost_texts: dict[str, list[int]]
-) -> Iterator[Pair]:
+def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:
     """Two runs by token ids where both recorded texts, in other steps by lengths."""
     left = steps
     for table, column, by in (
@@ -121,9 +114,6 @@ def _compared(
         if both:
             names = [name for name, _ in runs]
             yield _compare(names, by, *(_responses(rows, column, both) for rows in tables))
-        for (name, _), own in zip(runs, known, strict=True):
-            if by == TOKEN_IDS and 0 < len(own) < len(left):
-                lost_texts[name] = sorted(set(left) - own)
         left = [step for step in left if step not in both]
 
 

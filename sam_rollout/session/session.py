@@ -39,10 +39,11 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
 from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.identity import RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.session.ledger import RequestLedger
-from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, warm_up
+from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs
 from sam_rollout.session.step_log import StepLog
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
+from sam_rollout.sources import Piece
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,7 @@ class DraftSession:
     Args:
         config: validated; speculation is enabled in it.
         requests: what the engine knows of its requests.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_model_len: longest text the engine holds, in tokens.
-        max_batched_tokens: most tokens of an engine step, for padding.
-        vocab_size: tokens of the model, where that is known.
+        limits: of the engine.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
         record: keep per-step and per-request records; someone must then call `drain`.
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
@@ -107,11 +105,8 @@ class DraftSession:
         self,
         config: SamConfig,
         requests: Requests,
+        limits: Limits,
         *,
-        max_rows: int,
-        max_model_len: int,
-        max_batched_tokens: int | None = None,
-        vocab_size: int = UNKNOWN_VOCABULARY,
         exchange: Exchange | None = None,
         record: bool = True,
         graph_of: GraphOf = no_graphs,
@@ -120,8 +115,8 @@ class DraftSession:
         made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None,
         made_after: int = 1,
     ) -> None:
-        warm_up()
-        k = self._k = config.max_draft_tokens
+        self._k = config.max_draft_tokens
+        limits = limits._replace(k=self._k)
         self._requests = requests
         self._record = record
         self._sampler_us = sampler_us
@@ -131,28 +126,19 @@ class DraftSession:
         self._expects_made = config.sources.model.enabled
         self._lacks_made = False  # in this step
         self._looks_ahead = 0  # steps for which a look waits for such drafts
-        self.gate: GuardedGate = make_gate(
-            config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
-        )
-        self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len, vocab_size)
+        self.gate: GuardedGate = make_gate(config.gate, limits, exchange)
+        self.drafter: SamDrafter | None = SamDrafter(config, *limits[:3])
         others = any(source.name != "model" for source in self.drafter.sources)
         learns = config.gate.kind == "auto" and exchange is None
         # Whether drafts made elsewhere are worth their price; None where nobody asks.
-        self._price = ModelPrice(max_rows) if self._expects_made and others and learns else None
+        self._price = ModelPrice(limits) if self._expects_made and others and learns else None
         self._model_learns = config.sources.model.trains
         self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
         names = [source.name for source in self.drafter.sources]
-        self.ledger = RequestLedger(max_rows, k, len(names))
-        self._log = StepLog(k, names)
-        most_tokens = max_rows * (1 + k) if max_batched_tokens is None else max_batched_tokens
+        self.ledger = RequestLedger(limits, len(names))
+        self._log = StepLog(self._k, names)
         self._padding = functools.partial(
-            DraftPadding,
-            setting=config.pad_drafts,
-            graph_of=graph_of,
-            k=k,
-            max_rows=max_rows,
-            max_batched_tokens=most_tokens,
-            max_model_len=max_model_len,
+            DraftPadding, setting=config.pad_drafts, graph_of=graph_of, limits=limits
         )
         self.failures = 0
         self.record_failures = 0
@@ -390,7 +376,7 @@ class DraftSession:
                 if not self.exchange_failures:
                     logger.warning(
                         "Texts could not be exchanged with other engines; drafting goes on. Others "
-                        "like it are counted (sam/draft/exchange_failures).",
+                        "like it are counted; the sentinel tells of them.",
                         exc_info=True,
                     )
                 self.exchange_failures += 1

@@ -1,15 +1,47 @@
-"""Host memory that draft sources take in an engine, before there is one."""
+"""What a generation round asks of an engine, and host memory that its drafts take there."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from sam_rollout.config import SourcesConfig
-from sam_rollout.sizing.batch import RolloutRound
 from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import TextsConfig
 
 EARLIER_RESPONSES = TextsConfig().max_responses_per_prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutRound:
+    """A round of DAPO's dynamic sampling, shared among engines.
+
+    Attributes:
+        prompts: of the round, `gen_batch_size`.
+        siblings: responses to each prompt, `n`.
+        engines: schedulers that share the responses.
+        max_num_seqs: requests that one engine runs at once.
+    """
+
+    prompts: int
+    siblings: int
+    engines: int
+    max_num_seqs: int
+
+    @property
+    def responses(self) -> int:
+        """Of the whole round."""
+        return self.prompts * self.siblings
+
+    @property
+    def per_engine(self) -> int:
+        """Responses of the engine that gets most."""
+        return math.ceil(self.responses / self.engines)
+
+    @property
+    def waves(self) -> int:
+        """How often an engine would fill up if all responses were of one length."""
+        return math.ceil(self.per_engine / self.max_num_seqs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,9 @@
-r"""Memory of one device, in bytes, item by item.
+"""Memory of one device in both phases of a step: what is certain on paper, and what that leaves.
 
-Sources of the formulas: weights, KV cache and static training memory as reckoned for Qwen3-235B in
-cann-recipes-train (docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and
-3.1), whose figures the tests repeat; states of mixed precision training as in ZeRO (arXiv
-1910.02054, section 3.1); activations per layer as in "Reducing activation recomputation in large
-transformer models" (arXiv 2205.05198), counted for grouped-query attention. Fragmentation, CUDA and
-NPU graphs, and experts that get more than their share of tokens are not in them.
+Weights, KV cache and training states are counted as in cann-recipes-train's notes on Qwen3-235B
+(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose figures
+the tests repeat, and as in ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and
+fragmentation take some of what is left.
 """
 
 import dataclasses
@@ -18,159 +16,76 @@ GIB = 1 << 30
 BF16, FP32 = 2, 4
 # Of the logits in float32 during verification: themselves, probabilities, one temporary.
 FLOAT_COPIES = 3
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer states"
+KV_CACHE = "KV cache, at most"
 
 
-def stage_parameters(shape: ModelShape, layout: TrainingLayout, layers: int) -> tuple[int, int]:
-    """Parameters of one Megatron rank: (outside of experts, in experts), without embeddings."""
-    dense = (shape.attention_parameters + shape.mlp_parameters) // layout.tensor
-    dense += shape.router_parameters
-    experts = shape.experts * shape.expert_parameters // (layout.expert * layout.expert_tensor)
-    return layers * dense, layers * experts
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of one device, bytes.
+
+    Attributes:
+        training: training states on the device while the actor is updated.
+        rollout: items of the engine's share while it generates; the last is the KV cache.
+        resident: training states that stay on the device meanwhile.
+        offloaded: training states that the device keeps on its host.
+        verification: beyond sampling, in a step with `verified_requests`.
+        outside_share: of the device, neither the engine's nor taken by `resident`.
+        kv_tokens: tokens that the KV cache holds.
+        full_texts: texts of full length that it holds.
+        errors: what cannot run.
+        warnings: what may not.
+    """
+
+    training: dict[str, float]
+    rollout: dict[str, float]
+    resident: float
+    offloaded: float
+    verification: float
+    outside_share: float
+    kv_tokens: int
+    full_texts: float
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
-def _training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Parameters, gradients and optimizer states of the fullest rank."""
+def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
+    """Bytes of the fullest rank, wherever they lie."""
     if layout.engine == "fsdp":
         # verl keeps FSDP's shards in float32: they are the optimizer's master copy.
-        shard = shape.parameters / layout.shards
-        layer = (shape.parameters - shape.embedding_parameters) / shape.layers
-        gathered = BF16 * (layer + shape.vocab * shape.hidden)
-        return {
-            "parameters (float32 shard)": FP32 * shard,
-            "layers gathered for use": gathered,
-            "gradients (float32)": FP32 * shard,
-            "optimizer states": 2 * FP32 * shard,
-        }
-    dense, experts = stage_parameters(shape, layout, max(layout.stage_layers))
+        shard = FP32 * shape.parameters / layout.shards
+        return {PARAMETERS: shard, GRADIENTS: shard, OPTIMIZER: 2 * shard}
+    layers = max(layout.stage_layers)
+    dense = (shape.attention_parameters + shape.mlp_parameters) // layout.tensor
+    dense = layers * (dense + shape.router_parameters)
     # Embedding and head lie on the first and the last stage; with one stage on the same.
     dense += shape.embedding_parameters // layout.tensor // min(2, layout.pipeline)
-    total = dense + experts
+    expert_ranks = layout.expert * layout.expert_tensor
+    experts = layers * (shape.experts * shape.expert_parameters // expert_ranks)
     # The distributed optimizer shards its states over the ranks that hold the same parameters:
     # data and context parallel ones outside of experts, fewer for experts.
     ranks = layout.devices // layout.pipeline
-    dense_copies = ranks // layout.tensor
-    expert_copies = max(1, ranks // (layout.expert * layout.expert_tensor))
-    states = 3 * FP32 * (dense / dense_copies + experts / expert_copies)
-    return {
-        "parameters (bfloat16)": BF16 * total,
-        "gradients (float32)": FP32 * total,
-        "optimizer states and master copy": 0.0 if layout.swap_optimizer else states,
-    }
+    states = dense / (ranks // layout.tensor) + experts / max(1, ranks // expert_ranks)
+    total = dense + experts
+    return {PARAMETERS: BF16 * total, GRADIENTS: FP32 * total, OPTIMIZER: 3 * FP32 * states}
 
 
-def layer_activations(shape: ModelShape, layout: TrainingLayout) -> float:
-    """What one layer keeps for the backward pass of one micro-batch, bytes.
-
-    Without full recomputation: projections, attention output, norms and residual of the attention
-    half; of a dense half its input and the gate and up projections; of experts, which MindSpeed's
-    `moe_zero_memory` recomputes, input and output.
-    """
-    tokens, tensor = layout.micro_tokens, layout.tensor
-    stream = tokens * shape.hidden * BF16 / tensor  # Megatron's sequence parallelism divides it
-    if layout.full_recompute:
-        return stream
-    head = tokens * shape.head_dim * BF16 / tensor
-    projections = head * (shape.heads + 2 * shape.kv_heads) + stream
-    attention = head * shape.heads
-    norms = 2 * stream + head * (shape.heads + shape.kv_heads)
-    kept = projections + attention + norms + stream
-    if shape.experts:
-        return kept + 2 * stream
-    return kept + stream + 2 * tokens * shape.intermediate * BF16 / tensor
-
-
-def expert_workspace(shape: ModelShape, layout: TrainingLayout) -> float:
-    """What one layer's experts need while they work, tokens spread evenly, bytes.
-
-    Dispatched tokens, gate and up projections, their product (of the same width in MindSpeed's
-    kernels), combined tokens and the sum. Were all tokens sent to the same experts, it would be
-    `experts / experts_per_token` times as much.
-    """
-    if not shape.experts:
-        return 0.0
-    tokens = layout.micro_tokens / layout.tensor
-    routed = tokens * shape.experts_per_token
-    return BF16 * (routed * (shape.hidden + 4 * shape.moe_intermediate) + 2 * tokens * shape.hidden)
-
-
-def training_memory(
-    shape: ModelShape, layout: TrainingLayout, hardware: HardwareConfig
-) -> dict[str, float]:
-    """Items of the fullest device while the actor is updated, bytes.
-
-    The first pipeline stage keeps activations of as many micro-batches as there are stages (1F1B),
-    so of as many layers as the model has.
-    """
-    items = _training_states(shape, layout)
-    kept_layers = layout.pipeline * max(layout.stage_layers)
-    items["activations kept for backward"] = kept_layers * layer_activations(shape, layout)
-    items["experts at work, evenly used"] = expert_workspace(shape, layout)
-    # Logits and their gradient, float32; the vocabulary is divided over tensor parallel ranks.
-    logits = layout.micro_tokens * shape.vocab / layout.tensor
-    items["logits and their gradient"] = 2 * FP32 * logits
-    items["left by the sleeping engine"] = hardware.asleep_gib * GIB
-    return {name: size for name, size in items.items() if size}
-
-
-def resident_training_bytes(shape: ModelShape, layout: TrainingLayout) -> float:
-    """Training states that stay on the device while the engine generates, bytes."""
-    kept = 0.0
-    for name, size in _training_states(shape, layout).items():
-        if name.startswith("optimizer"):
-            kept += 0 if layout.offload_optimizer else size
-        elif not name.startswith("layers") and not layout.offload_parameters:
-            kept += size
-    return kept
-
-
-def host_bytes(shape: ModelShape, layout: TrainingLayout) -> float:
-    """Training states that one device keeps on its host, bytes; gradients are dropped."""
-    kept = 0.0
-    for name, size in _training_states(
-        shape, dataclasses.replace(layout, swap_optimizer=False)
-    ).items():
-        if name.startswith("optimizer"):
-            kept += size if layout.offload_optimizer or layout.swap_optimizer else 0
-        elif name.startswith("parameters") and layout.offload_parameters:
-            kept += size
-    return kept
-
-
-def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> dict[str, float]:
-    """Weights of one rollout rank in bfloat16, bytes.
+def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
+    """Bytes of the weights of one rollout rank in bfloat16.
 
     Embedding and head are divided by vocabulary; routers are on every rank; experts lie whole on
     `layout.expert` ranks, or are cut over the tensor parallel ones.
     """
+    dense = shape.embedding_parameters
+    dense += shape.layers * (shape.attention_parameters + shape.mlp_parameters)
     experts = shape.layers * shape.experts * shape.expert_parameters
-    parts = {
-        "embeddings": shape.embedding_parameters / layout.tensor,
-        "attention": shape.layers * shape.attention_parameters / layout.tensor,
-        "dense layers": shape.layers * shape.mlp_parameters / layout.tensor,
-        "experts": experts / (layout.expert if layout.expert > 1 else layout.tensor),
-        "routers": shape.layers * shape.router_parameters,
-    }
-    return {name: BF16 * count for name, count in parts.items() if count}
-
-
-def prefill_activations(shape: ModelShape, layout: RolloutLayout, tokens: int) -> float:
-    """Largest working set of one layer on a full batch of prompt tokens, bytes.
-
-    Residual, its norm and the attention's output at full width, and the wider of the layer's halves
-    as it lies on one rank; with experts the tokens that one rank dispatches.
-    """
-    stream = 3 * tokens * shape.hidden
-    attention = tokens * shape.head_dim * (shape.heads + 2 * shape.kv_heads) / layout.tensor
-    if shape.experts:
-        routed = tokens * shape.experts_per_token / layout.tensor
-        half = routed * (shape.hidden + 3 * shape.moe_intermediate)
-    else:
-        half = 3 * tokens * shape.intermediate / layout.tensor
-    return BF16 * (stream + max(attention, half))
+    spread = layout.expert if layout.expert > 1 else layout.tensor
+    routers = shape.layers * shape.router_parameters
+    return BF16 * (dense / layout.tensor + experts / spread + routers)
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """What drawing tokens for `rows` positions takes on every rank, bytes.
+    """Bytes that drawing tokens for `rows` positions takes on every rank.
 
     vLLM gathers the whole vocabulary on each tensor parallel rank, in the model's type, and samples
     in float32.
@@ -178,24 +93,92 @@ def sampling_bytes(shape: ModelShape, rows: int) -> float:
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 
-def rollout_memory(
-    shape: ModelShape, layout: RolloutLayout, hardware: HardwareConfig, limits: EngineLimits
-) -> dict[str, float]:
-    """Items of one device while the engine generates, bytes; the last is the KV cache.
+def plan_memory(
+    shape: ModelShape,
+    training: TrainingLayout,
+    rollout: RolloutLayout,
+    hardware: HardwareConfig,
+    limits: EngineLimits,
+) -> MemoryPlan:
+    """Count both phases of a step and judge them."""
+    states = training_states(shape, training)
+    stays = {
+        PARAMETERS: not training.offload_parameters,
+        GRADIENTS: not training.offload_parameters,
+        OPTIMIZER: not (training.offload_optimizer or training.swap_optimizer),
+    }
+    resident = math.fsum(size for name, size in states.items() if stays[name])
+    # Gradients are dropped, not offloaded.
+    offloaded = math.fsum(
+        size for name, size in states.items() if not stays[name] and name != GRADIENTS
+    )
+    if training.swap_optimizer:
+        del states[OPTIMIZER]
+    # What vLLM measures before it gives the rest of its share to the KV cache, without activations.
+    items = {
+        "weights": rollout_weights(shape, rollout),
+        "weights of the model that drafts": limits.drafter.weights,
+        "sampling without drafts": sampling_bytes(shape, limits.max_num_seqs),
+        "driver and communication": hardware.runtime_gib * GIB,
+    }
+    share = limits.memory_fraction * hardware.memory_gib * GIB
+    left = hardware.kv_cache_gib * GIB or share - math.fsum(items.values())
+    items = {name: size for name, size in items.items() if size} | {KV_CACHE: left}
+    of_token = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
+    kv_tokens = max(0, int(left // of_token))
+    # A request with drafts has k + 1 rows of logits, any other one.
+    verified = min(limits.verified_requests, limits.max_num_seqs)
+    more_rows = max(0, verified * (limits.draft_tokens + 1) - limits.max_num_seqs)
+    plan = MemoryPlan(
+        training=states,
+        rollout=items,
+        resident=resident,
+        offloaded=offloaded,
+        verification=sampling_bytes(shape, more_rows),
+        outside_share=hardware.memory_gib * GIB - math.fsum(items.values()) - resident,
+        kv_tokens=kv_tokens,
+        full_texts=kv_tokens / limits.max_model_len,
+        errors=(),
+        warnings=(),
+    )
+    errors, warnings = _errors(plan, hardware, limits), _warnings(plan)
+    return dataclasses.replace(plan, errors=tuple(errors), warnings=tuple(warnings))
 
-    vLLM measures what a full batch of prompt tokens and one sampled token for each of max_num_seqs
-    requests take, and gives the KV cache what is left of its share of the device. A negative KV
-    cache means that the engine does not fit.
-    """
-    items = {f"weights: {name}": size for name, size in rollout_weights(shape, layout).items()}
-    if limits.drafter.weights:
-        items["weights: model that drafts"] = limits.drafter.weights
-    items["prompt activations"] = prefill_activations(shape, layout, limits.max_num_batched_tokens)
-    items["sampling, no drafts"] = sampling_bytes(shape, limits.max_num_seqs)
-    items["driver and communication"] = hardware.runtime_gib * GIB
-    if hardware.kv_cache_gib:
-        items["KV cache"] = hardware.kv_cache_gib * GIB
-    else:
-        share = limits.memory_fraction * hardware.memory_gib * GIB
-        items["KV cache"] = share - math.fsum(items.values())
-    return items
+
+def _errors(plan: MemoryPlan, hardware: HardwareConfig, limits: EngineLimits) -> list[str]:
+    found = []
+    if plan.rollout[KV_CACHE] <= 0:
+        needed = math.fsum(plan.rollout.values()) - plan.rollout[KV_CACHE]
+        found.append(
+            f"the rollout needs {needed / GIB:.1f} GiB before the first token is cached, more than "
+            f"its share of the device: spread the weights over more devices "
+            "(tensor_model_parallel_size, expert_parallel_size)"
+        )
+    elif plan.full_texts < 1:
+        found.append(
+            f"the KV cache holds {plan.kv_tokens} tokens, less than one text of "
+            f"max_model_len = {limits.max_model_len}"
+        )
+    if plan.outside_share < 0:
+        found.append(
+            f"the engine's share and the training states that stay on the device exceed it by "
+            f"{-plan.outside_share / GIB:.1f} GiB: offload them, or lower gpu_memory_utilization"
+        )
+    states = math.fsum(plan.training.values()) / GIB
+    if states > hardware.memory_gib:
+        found.append(
+            f"parameters, gradients and optimizer states need {states:.1f} GiB of "
+            f"{hardware.memory_gib} GiB"
+        )
+    return found
+
+
+def _warnings(plan: MemoryPlan) -> list[str]:
+    if plan.verification <= max(0, plan.outside_share):
+        return []
+    return [
+        f"verifying drafts may need {plan.verification / GIB:.1f} GiB beyond the engine's "
+        f"share, with {plan.outside_share / GIB:.1f} GiB left: lower "
+        "sam.max_draft_tokens or gpu_memory_utilization, sam.gate.threshold where it decides, "
+        "or max_num_seqs where steps are filled up (sam.pad_drafts)"
+    ]

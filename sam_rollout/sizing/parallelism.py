@@ -15,8 +15,6 @@ class TrainingLayout:
         sequence: Ulysses sequence parallel size (FSDP).
         shards: ranks that one copy of the parameters is sharded over (FSDP).
         stage_layers: layers of each pipeline stage.
-        micro_tokens: tokens of one micro-batch on one device, padding not counted.
-        full_recompute: a layer keeps its input alone for the backward pass.
         offload_parameters, offload_optimizer: to the host while they are not used.
         swap_optimizer: optimizer states are on the host at all times (MindSpeed).
     """
@@ -24,7 +22,6 @@ class TrainingLayout:
     engine: str
     devices: int
     stage_layers: tuple[int, ...]
-    micro_tokens: int
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
@@ -32,7 +29,6 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1
     shards: int = 1
-    full_recompute: bool = True
     offload_parameters: bool = False
     offload_optimizer: bool = False
     swap_optimizer: bool = False
@@ -98,7 +94,6 @@ class EngineLimits:
     Attributes:
         memory_fraction: share of the device that the engine takes (`gpu_memory_utilization`).
         max_num_seqs: requests at once.
-        max_num_batched_tokens: tokens of one step.
         max_model_len: longest text, tokens.
         draft_tokens: k; 0 without speculation.
         verified_requests: most requests with k draft tokens in a step: as many as the gate lets
@@ -108,7 +103,6 @@ class EngineLimits:
 
     memory_fraction: float
     max_num_seqs: int
-    max_num_batched_tokens: int
     max_model_len: int
     draft_tokens: int
     verified_requests: int

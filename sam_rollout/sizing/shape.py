@@ -90,19 +90,9 @@ class ModelShape(Section):
             return None
 
     @property
-    def qkv_parameters(self) -> int:
-        """Query, key and value projections of one layer."""
-        return self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
-
-    @property
-    def output_parameters(self) -> int:
-        """Output projection of one layer's attention."""
-        return self.hidden * self.head_dim * self.heads
-
-    @property
     def attention_parameters(self) -> int:
-        """All projections of one layer's attention."""
-        return self.qkv_parameters + self.output_parameters
+        """Query, key, value and output projections of one layer."""
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
     @property
     def mlp_parameters(self) -> int:
@@ -139,14 +129,14 @@ class ModelShape(Section):
         """Parameters that one token meets."""
         return self._total(self.experts_per_token)
 
-    def kv_cache_bytes(self, tensor_parallel: int = 1, width: int = 2) -> int:
-        """Keys and values of one token on one rank, all layers, bytes.
+    def kv_cache_bytes(self, tensor_parallel: int = 1) -> int:
+        """Keys and values of one token on one rank in bfloat16, all layers, bytes.
 
         Where a model has fewer heads than there are ranks, each rank keeps one of them: vLLM
         replicates what it cannot divide.
         """
         heads = max(1, self.kv_heads // tensor_parallel)
-        return 2 * self.layers * heads * self.head_dim * width
+        return 2 * self.layers * heads * self.head_dim * 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,22 +16,12 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits  # noqa: F401  # sources ask here
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses
-
-UNKNOWN_VOCABULARY = (1 << 31) - 1
-
-
-class Limits(NamedTuple):
-    """What a source is made for."""
-
-    max_rows: int  # most requests in one batch (the engine's max_num_seqs)
-    max_model_len: int  # longest text of the engine, tokens
-    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model; ids of drafts are below it
-
 
 class Piece(NamedTuple):
     """Some tokens of a response, on their way to engines that sample siblings of it or keep it.
@@ -167,11 +157,11 @@ class Source:
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Own counts since the source was made, by the names of the entry's metrics."""
+        """Own counts since the source was made, by name; metrics if they are declared."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Own figures as they stand, by the names of the entry's metrics."""
+        """Own figures as they stand, by name; metrics if they are declared."""
         return {}
 
 
@@ -185,7 +175,8 @@ class SourceEntry:
         make: builds the source from its checked section, in the engine's worker; None where it
             has nothing to work with. It may read what requests write (`support/responses.py`).
         order: in which sources are asked and listed.
-        metrics: what `counters` and `levels` report, names without `sam/draft/`.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
+            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
     """

@@ -266,9 +266,6 @@ SOURCE = SourceEntry(
     order=50,
     check=lambda config, _vocab_size: config.read_files_config(),
     metrics=(
-        Metric("model_steps", "steps", "Engine steps in which the engine's own drafter drafted."),
-        Metric("model_tokens", "tokens", "Draft tokens that it made."),
         Metric("model_s", "s", "Time of the host in it, its first pass in every step included."),
-        Metric("model_failures", "1", "The engine's own drafter failed, and is asked no more."),
     ),
 )

@@ -226,51 +226,10 @@ SOURCE = SourceEntry(
     order=10,
     metrics=(
         Metric(
-            "prompt_groups",
-            "groups",
-            "Automata that responses share when the step is drained, one for each prompt: what is "
-            "left then waits for requests that are still running.",
-        ),
-        Metric(
-            "prompt_bytes",
-            "bytes",
-            "Memory of these automata, and of texts on their way to and from other engines; part "
-            "of bytes.",
-        ),
-        Metric(
-            "prompt_evictions",
-            "groups",
-            "Automata given up before their requests ended: for max_bytes, or because they came "
-            "near 2^24 tokens; part of evictions.",
-        ),
-        Metric(
-            "earlier_found",
-            "prompts",
-            "Prompts with responses of earlier steps to draft from, once for each engine.",
-        ),
-        Metric("earlier_missing", "prompts", "Prompts without any."),
-        Metric(
-            "earlier_evictions",
-            "prompts",
-            "Prompts that do without their earlier responses for want of memory (max_bytes).",
-        ),
-        Metric(
             "shared_tokens",
             "tokens",
-            "Tokens that other engines sampled and that were read into these automata, once by "
-            "each engine that did; part of catch_up_tokens. 0 with one engine.",
-        ),
-        Metric(
-            "shared_missed_tokens",
-            "tokens",
-            "Tokens of other engines that arrived and were not read: no request of their prompt "
-            "came to this engine, theirs ended first, or memory or places were short.",
-        ),
-        Metric(
-            "shared_refused",
-            "pieces",
-            "Pieces of other engines' responses that were malformed, had token ids beyond the "
-            "model's, or reached beyond its longest text.",
+            "Tokens that other engines sampled and that were read here, once by each engine that "
+            "did. 0 with several engines: they do not reach each other.",
         ),
         Metric(
             "shared_lost",

@@ -26,7 +26,6 @@ from sam_rollout.automaton.interface import (
     Int64Array,
 )
 from sam_rollout.identity import RequestIdentity
-from sam_rollout.metric import MAX, Metric
 from sam_rollout.settings import Section, setting
 from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits, Source, SourceEntry, Usage
 
@@ -113,13 +112,4 @@ SOURCE = SourceEntry(
     RecyclingSourceConfig,
     _make,
     order=40,
-    metrics=(
-        Metric("recycling_positions", "tokens", "Positions whose likeliest next token was kept."),
-        Metric(
-            "recycling_bytes",
-            "bytes",
-            "Size of the table of likeliest next tokens; part of bytes.",
-            MAX,
-        ),
-    ),
 )

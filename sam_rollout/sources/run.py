@@ -261,32 +261,11 @@ SOURCE = SourceEntry(
     order=15,
     metrics=(
         Metric(
-            "run_bytes",
-            "bytes",
-            "Memory of what the run's responses share, with their kept texts; part of bytes.",
-        ),
-        Metric(
-            "run_evictions",
-            "automata",
-            "Automata given up before their requests ended: live texts alone filled max_bytes, or "
-            "came near 2^24 tokens; part of evictions.",
-        ),
-        Metric(
             "run_restarts",
             "automata",
             "Automata that had grown too large and were replaced by a successor, made of the "
             "newest texts; or by one made of what an interrupted run had kept. No request loses "
             "its drafts by that.",
-        ),
-        Metric(
-            "run_seeded_tokens",
-            "tokens",
-            "Tokens of old text that successors began with.",
-        ),
-        Metric(
-            "run_failures",
-            "failures",
-            "Errors of taking over old texts, survived by going on without.",
         ),
     ),
     check=check_corpus,

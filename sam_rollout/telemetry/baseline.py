@@ -22,6 +22,7 @@ _METRICS: tuple[tuple[str, str, str | None], ...] = (
     ("timing_s/step", "compare/step_s_baseline", "compare/speedup_step"),
     ("response_length/mean", "compare/response_length_baseline", None),
     ("critic/rewards/mean", "compare/reward_baseline", None),
+    ("training/rollout_probs_diff_mean", "compare/probs_diff_baseline", None),
 )
 _SO_FAR, _EQUAL_TOKENS = "compare/speedup_rollout_so_far", "compare/gain_at_equal_tokens"
 

@@ -24,12 +24,15 @@ from the records of engine steps and requests is written with and without a draf
 and its gate count, with a drafter only.
 
 *Of the replica that was busy longest* names one replica per training step for all metrics, the
-one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/engine/rollout_s`.
+one with the largest `rollout_s`; so `sam/bulk/time_s + sam/tail/time_s = sam/engine/rollout_s`.
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
 
 Every value is of one training step: a counter is what the step's rollout added. The exceptions say
 so: a level, such as memory, is taken "when the step is drained", and what has `so_far` in its name
 is of all steps up to this one. Draft tokens from a source are 0 where it is off.
+
+A name with a placeholder stands for several: `<k>` a draft position, `<lo>` a length of context,
+`<source>` a draft source. What is not here is in the [tables](#tables-in-the-run-folder).
 """
 
 _VERLS_OWN = """\
@@ -44,8 +47,8 @@ far as drafting; `sam/draft/acceptance_length` is the figure to compare with oth
 whose records were lost are left out.
 
 With `trainer.rollout_data_dir` each response in verl's dump has `spec_num_draft_tokens`,
-`spec_num_accepted_tokens`, `spec_num_verify_steps`, `generation_s` and `control` beside its text,
-all null where the response's records were lost.
+`spec_num_accepted_tokens`, `spec_num_verify_steps` and `generation_s` beside its text, all null
+where the response's records were lost.
 """
 
 _TABLES_INTRODUCTION = """\

@@ -142,7 +142,6 @@ class RequestRecord:
         _INT, "engine steps for which the gate allowed drafts, found or not", 0
     )
     open_tokens: int = column(_INT, "tokens gained in them", 0)
-    control: bool = column(pa.bool_(), "sampled without drafts, to compare with", False)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,12 +32,7 @@ def tail_mask(
     return (scheduled > 0) & (scheduled <= tail_threshold) & settled
 
 
-def sums_of(
-    units: np.ndarray, first: np.ndarray, second: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of two columns by unit."""
+def sums_of(units: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    """Sums of columns by unit."""
     names, index = np.unique(units, return_inverse=True)
-    return (
-        np.bincount(index, weights=first, minlength=len(names)),
-        np.bincount(index, weights=second, minlength=len(names)),
-    )
+    return [np.bincount(index, weights=one, minlength=len(names)) for one in columns]

@@ -30,10 +30,9 @@ from typing import Any
 import cluster_common as common
 import psutil
 from cluster_common import POLL_S, ClusterError, pause, say, tail
-from cluster_processes import MARK, claim, end, end_all, holder, listener, of_cluster
+from cluster_processes import MARK, claim, end, end_all, holder, of_cluster
 
 RAY_WITH_TOKEN = (2, 52)  # the first that reads RAY_AUTH_MODE
-LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"  # verl writes it behind each whole one
 RANK_LABEL = "sam-rollout/rank"
 REPORT_S = 10.0  # between two lines about the same state
 PROBE_S = 3.0  # for a connection to a node that may be down
@@ -76,7 +75,6 @@ class Part:
         self.folder = folder(self.port)
         # Short, because paths of sockets are limited; and Ray opens its own folder to every user.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
-        self.checkpoints: Path | None = None  # their folder, once the configuration is checked
 
     @cached_property
     def head(self) -> str:
@@ -286,34 +284,24 @@ def watch_job(
 
 
 def tell_loss(lost: list[str], part: Part) -> None:
-    """Say which nodes were lost, and whether there is something to go on from."""
-    how = (
-        "To go on from the last checkpoint, run the same command with trainer.resume_mode=auto "
-        "(trainer.save_freq says how many steps apart checkpoints are)."
-    )
-    if part.checkpoints and not (part.checkpoints / LATEST_CHECKPOINT).exists():
-        how = (
-            f"There is no whole checkpoint in {part.checkpoints}: the run begins at its first step "
-            "again. trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=2 saves every ten steps."
-        )
+    """Say which nodes were lost, and how to go on."""
     names = ", ".join(lost)
     common.tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
-        f"Its log: {part.ray_folder}/session_latest/logs on {names}.\n{how}"
+        f"Its log: {part.ray_folder}/session_latest/logs on {names}.\nTo go on from the last whole "
+        "checkpoint, run the same command with trainer.resume_mode=auto; without one (trainer."
+        "save_freq says how many steps apart they are) the run begins at its first step again."
     )
 
 
-def check_configuration(part: Part) -> bool:
-    """Let the recipe check its settings, which takes seconds, and say where checkpoints lie."""
-    with tempfile.TemporaryFile("w+") as said:
-        job = part.start([*part.job_command(), "--check-only"], stdout=said)
-        try:
-            while job.poll() is None:
-                pause(common.SIGNAL_POLL_S)
-        finally:
-            end(job, JOB_STOP_S)
-        said.seek(0)
-        part.checkpoints = Path(said.read().splitlines()[-1]) if job.returncode == 0 else None
+def is_accepted(part: Part) -> bool:
+    """Let the recipe check its settings, which takes seconds and says what is wrong."""
+    job = part.start([*part.job_command(), "--check-only"])
+    try:
+        while job.poll() is None:
+            pause(common.SIGNAL_POLL_S)
+    finally:
+        end(job, JOB_STOP_S)
     return job.returncode == 0
 
 
@@ -333,10 +321,10 @@ def run_head(part: Part) -> int:
     """Check, start Ray, wait for the nodes, run the job; returns the exit status."""
     if is_open(part.head, part.port):
         raise ClusterError(
-            f"port {part.port} of {part.name} ({part.head}) is taken by {listener(part.port)}, "
-            "no run of ours: choose another --port"
+            f"port {part.port} of {part.name} ({part.head}) is taken, not by a run of ours: "
+            "choose another --port"
         )
-    if not part.options.doctor and not check_configuration(part):
+    if not part.options.doctor and not is_accepted(part):
         common.tell_error("the job would end at once, see above: nothing was started")
         return common.EXIT_REFUSED
     warn_of_open_cluster()

@@ -30,7 +30,6 @@ END_S = 90.0  # for a node's part to end when it is told to
 # Where model and data lie: the configuration reads them from the environment, on the head and, for
 # the model, on every node.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
-WRITE_ADDRESS = "write its address on the network of training behind it,"
 SHOWN = ("==> ", "error: ")  # lines of workers that are shown as they come
 
 
@@ -67,13 +66,15 @@ def read_nodes(path: Path) -> list[Target]:
 
 def resolve(name: str) -> str:
     """Address of the head at which the other nodes can reach it."""
+    address = "no address"
     with contextlib.suppress(OSError):
-        if not (address := socket.gethostbyname(name)).startswith("127."):
+        address = socket.gethostbyname(name)
+        if not address.startswith("127."):
             return address
-        raise ClusterError(
-            f"the head {name} means {address} here: {WRITE_ADDRESS} '{name} 10.0.0.1'"
-        )
-    raise ClusterError(f"the head {name} has no address here: {WRITE_ADDRESS} '{name} 10.0.0.1'")
+    raise ClusterError(
+        f"the head {name} means {address} here: write its address on the network of training "
+        f"behind it, '{name} 10.0.0.1'"
+    )
 
 
 class Remote:

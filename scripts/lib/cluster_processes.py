@@ -101,15 +101,3 @@ def _lock(folder: Path) -> tuple[TextIO, int | None]:
         file.seek(0)
         return file, int(file.read() or 0)
     return file, None
-
-
-def listener(port: int) -> str:
-    """Who listens on a port of this machine, in words."""
-    with contextlib.suppress(psutil.Error):  # it ended meanwhile, or may not be asked about
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                if connection.pid is None:
-                    return "another user's program"
-                name = " ".join(psutil.Process(connection.pid).cmdline())[:100]
-                return f"process {connection.pid} ({name})"
-    return "another program"

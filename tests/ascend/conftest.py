@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ from sam_rollout.config import ARTICLE as SAM
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = str(Path(__file__).parent / "stand_in")
+LIMIT_S = 900
 MODEL = str(ROOT / "recipes" / "dapo_qwen3" / "tiny_qwen3")
 
 # These tests have a virtual environment of their own (scripts/test.sh ascend).
@@ -87,3 +90,12 @@ def runner(vllm_config):
     # The runner takes a share for its own use off the configuration each time it is made.
     vllm_config.scheduler_config.max_num_batched_tokens = batched_tokens
     return made
+
+
+@pytest.fixture(scope="session")
+def answers():
+    """What the programs here say of their engines, by module; and what they warned of."""
+    command = [sys.executable, "-m", "tests.ascend.all_engines"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]) | {"warnings": done.stderr + done.stdout}

@@ -1,8 +1,8 @@
-"""Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
+"""Engines of vllm-ascend that answer the same prompts with and without drafts.
 
-A program of its own (``python -m tests.ascend.generate [ENGINE...]``): it bends vLLM's process to
-the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or by a patch of
-vllm-ascend's source, and by the worker extension.
+As a program of its own (``python -m tests.ascend.generate [ENGINE...]``) it prints JSON: it bends
+vLLM's process to the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or
+by a patch of vllm-ascend's source, and by the worker extension.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from npu_stand_in import engine as stand_in
 
 stand_in.prepare()
 
-from vllm.config import SpeculativeConfig  # noqa: E402
-
 from sam_rollout.config import (  # noqa: E402
     ARTICLE,
     GateConfig,
@@ -31,7 +29,6 @@ from sam_rollout.config import (  # noqa: E402
     SamConfig,
 )
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine  # noqa: E402
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError  # noqa: E402
 from tests.ascend.conftest import MODEL  # noqa: E402
 from tests.integration.responses import generate, texts  # noqa: E402
 
@@ -141,35 +138,15 @@ def try_out(sam: SamConfig, kind: str) -> dict:
         return results
 
 
-def mistaken_for_ngram() -> str:
-    """Start an engine in which the method is led into vLLM's n-gram branch; what comes of it."""
-    complete = SpeculativeConfig.__post_init__
-
-    def mistake(self):
-        complete(self)
-        self.method, self.prompt_lookup_min, self.prompt_lookup_max = "ngram", 1, 4
-
-    SpeculativeConfig.__post_init__ = mistake
-    try:
-        with started(ALWAYS, "stock"):
-            return "started"
-    except WrongDrafterError as error:
-        return str(error)
-    finally:
-        SpeculativeConfig.__post_init__ = complete
-
-
-def main() -> None:
-    chosen = sys.argv[1:]
-    report = {
-        "engines": {name: try_out(*ENGINES[name]) for name in chosen or ENGINES},
-        "mistaken_for_ngram": None if chosen else mistaken_for_ngram(),
+def run(*names: str) -> dict:
+    """What the engines with these names say, all of them by default."""
+    return {
+        "engines": {name: try_out(*ENGINES[name]) for name in names or ENGINES},
         "lengths": LENGTHS,
         "threshold": THRESHOLD,
         "draft_tokens": DRAFT_TOKENS,
     }
-    json.dump(report, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    json.dump(run(*sys.argv[1:]), sys.stdout)

@@ -1,14 +1,10 @@
-"""Engines of vllm-ascend that schedule a step ahead, and one that does not; prints JSON.
+"""Engines of vllm-ascend that schedule a step ahead, and one that does not.
 
-A program of its own, as `generate.py`: ``python -m tests.ascend.generate_ahead [ENGINE...]``.
 What a step sampled reaches the host when somebody waits for it, and no earlier.
 """
 
 from __future__ import annotations
 
-import json
-import random
-import sys
 import threading
 from collections import Counter
 from typing import Any
@@ -20,22 +16,18 @@ from tests.ascend.generate import started  # before vLLM: it bends the process t
 
 # isort: split
 from transformers import AutoTokenizer
-from vllm import SamplingParams, TokensPrompt
-from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from recipes.dapo_qwen3.synthetic_math import draw_problems
 from sam_rollout.config import GateConfig, SamConfig
-from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm_ascend.late_binding import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
 from tests.ascend.conftest import MODEL
-from tests.integration.responses import generate, texts
+from tests.integration.responses import come_and_go, generate, texts
 
 WAYS = ("_bind", "_follow", "_fill")
 PROMPTS, SIBLINGS = 8, 2
 LONGEST = 110
 NOT_YET = 5  # a token like any other: who reads it too early samples something else
-GRAMMAR = StructuredOutputsParams(regex="(yes|no)[0-9]{12}")
 # Requests are preempted, and no step holds all prompts.
 SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
 OFF = SamConfig(enabled=False)
@@ -106,36 +98,6 @@ def task() -> list[list[int]]:
     ]
 
 
-def one_by_one(llm: Any, prompts: list[list[int]], *, aborts: bool) -> dict[str, list[int]]:
-    """Requests that join while others run; some are aborted, some have a grammar; token ids."""
-    chance = random.Random(3)
-    limits = [chance.randint(1, LONGEST) for _ in prompts]
-    engine, found, live, joined, steps = llm.llm_engine, {}, [], 0, 0
-    while joined < len(prompts) or engine.has_unfinished_requests():
-        if steps % 3 == 0 and joined < len(prompts):
-            who = identify(prompts[joined], seed=1, step=1, sibling=0, split="train")
-            sampling = SamplingParams(
-                max_tokens=limits[joined],
-                min_tokens=limits[joined] // 2 if joined % 3 == 1 else 0,
-                repetition_penalty=1.2 if joined % 3 == 2 else 1.0,
-                stop_token_ids=[7, 11, 13],
-                structured_outputs=GRAMMAR if joined % 4 == 3 else None,
-                extra_args=who.to_extra_args(),
-            )
-            prompt = TokensPrompt(prompt_token_ids=prompts[joined])
-            engine.add_request(str(joined), prompt, sampling)
-            live.append(str(joined))
-            joined += 1
-        if aborts and steps % 13 == 12 and live:
-            engine.abort_request([live.pop(chance.randrange(len(live)))])
-        for output in engine.step():
-            if output.finished and output.request_id in live:
-                live.remove(output.request_id)
-                found[output.request_id] = list(output.outputs[0].token_ids)
-        steps += 1
-    return found
-
-
 def try_out(sam: SamConfig, arguments: dict[str, Any], ways: Counter[str]) -> dict[str, Any]:
     """Answer the prompts in an engine: texts, and how they came about."""
     prompts = task()
@@ -155,17 +117,13 @@ def try_out(sam: SamConfig, arguments: dict[str, Any], ways: Counter[str]) -> di
             "accepted": sum(book[2] for book in drained["requests"].values()),
             "counters": drained["counters"],
             "statistics": statistics,
-            "one by one": one_by_one(llm, prompts, aborts=sam.enabled),
+            "one by one": come_and_go(llm, prompts, longest=LONGEST, aborts=sam.enabled),
         }
 
 
-def main() -> None:
+def run() -> dict[str, Any]:
+    """What every engine says."""
     ways: Counter[str] = Counter()
     count_ways(ways)
     let_tokens_arrive_late()
-    chosen = sys.argv[1:] or ENGINES
-    json.dump({name: try_out(*ENGINES[name], ways) for name in chosen}, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return {name: try_out(*ENGINES[name], ways) for name in ENGINES}

@@ -1,12 +1,7 @@
-"""Engines of vllm-ascend in which a head drafts, alone and joined with texts; prints JSON.
-
-A program of its own, as `generate.py`: ``python -m tests.ascend.generate_joined [ENGINE...]``.
-"""
+"""Engines of vllm-ascend in which a head drafts, alone and joined with texts."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
@@ -112,9 +107,6 @@ def try_out(name: str) -> dict[str, Any]:
         return result
 
 
-def main() -> None:
-    json.dump({name: try_out(name) for name in sys.argv[1:] or ENGINES}, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+def run() -> dict[str, Any]:
+    """What every engine says."""
+    return {name: try_out(name) for name in ENGINES}

@@ -29,17 +29,6 @@ PLUGINS = (
     "ascend_model_loader",
     "ascend_service_profiling",
 )
-# Of tests/ascend, what is not run once more on the patched tree -> why.
-LEFT_OUT = {
-    "test_patched_tree.py": "runs the others",
-    "test_engine.py": "many engines: two of them are run",
-    "test_late_binding.py": "only the plugin lets an engine schedule a step ahead",
-    "test_joined.py": "only the plugin keeps an engine with a head from that",
-    "test_upstream_tests.py": "calls no runner",
-    "test_plugin.py::test_the_runner_has_our_drafter_and_it_is_bound": "asserts that it is wrapped",
-    "test_sampling.py::test_every_position_has_the_target_distribution": "calls no runner",
-}
-PYTEST_PLUGIN = "tests.ascend.patched_plugin"  # tells whether the tests really ran on the tree
 SCRIPT_LIMIT_S = 60
 RUN_LIMIT_S = 600
 
@@ -88,11 +77,3 @@ def run_python(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
         text=True,
         timeout=RUN_LIMIT_S,
     )
-
-
-def run_tests(tree: Path) -> subprocess.CompletedProcess:
-    """Run tests/ascend, but for what is left out, with this vllm-ascend."""
-    skipped = [f"--deselect=tests/ascend/{name}" for name in LEFT_OUT if "::" in name]
-    ignored = [f"--ignore=tests/ascend/{name}" for name in LEFT_OUT if "::" not in name]
-    options = ["-p", PYTEST_PLUGIN, "-p", "no:cacheprovider", *skipped, *ignored]
-    return run_python(tree, "-m", "pytest", "tests/ascend", *options)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
-from tests.ascend.conftest import ROOT
 
-LIMIT_S = 540
 PVALUE = 1e-4
 RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
 
 
 @pytest.fixture(scope="module")
-def report():
-    command = [sys.executable, "-m", "tests.ascend.generate"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def report(answers):
+    return answers["generate"]
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +30,15 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
         assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
 
 
-@pytest.mark.parametrize("sampling", ["random", "greedy"])
+@pytest.mark.parametrize("sampling", ["random", "plain", "greedy"])
 @pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
 def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, other = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
     assert other["texts"] == off["texts"]
     assert any(map(any, other["steps"]))
-    assert len(other["steps"]) < len(off["steps"])
-
-
-@pytest.mark.parametrize("name", ["on", "gated", "gated, filled up"])
-def test_texts_are_the_same_from_the_whole_distribution(engines, name):
-    """Temperature 1, nothing cut off: a model of random weights then accepts next to nothing."""
-    off, other = engines["off"]["plain"], engines[name]["plain"]
-    assert other["texts"] == off["texts"] != engines["off"]["random"]["texts"]
-    assert any(map(any, other["steps"]))
+    # From the whole distribution a model of random weights accepts next to nothing.
+    assert sampling == "plain" or len(other["steps"]) < len(off["steps"])
 
 
 def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
@@ -109,30 +93,3 @@ def test_filled_up_steps_keep_their_shape_gate_open_or_closed(engines, report):
         assert {count for step in steps for count in step} == {k}
         ragged = engines["gated"][sampling]["steps"]
         assert any(set(step) == {0, k} for step in ragged), "without filling they do not"
-
-
-def test_filling_is_not_counted_as_drafts(engines, report):
-    engine = engines["gated, filled up"]["random"]
-    records, k = engine["records"], report["draft_tokens"]
-    counters, noted = records["counters"], records["steps"]
-    verified = sum(sum(step) for step in engine["steps"])
-    drafted = sum(counts[1] for counts in records["requests"].values())
-    accepted = sum(counts[2] for counts in records["requests"].values())
-    assert verified == drafted + counters["draft/padding_tokens"]
-    # Every token is one that a step samples anyway, an accepted draft, or a lucky filling.
-    steps = sum(len(step) for step in engine["steps"])
-    lucky = counters["draft/accepted_padding_tokens"]
-    assert lucky > 0, "nothing to tell apart"
-    # The last step of a request may verify more than its length has room for.
-    surplus = steps + accepted + lucky - sum(report["lengths"])
-    assert 0 <= surplus <= k * len(report["lengths"])
-    drafts = zip(noted["gate_open"], noted["draft_tokens"], strict=True)
-    assert not any(tokens for is_open, tokens in drafts if not is_open), "all of it is filling"
-    assert engines["gated"]["random"]["records"]["counters"]["draft/padding_tokens"] == 0
-
-
-def test_ngram_in_the_place_of_ours_is_refused(report):
-    """The mistake of a published integration, which then runs the engine's n-gram drafter."""
-    refusal = report["mistaken_for_ngram"]
-    assert f"asks for the drafter {PROPOSER_CLASS}" in refusal
-    assert "run vllm_ascend.spec_decode.ngram_proposer.AscendNgramProposer" in refusal

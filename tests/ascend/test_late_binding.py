@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from sam_rollout.config import SamConfig
-from sam_rollout.integrations.vllm.scheduling import SCHEDULER_CLASS, why_synchronous
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
+    SCHEDULER_CLASS,
+    why_synchronous,
+)
 from sam_rollout.integrations.vllm.settings import engine_arguments
-from tests.ascend.conftest import MODEL, ROOT
+from tests.ascend.conftest import MODEL
 
-LIMIT_S = 540
 SIDES = ("closed", "opens", "auto", "filled up", "preempted")
 
 
 @pytest.fixture(scope="module")
-def engines():
-    command = [sys.executable, "-m", "tests.ascend.generate_ahead"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def engines(answers):
+    return answers["generate_ahead"]
 
 
 @pytest.mark.parametrize("name", SIDES)

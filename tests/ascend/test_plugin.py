@@ -16,17 +16,16 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.proposer import SamProposer
-from sam_rollout.integrations.vllm.sampling import installed_sampler
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm.settings import (
     ENGINES_OWN_SAMPLER,
     PROPOSER_CLASS,
     engine_arguments,
 )
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError, check_drafters
-from sam_rollout.integrations.vllm_ascend import hooks, versions
+from sam_rollout.integrations.vllm_ascend import hooks
 from sam_rollout.integrations.vllm_ascend.plugin import way_in
-from sam_rollout.integrations.vllm_ascend.versions import UnsupportedVersionError
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 from tests.ascend.conftest import SAM
 from tests.ascend.steps import ToyEngine, same_draft_for_all, sampling_metadata
@@ -112,17 +111,6 @@ def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
     assert type(runner.drafter).__name__ == "AscendNgramProposer"
     with pytest.raises(WrongDrafterError, match=r"asks for .*SamProposer.*run .*AscendNgramPropos"):
         check_drafters([worker_of(runner).sam_bind()], SAM)
-
-
-def test_another_release_is_refused(make_runner, monkeypatch):
-    monkeypatch.setattr(versions, "version", lambda _name: "0.24.0")
-    with pytest.raises(UnsupportedVersionError, match=r"0\.24\.0 is installed.*needs.*0\.23\.x"):
-        make_runner()
-    sampling = ours(SamConfig(enabled=False), COUPLED)
-    with pytest.raises(UnsupportedVersionError, match=r"rollout_sampler\.kind = 'coupled'"):
-        make_runner(speculative_config=None, additional_config=sampling)
-    off = ours(SamConfig(enabled=False))
-    assert make_runner(speculative_config=None, additional_config=off).drafter is None
 
 
 # Graphs: no NPU captures any here, but vLLM's dispatcher says which step would run in one.

@@ -62,8 +62,7 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     requests = requests[requests.step == step]
     assert set(requests.replica) == REPLICAS
     assert metrics["sam/draft/shared_tokens"] > 0
-    assert metrics["sam/draft/shared_refused"] == 0
-    assert metrics["sam/draft/heard_texts"] > 0
+    assert metrics["sam/draft/shared_lost"] == 0, "ended responses among them"
     assert metrics["sam/routing/imbalance"] < 1.5
     assert metrics["sam/draft/accepted_model"] > 0
     assert metrics["sam/head_training/length"] > 2

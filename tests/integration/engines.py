@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 EXTENSION = "tests.integration.engines.ProbeExtension"

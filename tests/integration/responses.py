@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sam_rollout.identity import identify
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
 
 
 def requests(
@@ -15,7 +15,6 @@ def requests(
     *,
     max_tokens: int | Sequence[int],
     step: int = 0,
-    control: Container[int] = (),
     **sampling: Any,
 ) -> tuple[list[Any], list[Any]]:
     """What to ask a ``vllm.LLM`` for, and how to sample: ``siblings`` of every prompt.
@@ -25,19 +24,18 @@ def requests(
         siblings: Of each prompt.
         max_tokens: Of all responses, or of each.
         step: Of the training.
-        control: Numbers of the prompts that get no drafts.
         sampling: Further fields of ``SamplingParams``.
     """
     from vllm import SamplingParams, TokensPrompt
 
-    asked = [(number, sibling) for number in range(len(prompts)) for sibling in range(siblings)]
+    asked = [(prompt, sibling) for prompt in prompts for sibling in range(siblings)]
     limits = [max_tokens] * len(asked) if isinstance(max_tokens, int) else max_tokens
     parameters = []
-    for (number, sibling), limit in zip(asked, limits, strict=True):
-        who = identify(prompts[number], seed=1, step=step, sibling=sibling, split="train")
-        extra_args = who.to_extra_args() | {EXTRA_ARGS_KEY: number in control}
+    for (prompt, sibling), limit in zip(asked, limits, strict=True):
+        who = identify(prompt, seed=1, step=step, sibling=sibling, split="train")
+        extra_args = who.to_extra_args()
         parameters.append(SamplingParams(**sampling, max_tokens=limit, extra_args=extra_args))
-    return [TokensPrompt(prompt_token_ids=prompts[number]) for number, _ in asked], parameters
+    return [TokensPrompt(prompt_token_ids=prompt) for prompt, _ in asked], parameters
 
 
 def generate(engine: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -46,6 +44,86 @@ def generate(engine: Any, *args: Any, **kwargs: Any) -> list[Any]:
     return [output.outputs[0] for output in outputs]
 
 
-def texts(outputs: Sequence[Any]) -> list[list[int]]:
+def texts(outputs: Iterable[Any]) -> list[list[int]]:
     """Token ids of each response."""
     return [list(output.token_ids) for output in outputs]
+
+
+def come_and_go(
+    engine: Any,
+    prompts: Sequence[list[int]],
+    *,
+    longest: int,
+    aborts: bool = False,
+    between: Callable[[Any], None] | None = None,
+) -> dict[str, list[int]]:
+    """Responses to requests that join a few at a time, as long as they are not aborted.
+
+    Some have a grammar, some a penalty, some a least length. The same requests join in every
+    engine; when they do depends on how many steps the engine has made.
+
+    Args:
+        engine: A ``vllm.LLM``.
+        prompts: Token ids.
+        longest: Tokens of the longest response.
+        aborts: Whether a request is aborted now and then.
+        between: Called with the ``LLMEngine`` every eleven steps.
+    """
+    from vllm.sampling_params import StructuredOutputsParams
+
+    chance = random.Random(3)
+    limits = [chance.randint(longest // 8, longest) for _ in prompts]
+    asked, parameters = requests(prompts, max_tokens=limits, step=1, stop_token_ids=[7, 11, 13])
+    for number, one in enumerate(parameters):
+        kind = number % 4
+        one.min_tokens = one.max_tokens // 2 if kind == 1 else 0
+        one.repetition_penalty = 1.2 if kind == 2 else 1.0
+        if kind == 3:
+            one.structured_outputs = StructuredOutputsParams(regex="((yes|no) ){8}")
+    core, joined, live, steps = engine.llm_engine, 0, [], 0
+    found: dict[str, list[int]] = {}
+    while joined < len(prompts) or core.has_unfinished_requests():
+        if steps % 4 == 0:
+            for number in range(joined, min(joined + 4, len(prompts))):
+                live.append(str(number))
+                core.add_request(live[-1], asked[number], parameters[number].clone())
+                joined += 1
+        if aborts and steps % 29 == 28 and live:
+            core.abort_request([live.pop(chance.randrange(len(live)))])
+        if between is not None and steps % 11 == 10:
+            between(core)
+        for output in core.step():
+            if output.finished and output.request_id in live:
+                live.remove(output.request_id)
+                found[output.request_id] = list(output.outputs[0].token_ids)
+        steps += 1
+    return found
+
+
+def drafts(report: dict[str, Any]) -> tuple[int, int]:
+    """Tokens that were drafted and accepted, of what ``sam_drain`` has reported."""
+    books = report["requests"].values()
+    return sum(book[1] for book in books), sum(book[2] for book in books)
+
+
+def runner_of(engine: Any) -> Any:
+    """The model runner of an engine in this process."""
+    return core_of(engine).model_executor.driver_worker.worker.model_runner
+
+
+def session_of(engine: Any) -> Any:
+    """What drafts in an engine in this process."""
+    from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
+
+    runner = runner_of(engine)
+    return getattr(runner, PROPOSER_ATTRIBUTE, runner.drafter).session
+
+
+def core_of(engine: Any) -> Any:
+    """The engine core of an engine in this process."""
+    return engine.llm_engine.engine_core.engine_core
+
+
+def counted(engine: Any, name: str) -> int:
+    """What vLLM itself has counted since the engine's start."""
+    return sum(one.value for one in engine.get_metrics() if one.name == f"vllm:{name}")

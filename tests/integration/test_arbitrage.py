@@ -13,7 +13,7 @@ from recipes.arbitrage import engines
 from recipes.arbitrage.engines import RewardModel, Router, authors, judging_engine
 from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Step, solve
-from recipes.dapo_qwen3.evaluate import TINY_MODEL
+from recipes.dapo_qwen3.problems import TINY_MODEL
 from sam_rollout.config import GateConfig, SamConfig, sources_of
 
 pytestmark = pytest.mark.usefixtures("few_collections")

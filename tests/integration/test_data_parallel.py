@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
-from sam_rollout.telemetry.control import EXTRA_ARGS_KEY
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY
 from tests.integration.conftest import MODEL
 
 ENGINES = 2
@@ -88,7 +88,7 @@ async def _generate(engine: Any, name: str, request: Request) -> list[int]:
         temperature=request.temperature,
         max_tokens=request.tokens,
         ignore_eos=True,
-        extra_args=None if request.drafts else {EXTRA_ARGS_KEY: True},
+        extra_args=None if request.drafts else {CONTROL_KEY: True},
     )
     outputs = engine.generate(prompt, sampling, request_id=name, data_parallel_rank=request.engine)
     async for output in outputs:
@@ -106,7 +106,7 @@ async def _run(model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
+    from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders, ask_engines
     from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.group_probe import EXTENSION
 
@@ -186,7 +186,7 @@ def test_every_engine_is_bound(seen):
     assert len(seen["bound"]) == ENGINES
     for workers in seen["bound"]:
         assert [report["proposer"] for report in workers] == [
-            "sam_rollout.integrations.vllm.proposer.SamProposer"
+            "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
         ]
         assert [report["deciding_engines"] for report in workers] == [ENGINES]
 

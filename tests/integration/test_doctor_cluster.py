@@ -74,22 +74,13 @@ def test_every_node_is_asked_everything(answer):
     groups = {node: Counter(row["group"] for row in rows if row["node"] == node) for node in nodes}
     first, second = groups.values()
     assert first == second
-    assert {"versions", "plugins", "drafter", "devices", "network", "host", "run"} <= set(first)
+    assert {"versions", "plugins", "drafter", "devices", "host", "run"} <= set(first)
     for what in ("kernels", "vllm.general_plugins", "verl.plugins"):
         assert [row["status"] for row in of(found, what)] == ["ok", "ok"], what
 
 
 def test_nodes_are_compared(answer):
-    _, found = answer
-    assert [row["found"] for row in of(found, "nodes")] == ["2"]
-    for what in ("versions", "code and configs", "path of the checkout", "machine", "clocks"):
-        (row,) = [row for row in of(found, what) if row["group"] == "cluster"]
-        assert (row["status"], row["node"]) == ("ok", ""), row
-
-
-def test_a_node_without_devices_fails_the_command(answer):
     status, found = answer
-    assert sorted(row["status"] for row in of(found, "resource GPU")) == ["fail", "ok"]
-    assert (status, found["status"]) == (1, "fail")
-    (wrong,) = [row for row in of(found, "resource GPU") if row["status"] == "fail"]
-    assert wrong["fix"] == "ray start ... --num-gpus=1"
+    assert (status == 0) == (found["status"] != "fail")
+    assert [row["status"] for row in of(found, "nodes")] == ["ok"]
+    assert [(row["status"], row["node"]) for row in of(found, "nodes alike")] == [("ok", "")]

@@ -22,7 +22,7 @@ from sam_rollout.heads.writing import (
     write_fresh_head,
     write_head,
 )
-from sam_rollout.integrations.vllm.head_update import PREFIX
+from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.usefixtures("few_collections")
@@ -139,7 +139,7 @@ def test_greedy_texts_are_those_without_drafts(drafted, prompts):
 
 def _send(worker, weights):
     """What `SamColocateWorkerExtension` does with a sync that brings these tensors."""
-    from sam_rollout.integrations.vllm.head_update import HeadUpdates
+    from sam_rollout.integrations.vllm.model_drafts.head_update import HeadUpdates
 
     policys = []
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recipes.dapo_qwen3 import evaluate
-from recipes.dapo_qwen3.evaluate import Divergence
+from recipes.dapo_qwen3.ties import Divergence
 
 pytestmark = pytest.mark.usefixtures("few_collections")
 
@@ -16,7 +16,7 @@ def test_coupled_sides_give_the_same_responses(tmp_path):
     responses, output = tmp_path / "responses.jsonl", tmp_path / "record.json"
     status = evaluate.main(
         ["--limit", "4", "--samples", "2", "--max-tokens", "80", "--dtype", "float32",
-         "--rollout-sampler", "coupled", "--json",
+         "--rollout-sampler", "coupled",
          "--responses", str(responses), "--output", str(output)]
     )  # fmt: skip
     record = json.loads(output.read_text())
@@ -49,7 +49,7 @@ def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
 
     monkeypatch.setattr(evaluate, "divergences", made_up)
     output = tmp_path / "record.json"
-    options = ["--limit", "1", "--max-tokens", "24", "--dtype", "float32", "--json"]
+    options = ["--limit", "1", "--max-tokens", "24", "--dtype", "float32"]
     status = evaluate.main([*options, "--output", str(output), *way])
     drawn, ended, other = json.loads(output.read_text())["comparison"]["divergences"]
     assert drawn["tie"] and drawn["distance"] < 1e-4

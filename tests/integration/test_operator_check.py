@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sam_rollout.integrations.vllm import operator_check
-from sam_rollout.integrations.vllm.operator_check import OperatorCheck, run
+from sam_rollout.integrations.vllm.operators import operator_check
+from sam_rollout.integrations.vllm.operators.operator_check import OperatorCheck, run
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.usefixtures("few_collections")

@@ -15,7 +15,10 @@ from vllm.v1.outputs import LogprobsLists
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts, mark_as_ours
+from sam_rollout.integrations.vllm.scheduling.request_rules import (
+    keep_rules_with_drafts,
+    mark_as_ours,
+)
 
 keep_rules_with_drafts()  # as the plugin does
 

@@ -15,12 +15,22 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import RolloutSamplerConfig
-from sam_rollout.integrations.vllm import sampling as ours
-from sam_rollout.integrations.vllm.sampling import KeyedRejectionSampler
-from sam_rollout.verification import NO_TOKEN, keyed_bits
-from tests.integration.sampler_adapter import draft_and_bonus_rows
+from sam_rollout.integrations.vllm.sampling import samplers as ours
+from sam_rollout.integrations.vllm.sampling.samplers import KeyedRejectionSampler
+from sam_rollout.verification import NO_TOKEN, DraftLayout, keyed_bits
 
 VOCABULARY, STOP, OTHER = 10, 3, 5
+
+
+def draft_and_bonus_rows(metadata: SpecDecodeMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a verify step's rows are: request by request, its drafts and then its bonus token."""
+    layout = DraftLayout(
+        metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
+    )
+    bonus_rows = layout.first_row + layout.counts
+    is_draft = torch.ones(layout.num_rows, dtype=torch.bool)
+    is_draft[bonus_rows] = False
+    return is_draft.nonzero().squeeze(1), bonus_rows
 
 
 class Rows:

@@ -5,7 +5,7 @@ import torch
 from vllm.model_executor.models import utils
 from vllm.model_executor.models.utils import AutoWeightsLoader
 
-from sam_rollout.integrations.vllm.tied_weights import CHECK, ties_over_buckets
+from sam_rollout.integrations.vllm.serving.tied_weights import CHECK, ties_over_buckets
 
 
 class Tied(torch.nn.Module):

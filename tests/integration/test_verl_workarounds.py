@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
+import threading
+
+import torch
+import zmq
 
 
 def test_verl_still_names_the_cpu_backend_twice():
@@ -29,3 +35,24 @@ def test_every_part_of_verl_finds_our_registrations(monkeypatch):
     assert PlatformRegistry.get("cpu") is PlatformCPU
     assert RolloutReplicaRegistry.get(ROLLOUT_NAME) is SamReplica
     assert get_rollout_class(ROLLOUT_NAME).__name__ == "SamServerAdapter"
+
+
+def test_verls_sender_still_waits_for_a_receiver_that_failed(tmp_path):
+    """``WatchedSender`` can go when this sync ends by itself."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+    handle, ended = f"ipc://{tmp_path}/engine.sock", threading.Event()
+
+    def send():
+        sender = BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
+        with contextlib.suppress(BaseException):
+            asyncio.run(sender.async_send_weights(iter([("a", torch.zeros(9))])))
+        ended.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    context = zmq.Context()
+    receiver = context.socket(zmq.REP)
+    receiver.connect(handle)
+    assert receiver.poll(20_000), "its first message"
+    receiver.close(linger=0)
+    assert not ended.wait(3)

@@ -17,10 +17,9 @@ from recipes.arbitrage.router import (
     collect,
     labels,
     quality,
-    split,
     train,
 )
-from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Solution, Step, choice_of, solve
+from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
 from sam_rollout.identity import identify
 
 LENGTHS = (3, 1, 2)  # steps of each answer
@@ -120,11 +119,6 @@ def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
     assert texts[1] == "draft0\n"  # better, but not by more than tau
 
 
-def test_another_mode_is_refused():
-    with pytest.raises(ValueError, match=f"mode 'best': must be one of {', '.join(MODES)}"):
-        choice_of("best", 0, Scripted(TARGET), {})
-
-
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
@@ -170,12 +164,6 @@ def test_balancing_keeps_the_rarer_label_whole():
         balance(pairs[labels(pairs) == 0])
 
 
-def test_no_problem_is_trained_on_and_held_out():
-    trained, held_out = split(made_pairs())
-    assert set(trained["problem"]).isdisjoint(held_out["problem"])
-    assert (trained["problem"].nunique(), held_out["problem"].nunique()) == (16, 4)
-
-
 def test_thresholds_send_the_share_that_was_asked():
     pairs = made_pairs().assign(chance=np.linspace(0, 1, 200))
     taus = calibrate(pairs, [0.1, 0.5])
@@ -187,20 +175,6 @@ def test_thresholds_send_the_share_that_was_asked():
     (none, everything) = calibrate(pairs, [0.0, 0.9])["rsd"]
     assert (pairs["draft"] < none).sum() == 0
     assert (pairs["draft"] < everything).all()
-
-
-def test_quality_tells_how_many_wrong_steps_the_target_mends():
-    pairs = pd.DataFrame({"draft": [1.0, 0.5, 0.5, 0.0], "target": [1.0, 1.0, 0.5, 0.5]})
-    assert quality(pairs.assign(chance=0.5))["mendable"] == pytest.approx(2 / 3)
-
-
-def test_quality_of_a_router_that_knows_and_of_one_that_guesses():
-    pairs = made_pairs()
-    knows = quality(pairs.assign(chance=labels(pairs).astype(float)))
-    assert (knows["balanced_accuracy"], knows["spearman"]) == (1, pytest.approx(1))
-    always = quality(pairs.assign(chance=0.9 + np.arange(200) / 1e4))
-    assert always["balanced_accuracy"] == 0.5
-    assert always["share"] == pytest.approx(labels(pairs).mean())
 
 
 @pytest.fixture
@@ -257,11 +231,6 @@ def test_a_mode_is_held_against_another_at_its_own_share():
     assert lost == pytest.approx(0.5 - 0.55)
     ((_, behind),) = over(ROWS, "rsd", "router")
     assert behind == pytest.approx(0.5 - 0.45)
-
-
-def test_a_mode_is_tried_with_each_threshold_once():
-    tried = report.points(("draft", "rsd"), {"rsd": [0.5, 1.0, 1.0]})
-    assert tried == [("draft", 0.0), ("rsd", 0.5), ("rsd", 1.0)]
 
 
 def test_table_and_picture(tmp_path):

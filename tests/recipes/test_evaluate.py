@@ -1,6 +1,5 @@
 """The evaluation's statistics and its comparison of two sides, without an engine."""
 
-import json
 import math
 import sys
 from dataclasses import asdict
@@ -9,24 +8,21 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from recipes.dapo_qwen3 import evaluate
-from recipes.dapo_qwen3.evaluate import (
+from recipes.dapo_qwen3 import evaluate, ties
+from recipes.dapo_qwen3.evaluate import Response, compare, parser, summarise, verdict
+from recipes.dapo_qwen3.problems import COLUMNS, lay_out, rows_of
+from recipes.dapo_qwen3.ties import (
     Divergence,
-    Response,
-    compare,
     distance_of_draw,
     divergences,
-    lay_out,
     look_at_ties,
     noise_of,
-    parser,
-    read_problems,
-    summarise,
     uniform_of,
-    verdict,
 )
 from sam_rollout.statistics import mean, share
+from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 
 def response(accuracy, token_ids=(1, 2), clipped=False):
@@ -37,18 +33,19 @@ def groups(*accuracies):
     return [[response(accuracy) for accuracy in group] for group in accuracies]
 
 
-def test_one_sample_a_problem_gives_wilson_and_several_the_bootstrap():
-    single = summarise(groups([1], [0], [1], [1]), 2.0)
-    assert single["pass_at_1"] == asdict(share(3, 4))
-    several = summarise(groups([1, 0], [1, 1], [0, 0]), 2.0)
-    assert several["pass_at_1"] == asdict(mean([0.5, 1.0, 0.0]))
-    assert (several["problems"], several["samples_per_problem"]) == (3, 2)
-
-
-def test_every_problem_counts_once_however_many_samples_it_has():
-    side = summarise(groups([1, 1, 1, 0], [0]), 2.0)
-    assert side["pass_at_1"] == asdict(mean([0.75, 0.0]))
-    assert (side["problems"], side["samples_per_problem"]) == (2, 2.5)
+@pytest.mark.parametrize(
+    ("side", "estimate", "samples"),
+    [
+        ([[1], [0], [1], [1]], share(3, 4), 1),
+        ([[1, 0], [1, 1], [0, 0]], mean([0.5, 1.0, 0.0]), 2),
+        # Every problem counts once, however many samples it has.
+        ([[1, 1, 1, 0], [0]], mean([0.75, 0.0]), 2.5),
+    ],
+)
+def test_one_sample_a_problem_gives_wilson_and_several_the_bootstrap(side, estimate, samples):
+    found = summarise(groups(*side), 2.0)
+    assert found["pass_at_1"] == asdict(estimate)
+    assert (found["problems"], found["samples_per_problem"]) == (len(side), samples)
 
 
 def test_copies_of_a_prompt_are_further_samples_of_it():
@@ -59,7 +56,6 @@ def test_copies_of_a_prompt_are_further_samples_of_it():
     ]  # fmt: skip
     assert [one.identity.sibling for one in requests] == [one.sample for one in requests]
     assert len({one.identity.key for one in requests}) == len(requests)
-    assert evaluate.count_problems(requests) == 2
     # A prompt that stands once has the keys it always had.
     assert lay_out([a], 2, 0) == requests[:2]
 
@@ -71,14 +67,12 @@ def test_responses_are_grouped_by_prompt_and_scored_by_row(monkeypatch):
     )
     requests = lay_out([[1], [2], [1]], samples=1, seed=0)
     rows = [{"data_source": "", "reward_model": {"ground_truth": n}} for n in (0.0, 1.0, 2.0)]
-    found = evaluate.generate(Engine([0.0]), requests, rows, parser().parse_args([]))
+    answer = SimpleNamespace(text="", token_ids=[0], finish_reason="stop")
+    engine = SimpleNamespace(
+        generate=lambda prompts, _sampling, **_: [SimpleNamespace(outputs=[answer])] * len(prompts)
+    )
+    found = evaluate.generate(engine, requests, rows, parser().parse_args([]))
     assert [[one.accuracy for one in group] for group in found] == [[0.0, 2.0], [1.0]]
-
-
-def test_lengths_and_clipped_share():
-    side = summarise([[response(1, [1, 2, 3], True)], [response(0, [1])]], 1.5)
-    found = (side["mean_response_length"], side["clipped_share"], side["generation_s"])
-    assert found == (2.0, 0.5, 1.5)
 
 
 def test_divergences_name_request_place_and_tokens():
@@ -91,7 +85,7 @@ def test_divergences_name_request_place_and_tokens():
 def test_identical_sides_keep_the_promise():
     side = groups([1], [0])
     comparison = compare(side, side, [], must_be_identical=True, drafted=True)
-    assert comparison["kept"] and comparison["identical_share"] == 1.0
+    assert comparison["kept"] and comparison["identical"] == 2
     assert comparison["equal_within_interval"] and comparison["difference"]["value"] == 0.0
 
 
@@ -113,7 +107,6 @@ def test_only_ties_excuse_a_difference(ties, looked_at, kept, words):
     comparison = compare(side, side, parted, must_be_identical=True, drafted=True)
     found = [comparison[name] for name in ("kept", "looked_at", "identical")]
     assert found == [kept, looked_at, 1]
-    assert comparison["identical_share"] == 1 / (len(ties) + 1)
     assert verdict(comparison)[-1].startswith(words)
 
 
@@ -121,7 +114,7 @@ def test_only_ties_excuse_a_difference(ties, looked_at, kept, words):
 def test_equality_without_drafts_proves_nothing(promised, kept):
     side = groups([1], [0])
     comparison = compare(side, side, [], must_be_identical=promised, drafted=False)
-    assert comparison["identical_share"] == 1.0 and comparison["kept"] is kept
+    assert comparison["identical"] == 2 and comparison["kept"] is kept
     assert verdict(comparison)[-1].startswith("NO DRAFTS: the side meant to draft did not draft")
 
 
@@ -146,21 +139,6 @@ def test_distance_of_draw():
 VLLM = SimpleNamespace(TokensPrompt=dict, SamplingParams=SimpleNamespace)
 
 
-class Engine:
-    """Answers every request with one token and the same logarithms of probabilities."""
-
-    def __init__(self, logprobs):
-        self.logprobs = {token: SimpleNamespace(logprob=v) for token, v in enumerate(logprobs)}
-        self.calls = []
-
-    def generate(self, prompts, sampling, **_):
-        self.calls.append((prompts, sampling))
-        answer = SimpleNamespace(
-            text="", token_ids=[0], finish_reason="stop", logprobs=[self.logprobs]
-        )
-        return [SimpleNamespace(outputs=[answer]) for _ in prompts]
-
-
 def partings(count):
     """Responses that part one position earlier from request to request, at tokens 0 and 2."""
     requests = lay_out([[9], [8]], samples=(count + 1) // 2, seed=0)[:count]
@@ -173,65 +151,53 @@ def partings(count):
 
 
 def test_the_first_places_are_looked_at(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", VLLM)
-    monkeypatch.setattr(evaluate, "MOST_LOOKED_AT", 5)
+    monkeypatch.setattr(ties, "MOST_LOOKED_AT", 5)
     parted, requests, off = partings(6)
-    engine = Engine([-1.0, -3.0, -1.01])
+    asked = []
+
+    def logprobs_after(request, text):
+        asked.append((request, text))
+        return np.array([-1.0, -3.0, -1.01])
+
     options = parser().parse_args(["--greedy", "--samples", "3"])
-    look_at_ties(engine, parted, requests, off, options)
+    look_at_ties(parted, requests, off, logprobs_after, options)
     assert [one.tie for one in parted] == [None] + [True] * 5  # the first one parts last
     assert parted[0].distance is None
     assert parted[1].distance == pytest.approx(0.01)
-    assert len(engine.calls) == 5
-    ((prompt,), (sampling,)), *_ = engine.calls
-    assert prompt == {"prompt_token_ids": requests[-1].prompt_ids + [1]}
-    assert (sampling.logprobs, sampling.max_tokens, sampling.detokenize) == (-1, 1, False)
+    assert len(asked) == 5 and asked[0] == (requests[-1], requests[-1].prompt_ids + [1])
 
 
-def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", VLLM)
+@pytest.mark.parametrize(
+    ("noise", "distance"), [([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)]
+)
+def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch, noise, distance):
     options = parser().parse_args(["--rollout-sampler", "coupled_gumbel", "--samples", "2"])
     parted, requests, off = partings(4)
-    for noise, distance in (([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)):
-        monkeypatch.setattr(evaluate, "noise_of", lambda *_, noise=noise: np.array(noise))
-        look_at_ties(Engine([-1.0, -3.0, -2.99]), parted, requests, off, options)
-        assert [one.distance for one in parted] == pytest.approx([distance] * 4)
-        assert all(one.tie == (distance < 0.05) for one in parted)
+    monkeypatch.setattr(ties, "noise_of", lambda *_: np.array(noise))
+    look_at_ties(parted, requests, off, lambda *_: np.array([-1.0, -3.0, -2.99]), options)
+    assert [one.distance for one in parted] == pytest.approx([distance] * 4)
+    assert all(one.tie == (distance < 0.05) for one in parted)
 
 
-def test_uniforms_are_those_of_the_sampler():
-    import torch
-
-    from sam_rollout.verification import draw_tokens, keyed_bits
-
+def test_random_numbers_are_those_of_the_samplers():
     probabilities = np.random.default_rng(0).dirichlet(np.ones(50), 100).astype(np.float32)
     for position, row in enumerate(probabilities):
         bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
         token = int(draw_tokens(torch.tensor(row)[None], bits)[0])
         assert distance_of_draw(row, uniform_of(4711, position), (token,)) < 1e-6
-
-
-def test_gumbel_noise_is_that_of_the_sampler():
-    import torch
-
-    from sam_rollout.verification import draw_gumbel, keyed_bits
-
-    probabilities = np.random.default_rng(0).dirichlet(np.ones(50), 100).astype(np.float32)
-    for position, row in enumerate(probabilities):
-        bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
         scores = np.log(row) + noise_of(4711, position, 50)
         assert scores.max() - scores[int(draw_gumbel(torch.tensor(row)[None], bits)[0])] < 1e-5
 
 
 def test_problems_are_read_and_limited(tmp_path):
     path = tmp_path / "test.parquet"
-    table = pd.DataFrame({name: ["a", "b"] for name in evaluate.COLUMNS})
+    table = pd.DataFrame({name: ["a", "b"] for name in COLUMNS})
     table.to_parquet(path)
-    assert len(read_problems(path)) == 2
-    assert len(read_problems(path, limit=1)) == 1
+    assert len(rows_of(path, None)) == 2
+    assert len(rows_of(path, limit=1)) == 1
     table[["prompt"]].to_parquet(path)
     with pytest.raises(ValueError, match="reward_model"):
-        read_problems(path)
+        rows_of(path, None)
 
 
 @pytest.mark.parametrize("arguments", [["--samples", "0"], ["--temperature", "0"]])
@@ -240,7 +206,7 @@ def test_mistakes_show_before_an_engine_starts(arguments, capsys):
         evaluate.main(arguments)
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"argument {arguments[0]}: 0: must be above 0" in said
+    assert f"argument {arguments[0]}: 0" in said and "must be above 0" in said
 
 
 def test_missing_data_show_before_an_engine_starts(capsys):
@@ -248,20 +214,15 @@ def test_missing_data_show_before_an_engine_starts(capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("no device"), OSError("no such model"), KeyError("layers")]
-)
+@pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])
 def test_an_evaluation_that_cannot_be_made_is_status_2(monkeypatch, capsys, error):
     def fails(*_):
-        raise error from ImportError("the cause")
+        raise error
 
     monkeypatch.setattr(evaluate, "rows_of", lambda _data, _limit: [])
     monkeypatch.setattr(evaluate, "evaluate", fails)
     assert evaluate.main([]) == 2
-    said = capsys.readouterr().err
-    assert said == f"error: {type(error).__name__}: {error}; caused by ImportError: the cause\n"
-    assert evaluate.main(["--verbose"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+    assert str(error) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("drafted", "status"), [(0, 1), (9, 0)])
@@ -280,16 +241,3 @@ def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
     monkeypatch.setattr(evaluate, "evaluate", found)
     assert evaluate.main([]) == status
     assert ("NO DRAFTS" in capsys.readouterr().out) == (drafted == 0)
-
-
-def test_the_record_names_no_path_of_the_machine(tmp_path):
-    options = parser().parse_args(["--data", str(tmp_path / "test.parquet")])
-    text = json.dumps(evaluate._setting(options, 3, 3))
-    assert str(tmp_path) not in text and str(evaluate.TINY_MODEL) not in text
-    assert json.loads(text)["model"] == "tiny_qwen3"
-
-
-def test_drafts_are_summed_over_workers_that_have_a_drafter():
-    drained = [{"requests": {"a": (3, 9, 4), "b": (1, 3, 0)}}, None]
-    assert evaluate.count_drafts(drained) == (12, 4)
-    assert evaluate.count_drafts([None]) == (0, 0)

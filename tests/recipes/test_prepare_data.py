@@ -46,12 +46,6 @@ def test_the_synthetic_set_has_verls_columns_and_disjoint_splits(tmp_path):
     assert (row["extra_info"]["split"], row["extra_info"]["index"]) == ("test", 5)
 
 
-def test_the_synthetic_set_is_the_same_every_time(tmp_path):
-    (one,) = prepare("synthetic", tmp_path / "one", limit=40)[:1]
-    (two,) = prepare("synthetic", tmp_path / "two", limit=40)[:1]
-    assert one.read_bytes() == two.read_bytes()
-
-
 def test_repeated_prompts_are_dropped_and_counted(tmp_path, capsys):
     source = tmp_path / "dapo-math-17k.parquet"
     datasets.Dataset.from_list(_dapo_records()).to_parquet(source)

@@ -8,7 +8,6 @@ from recipes.dapo_qwen3.main import REPOSITORY
 from recipes.dapo_qwen3.published_setups import (
     PAGE,
     catalogue,
-    composed,
     entries,
     our_value,
     render,
@@ -47,12 +46,6 @@ def test_every_entry_names_a_source_and_a_key_that_exists(setup):
         if entry.key and not entry.why:
             parent, _, name = entry.key.rpartition(".")
             assert name in our_value(setup, parent), entry.key
-
-
-@pytest.mark.parametrize("setup", setups())
-def test_tail_and_gate_share_their_threshold(setup):
-    config = composed(setup)
-    assert config.rollout_telemetry.tail_threshold == config.sam.gate.threshold
 
 
 def test_the_page_is_up_to_date():

@@ -19,11 +19,9 @@ from recipes.dapo_qwen3.tiny_model import (
     build_tokenizer,
     deepen,
     render_prompt,
-    train,
 )
 
 QUESTION = {"role": "user", "content": "1+1?"}
-SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
 ANSWER = "<|im_start|>assistant\n"
 NO_THOUGHTS = "<think>\n\n</think>\n\n"
@@ -76,11 +74,6 @@ def test_digits_are_single_tokens_and_marks_are_whole(tokenizer):
     assert tokenizer.pad_token == "<|endoftext|>"
 
 
-def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
-    ids = tokenizer("<think>\n1\n</think>\n\n2<|im_end|>")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>\n1\n</think>\n\n2"
-
-
 @pytest.mark.parametrize(
     ("messages", "options", "expected"),
     [
@@ -92,7 +85,6 @@ def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
             {"add_generation_prompt": True, "enable_thinking": False},
             ASKED + ANSWER + NO_THOUGHTS,
         ),
-        ([SYSTEM, QUESTION], {}, "<|im_start|>system\nBe brief.<|im_end|>\n" + ASKED),
         ([QUESTION, said("2")], {}, ASKED + ANSWER + NO_THOUGHTS + "2<|im_end|>\n"),
         (
             [QUESTION, said("<think>\nhm\n</think>\n\n2"), QUESTION],
@@ -155,28 +147,6 @@ def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     )
     assert 5 <= right <= 23
     assert (responses == tokenizer.eos_token_id).any(dim=1).sum() >= 15
-
-
-@pytest.mark.slow
-def test_training_changes_the_weights_and_is_repeatable():
-    settings = TrainingSettings(steps=3, tokens_per_batch=256, warmup_steps=2)
-    tokenizer = build_tokenizer(settings.seed)
-    weights = []
-    for _ in range(2):
-        model = build_model(tokenizer, seed=1)
-        before = model.lm_head.weight.detach().clone()
-        train(model, tokenizer, settings, held_out=set())
-        weights.append(model.lm_head.weight.detach())
-        assert not torch.equal(before, weights[-1])
-    assert torch.allclose(*weights)
-
-
-def test_prompts_render_alike_for_training_and_serving(tokenizer):
-    problem = draw_problem(random.Random(0))
-    again = AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
-    messages = [{"role": "user", "content": problem.question}]
-    served = again.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert served == tokenizer(render_prompt(tokenizer, problem))["input_ids"]
 
 
 def test_deepening_changes_nothing_but_the_depth():

@@ -138,21 +138,8 @@ def test_construction_validates_as_well():
         SamConfig(gate={})
     with pytest.raises(ConfigError, match=r"rollout_telemetry\.tail_threshold = -2"):
         RolloutTelemetryConfig(tail_threshold=-2)
-    with pytest.raises(ConfigError, match=r"rollout_telemetry\.control_share = -0\.1: must be 0"):
-        RolloutTelemetryConfig(control_share=-0.1)
     with pytest.raises(ConfigError, match=r"rollout_telemetry\.progress = False: must be a string"):
         RolloutTelemetryConfig(progress=False)
-
-
-def test_a_control_of_replicas_needs_several_with_like_work():
-    config = RolloutTelemetryConfig(control_share=0.5, control_unit="replicas")
-    config.check_control(replicas=2, refills=False)
-    with pytest.raises(ConfigError, match="needs at least 2 rollout replicas, this run has 1"):
-        config.check_control(replicas=1, refills=False)
-    RolloutTelemetryConfig(control_unit="replicas").check_control(replicas=1, refills=True)
-    with pytest.raises(ConfigError, match=r"control_unit = 'replicas': .* 'refill'"):
-        config.check_control(replicas=2, refills=True)
-    RolloutTelemetryConfig(control_share=0.5).check_control(replicas=2, refills=True)
 
 
 def test_errors_use_the_path_of_the_caller():

@@ -1,7 +1,6 @@
 """The follower of a run: every event once, and the log's end of a run that did not finish."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,12 +78,6 @@ def test_each_milestone_is_told_once_and_in_order(run, follower, capsys):
     ]
 
 
-def test_the_baselines_engine_comes_up_too(run, follower, capsys):
-    run.log("(SamHttpServer) sam_rollout: no drafter (sam.enabled=false)")
-    follower.poll()
-    assert messages(capsys) == ["engine is up: sam_rollout: no drafter (sam.enabled=false)"]
-
-
 def test_each_step_is_told_once(run, follower, capsys):
     run.start()
     run.step(1, **{"critic/score/mean": -0.25, "sam/draft/acceptance_length": 1.5})
@@ -94,13 +87,6 @@ def test_each_step_is_told_once(run, follower, capsys):
     run.step(2)
     follower.poll()
     assert messages(capsys) == ["step 2/2  step 2.5 s"]
-
-
-def test_a_run_that_counts_epochs_has_no_last_step_to_show(run, follower, capsys):
-    run.start(total=None)
-    run.step(1)
-    follower.finish()
-    assert messages(capsys) == ["step 1  step 2.5 s"]
 
 
 def test_a_finished_run_ends_without_its_log(run, follower, capsys):
@@ -124,15 +110,6 @@ def test_a_run_that_stops_early_shows_the_end_of_its_log(script, run, follower, 
     assert str(run.path / "log.txt") in told[0]
     assert told[1:-1] == lines[-script.TAIL_LINES + 1 :]
     assert told[-1].startswith("Configuration error")
-
-
-def test_a_process_runs_until_it_has_ended(script):
-    assert script.is_running(os.getpid())
-    child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not script.is_running(child.pid), "ended, and nobody has waited for it yet"
-    child.wait()
-    assert not script.is_running(child.pid)
 
 
 def test_the_command_ends_with_the_run(run):

@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import psutil
 import pytest
 
-from sam_rollout.doctor import host, network, nodes
+from sam_rollout.doctor import machine, network
 
 pytestmark = pytest.mark.slow
 
@@ -169,57 +168,36 @@ def test_what_is_missing_is_named(place, environment, message, role):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_head_starts_ray_and_the_recipe():
+@pytest.mark.parametrize("doctor", [False, True])
+def test_the_head_starts_ray_and_the_recipe_or_asks_the_doctor_about_it(doctor):
     _, (ray, job) = printed(
         "auto", "--device=ascend_910c", "--devices-per-node=16", "--num-nodes=8", "--node-rank=0",
-        "--head-address=10.0.0.1", "--config", "experiment=x", "trainer.nnodes=4",
+        "--head-address=10.0.0.1", *["--doctor"] * doctor,
+        "--config", "experiment=x", "trainer.nnodes=4",
     )  # fmt: skip
     assert {"--head", "--block", "--port=6766", "--dashboard-port=8260"} <= set(ray)
     assert "--node-ip-address=10.0.0.1" in ray
     assert ray[ray.index("--resources") + 1] == '{"NPU": 16}'
+    program = ["recipes.dapo_qwen3.main"]
+    if doctor:
+        program = ["sam_rollout.cli", "doctor", "--device", "ascend_910c", "--cluster"]
     # What the user says comes last, and so counts.
-    assert job[-4:] == [
-        "trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4",
-    ]  # fmt: skip
-
-
-def test_the_head_asks_the_doctor_instead_of_running_the_recipe():
-    _, (ray, job) = printed(
-        "head", "--device=cuda", "--devices-per-node=8", "--num-nodes=2", "--doctor",
-        "--head-address=10.0.0.1", "--config", "experiment=x", "run_dir=/r",
-    )  # fmt: skip
-    assert "--head" in ray
-    words = ["doctor", "--device", "cuda", "--cluster"]
-    # About the run that would be started: its size, and where it writes.
-    run = ["trainer.nnodes=2", "trainer.n_gpus_per_node=8", "experiment=x", "run_dir=/r"]
-    assert job[1:] == ["-m", "sam_rollout.cli", *words, *run]
-
-
-def test_the_launcher_passes_the_wish_for_the_doctor_to_the_head(hosts):
-    asked = ["--doctor" in shlex.split(words[4]) for words in commands(hosts, "--doctor")]
-    assert asked == [True, False]
+    size = ["trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4"]
+    assert job[1:] == ["-m", *program, *size]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_worker_joins_the_head_with_its_devices(device):
-    exported, (ray,) = printed(*WORKER, f"--device={device}", "--names=a,b", "--port=7000")
+    exported, (ray,) = printed(
+        *WORKER, f"--device={device}", "--names=a,b", "--port=7000", NCCL_SOCKET_IFNAME="ib0"
+    )
     assert "--address=10.0.0.1:7000" in ray and "--head" not in ray
     assert "--node-name=b" in ray and "--labels=sam-rollout/rank=1" in ray
     assert ('{"NPU": 8}' in ray) == (device == "ascend_910c")
     assert ("--num-gpus=8" in ray) == (device != "ascend_910c")
     assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
-    own = {"ascend_910c": ["HCCL_SOCKET_IFNAME"], "cuda": ["NCCL_SOCKET_IFNAME"], "cpu": []}
-    assert [name for name in exported if re.match("(HCCL|NCCL)_", name)] == own[device]
-
-
-def test_slurm_by_its_own_commands(tmp_path):
-    answer = '[ "$*" = "show hostnames gpu-[07-08]" ] && printf "gpu-07\\nb\\n"'
-    program(tmp_path / "scontrol", answer)
-    done = node(
-        "auto", "--device=cuda", "--devices-per-node=8", "--head-address=10.0.0.7", "--print",
-        PATH=first_on_path(tmp_path), **SLURM,
-    )  # fmt: skip
-    assert "# b: rank 1 of 2, head 10.0.0.7:6766\n# nodes: gpu-07, b\n" in done.stdout
+    assert ("HCCL_SOCKET_IFNAME" in exported) == (device == "ascend_910c")
+    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"  # a value of the shell wins
 
 
 def test_slurm_without_its_commands():
@@ -228,7 +206,6 @@ def test_slurm_without_its_commands():
     assert done.returncode == 3
     assert "scontrol cannot tell the nodes' names" in done.stderr
     assert "give --names and --head-address" in done.stderr
-    assert "Traceback" not in done.stderr
     done = node(*arguments, "--names=gpu-07,gpu-08", "--head-address=10.0.0.7", **SLURM)
     assert "# gpu-08: rank 1 of 2, head 10.0.0.7:6766\n" in done.stdout, done.stderr
 
@@ -241,11 +218,6 @@ def test_stop_and_help_need_nothing_of_the_node(tmp_path, argument):
     done = bash(NODE, argument, PATH=first_on_path(tmp_path), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert ("usage: scripts/node.sh" in done.stdout) == (argument == "--help")
-
-
-def test_a_value_of_the_shell_wins():
-    exported, _ = printed(*WORKER, "--device=cuda", NCCL_SOCKET_IFNAME="ib0")
-    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 VENDORS_SCRIPTS = {
@@ -282,7 +254,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
         PYTHON=str(python), ASCEND_ROOT=str(tmp_path),
     )  # fmt: skip
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
+    files = 1024 if 0 <= hard < machine.OPEN_FILES else machine.OPEN_FILES
     assert done.stdout.splitlines() == [
         "-m sam_rollout.cli doctor --device ascend_910c --experiment x --json",
         f"/cann eth7 {files}",
@@ -305,11 +277,9 @@ def test_the_interface_is_that_of_the_default_route(tmp_path):
 def test_scripts_and_doctor_agree(scripts):
     """Two copies, because the launcher may run where sam_rollout is not installed."""
     assert set(network.RAY_PORTS) == {scripts.common.PORT, scripts.common.DASHBOARD_PORT}
-    assert scripts.common.RESOURCES == nodes.RESOURCES
-    assert ".".join(map(str, scripts.cluster.RAY_WITH_TOKEN)) == network.RAY_WITH_TOKEN
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
-        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
+        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(machine.OPEN_FILES)]
 
 
 def settled(scripts, role: str, *more: str):
@@ -322,38 +292,12 @@ def settled(scripts, role: str, *more: str):
     return scripts.cluster.Part(scripts.cluster.parse([*words, *more]))
 
 
-class Started(Exception):
-    """Ray would be started."""
-
-
-@pytest.fixture
-def no_ray(scripts, monkeypatch):
-    """Raise ``Started`` where the head would start Ray."""
-
-    def start(_part):
-        raise Started
-
-    monkeypatch.setattr(scripts.cluster, "start_ray", start)
-    monkeypatch.setattr(scripts.cluster, "is_open", lambda *_: False)
-
-
-@pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0", None])
-def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, no_ray, monkeypatch, capfd, version):
-    def found(name):
-        if version is None:  # a build under another name
-            raise scripts.cluster.metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(scripts.cluster.metadata, "version", found)
-    with pytest.raises(Started):
-        scripts.cluster.run_head(settled(scripts, "head", "--doctor", "--config", "experiment=x"))
+@pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0"])
+def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, monkeypatch, capfd, version):
+    monkeypatch.setattr(scripts.cluster.metadata, "version", lambda _: version)
+    scripts.cluster.warn_of_open_cluster()
     warned = f"ray {version} knows no token, the cluster is open" in capfd.readouterr().out
     assert warned == (version == "2.48.0")
-
-
-def test_an_unknown_device_is_refused():
-    done = node("worker", "--device=tpu")
-    assert "--device tpu: must be one of ascend_910c cpu cuda" in done.stderr
 
 
 @pytest.fixture
@@ -363,97 +307,27 @@ def port():
         yield server.getsockname()[1]
 
 
-def test_a_program_on_the_port_is_named_and_left_alone(port, tmp_path):
+def test_a_program_on_the_port_is_left_alone(port, tmp_path):
     done = node(
         "head", "--device=cpu", "--num-nodes=1", "--head-address=127.0.0.1", f"--port={port}",
         "--config", "experiment=x", TMPDIR=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 3
     assert f"port {port} of " in done.stderr
-    assert f"is taken by process {os.getpid()} (" in done.stderr
-
-
-def test_a_listener_that_cannot_be_asked_is_another_program(scripts, port, monkeypatch):
-    def gone(pid):
-        raise psutil.NoSuchProcess(pid)
-
-    assert str(os.getpid()) in scripts.processes.listener(port)
-    monkeypatch.setattr(scripts.processes.psutil, "Process", gone)
-    assert scripts.processes.listener(port) == "another program"
+    assert "is taken, not by a run of ours" in done.stderr
 
 
 def node_state(rank, alive=True, devices=16, port=1):
     return {"rank": rank, "alive": alive, "devices": devices, "socket": ("127.0.0.1", port)}
 
 
-def test_progress_counts_and_names_who_is_missing(scripts):
-    names = tuple(f"node-{number}" for number in range(1, 9))
-    part = SimpleNamespace(names=names, nodes=8, devices=16, resource="NPU")
-    nodes = {rank: node_state(rank, alive=rank != 6) for rank in (0, 1, 3, 5, 6, 7)}
-    found = scripts.cluster.progress(part, nodes)
-    assert found == ("5/8 nodes, 80/128 NPU", "missing node-3, node-5, node-7")
-    nodes[1] = node_state(1, devices=8)
-    missing = scripts.cluster.progress(part, nodes)[1]
-    assert missing == "missing node-3, node-5, node-7; node-2 has 8 of 16"
-    complete = {rank: node_state(rank) for rank in range(8)}
-    assert scripts.cluster.progress(part, complete) == ("8/8 nodes, 128/128 NPU", "")
-
-
-def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, no_ray, tmp_path, capfd):
-    def run(*overrides):
-        part = settled(scripts, "head", "--config", "experiment=tiny_cpu", *overrides)
-        return part, lambda: scripts.cluster.run_head(part)
-
-    _, refused = run("sam.max_draft_tokens=0")
-    assert refused() == scripts.common.EXIT_REFUSED
+def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd):
+    wrong = ["experiment=tiny_cpu", "sam.max_draft_tokens=0"]
+    part = settled(scripts, "head", "--port=6799", "--config", *wrong)
+    assert scripts.cluster.run_head(part) == scripts.common.EXIT_REFUSED
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
     assert said.splitlines()[-1].endswith("nothing was started")
-    data = tmp_path / "data.parquet"
-    of_all = {"data_source": "synthetic", "reward_model": {"ground_truth": "2"}}
-    prompts = [[{"role": "user", "content": f"1 + {n}?"}] for n in range(64)]
-    pd.DataFrame([{"prompt": prompt, **of_all} for prompt in prompts]).to_parquet(data)
-    files = [f"data.{name}_files={data}" for name in ("train", "val")]
-    part, accepted = run(*files, f"run_dir={ROOT}/a-run")
-    with pytest.raises(Started):
-        accepted()
-    assert part.checkpoints == ROOT / "a-run" / "checkpoints"
-
-
-def test_a_checkpoint_is_promised_only_where_there_is_one(scripts, tmp_path, capfd):
-    part = settled(scripts, "worker")
-    part.checkpoints = tmp_path
-    scripts.cluster.tell_loss(["node-2"], part)
-    said = capfd.readouterr().err
-    assert f"There is no whole checkpoint in {tmp_path}" in said and "save_freq=10" in said
-    assert "resume_mode" not in said
-    (tmp_path / scripts.cluster.LATEST_CHECKPOINT).write_text("10")
-    scripts.cluster.tell_loss(["node-2"], part)
-    assert "run the same command with trainer.resume_mode=auto" in capfd.readouterr().err
-
-
-def test_a_node_that_ends_does_not_wait_for_ray_serve(scripts, monkeypatch):
-    part = settled(scripts, "worker")
-    ask = "from ray._private import ray_constants as c; "
-    ask += "print(c.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S)"
-
-    def as_ray_reads_it() -> float:
-        command = [sys.executable, "-c", ask]
-        return float(subprocess.check_output(command, env=part.environment(), text=True))
-
-    monkeypatch.delenv("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", raising=False)
-    assert as_ray_reads_it() == 0.0
-    monkeypatch.setenv("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "7")
-    assert as_ray_reads_it() == 7.0
-
-
-@pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
-def test_a_port_of_rays_own_is_refused(scripts, option):
-    message = f"{option} 12000: must not be in 10001..19999, which Ray gives to its workers"
-    with pytest.raises(scripts.common.ClusterError, match=f"^{message}$"):
-        settled(scripts, "worker", f"{option}=12000")
-    moved = ["--ray-options", "--min-worker-port 20000 --max-worker-port 29999"]
-    assert settled(scripts, "worker", f"{option}=12000", *moved)
 
 
 @pytest.mark.parametrize(
@@ -535,16 +409,6 @@ def test_only_processes_of_the_cluster_are_ended(scripts, tmp_path):
             process.wait()
 
 
-def test_only_its_user_may_enter_the_clusters_folder(scripts, tmp_path):
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    folder.chmod(0o777)
-    scripts.processes.claim(folder).close()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    # Ray opens the folder it is given to everybody.
-    assert settled(scripts, "worker").ray_folder.parent == scripts.cluster.folder(6766)
-
-
 @pytest.mark.parametrize("what", ["link", "file", "another user's"])
 def test_a_folder_of_somebody_else_is_refused(scripts, tmp_path, monkeypatch, what):
     folder, target = tmp_path / "cluster", tmp_path / "target"
@@ -573,6 +437,7 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"held\n"
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700, "its user alone may enter"
     with pytest.raises(scripts.common.ClusterError, match=f"under way here .process {holder.pid}."):
         scripts.processes.claim(tmp_path)
     assert scripts.processes.holder(tmp_path) == holder.pid
@@ -587,7 +452,7 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
         ("# nobody\n\n", "names no node"),
         ("a 10.0.0.1\nb\na 10.0.0.3\n", "line 3: a is named twice"),
         ("a 10.0.0.1 16\n", "line 1: must be HOST or HOST ADDRESS"),
-        ("no-such-host.invalid\nb\n", "no-such-host.invalid has no address here"),
+        ("no-such-host.invalid\nb\n", "no-such-host.invalid means no address here"),
         ("localhost\nb\n", "localhost means 127.0.0.1 here"),
     ],
 )
@@ -632,17 +497,19 @@ def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
 
 
 def test_every_node_gets_its_part(hosts):
-    head, worker = commands(hosts, "--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout")
+    asked = ("--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout", "--doctor")
+    head, worker = commands(hosts, *asked)
     assert [head[3], worker[3]] == ["root@node-1", "node-2"]
     assert head[1:3] == ["-p", "22"]
     part = shlex.split(head[4])
     assert part[:5] == ["cd", "/opt/sam rollout", "&&", "exec", "env"]
     assert part[5:9] == ["HF_HOME=/a b", "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
+    assert part[-4] == "--doctor"  # it is the head who asks
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
-    assert "--config" not in part
+    assert "--config" not in part and "--doctor" not in part
 
 
 def test_places_of_model_and_data_are_passed_on(hosts):
@@ -696,17 +563,6 @@ def test_the_token_travels_by_standard_input_only(hosts, users):
     assert token not in (hosts.parent / "words.head").read_text()
 
 
-def test_a_launch_goes_on_when_its_output_is_not_read_any_more(hosts):
-    # More than a pipe holds, so that the head's part waits for ever if nobody drains it.
-    talking = 'read -r token; sleep 1; for n in {1..20000}; do echo "line $n"; done; exit 4'
-    process = launch(hosts, by_node(talking, "cat > /dev/null"))
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=60) == 4
-    log = (hosts.parent / "logs" / "0-node-1.log").read_text()
-    assert log.endswith("line 20000\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "message"),
     [
@@ -714,6 +570,7 @@ def test_a_launch_goes_on_when_its_output_is_not_read_any_more(hosts):
         ([], {"SSH": "no-such-ssh -p 22"}, "SSH: no-such-ssh is no program here"),
         (["--ray-options=--x '"], {}, "--ray-options: --x ': no closing quotation"),
         (["--port=12000"], {}, "--port 12000: must not be in 10001..19999"),
+        (["--dashboard-port=12000"], {}, "--dashboard-port 12000: must not be in 10001..19999"),
     ],
 )
 def test_what_cannot_work_is_named_before_a_node_is_reached(hosts, arguments, variables, message):

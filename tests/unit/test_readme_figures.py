@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks.real_traces import SOURCES
+from benchmarks.recorded_comparison import FAIR, RECORD, RESULTS, SIDES_PICTURE
 from benchmarks.results_page import README_BATCHES, README_CONTEXT, README_K, drafter_figures
 from sam_rollout.bench.sides import ARCTIC_4, NGRAM_24
 from sam_rollout.report.lossless import TOKEN_IDS
-from sam_rollout.report.recorded import FAIR, RECORD, RESULTS, SIDES_PICTURE
 from tests.pages import Section, sections
 
 ROOT = Path(__file__).parents[2]

@@ -10,14 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sam_rollout.config import (
-    ConfigError,
-    GateConfig,
-    RunConfig,
-    check_engine_limits,
-)
+from sam_rollout.config import ConfigError, GateConfig, RunConfig, check_engine_limits
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -34,13 +29,11 @@ from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.launch import check_with_verl
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
@@ -66,7 +59,6 @@ def settled(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     run = read_run_config(config)
-    _check_verl(config, run)
     layout = check_layout(config)
     if run.sam.enabled:
         check_sources(run.sam.sources, layout.shape.vocab)
@@ -75,16 +67,72 @@ def settled(config: DictConfig) -> RunConfig:
     return settle_sources(config, run)
 
 
-def _check_settings(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Check how settings go together."""
-    layout = check_layout(config)
-    yield from map(Note, _notes(config, run, layout.rollout.replicas))
+def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
+    """Check how settings go together; yield what is allowed but worth a word."""
+    yield from _check_engine_limits(config, run)
+    sampling, train_batch = run.sampling, config.data.train_batch_size
+    if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
+        raise ConfigError(
+            "dynamic_sampling.gen_batch_size",
+            sampling.gen_batch_size,
+            f"must equal data.train_batch_size ({train_batch}) without filtering",
+        )
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    if not validation.do_sample and validation.n > 1:
+        yield (
+            f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
+            "to a prompt (val_kwargs.n) will be the same"
+        )
+    yield from drafter_notes(config, run.sam)
+    gate = run.sam.gate
+    if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
+        yield (
+            f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
+            "sam.gate.kind=threshold does"
+        )
+    yield from _check_baseline(config, run.compare.baseline_run)
+
+
+def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
+    """Read the baseline that the run is to be compared with; yields where it is another run."""
+    if not path:
+        return
+    try:
+        baseline = Baseline(path)
+    except (RunFolderError, OSError) as error:
+        raise ConfigError(
+            "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
+        ) from error
+    if differences := list(baseline.differences(plain(config))):
+        yield (
+            f"compare.baseline_run={path} is not the same training but for the drafts: "
+            + "; ".join(differences)
+        )
+
+
+def _check_engine_limits(config: DictConfig, run: RunConfig) -> list[str]:
+    rollout = config.actor_rollout_ref.rollout
+    try:
+        return check_engine_limits(
+            run.sam,
+            max_model_len=rollout.max_model_len,
+            max_prompt=config.data.max_prompt_length,
+            max_response=config.data.max_response_length,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+        )
+    except ConfigError as error:
+        if error.field != "max_model_len":
+            raise
+        # Under the name its user types.
+        field = f"actor_rollout_ref.rollout.{error.field}"
+        raise ConfigError(field, error.value, error.allowed) from None
 
 
 # In the order in which they are asked; the cheap ones first. The first list is about the command
 # and the machine on which it is given, the second about what every node must have.
 SETTINGS = (
-    RunCheck("settings", _check_settings),
+    RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
     RunCheck("verl's keys", check_upstream_keys),
     RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
@@ -141,114 +189,3 @@ def ask(
         if not planned:
             raise
         yield Note(f"not on this machine: {error}")
-
-
-def _notes(config: DictConfig, run: RunConfig, replicas: int) -> Iterator[str]:
-    """Check how settings go together; yield what is allowed but worth a word."""
-    yield from _check_engine_limits(config, run)
-    sampling, train_batch = run.sampling, config.data.train_batch_size
-    if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
-        raise ConfigError(
-            "dynamic_sampling.gen_batch_size",
-            sampling.gen_batch_size,
-            f"must equal data.train_batch_size ({train_batch}) without filtering",
-        )
-    validation = config.actor_rollout_ref.rollout.val_kwargs
-    if not validation.do_sample and validation.n > 1:
-        yield (
-            f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
-            "to a prompt (val_kwargs.n) will be the same"
-        )
-    yield from drafter_notes(config, run.sam)
-    gate = run.sam.gate
-    if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
-        yield (
-            f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
-            "sam.gate.kind=threshold does"
-        )
-    run.telemetry.check_control(replicas, refills=sampling.kind == "refill")
-    most = run.sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
-    if run.telemetry.control_share and not (run.sam.enabled and most):
-        yield "rollout_telemetry.control_share: there is no control without drafts"
-    yield from _check_baseline(config, run.compare.baseline_run)
-
-
-def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
-    """Read the baseline that the run is to be compared with; yields where it is another run."""
-    if not path:
-        return
-    try:
-        baseline = Baseline(path)
-    except (RunFolderError, OSError) as error:
-        raise ConfigError(
-            "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
-        ) from error
-    if differences := list(baseline.differences(plain(config))):
-        yield (
-            f"compare.baseline_run={path} is not the same training but for the drafts: "
-            + "; ".join(differences)
-        )
-
-
-def _check_engine_limits(config: DictConfig, run: RunConfig) -> list[str]:
-    rollout = config.actor_rollout_ref.rollout
-    try:
-        return check_engine_limits(
-            run.sam,
-            max_model_len=rollout.max_model_len,
-            max_prompt=config.data.max_prompt_length,
-            max_response=config.data.max_response_length,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
-        )
-    except ConfigError as error:
-        if error.field != "max_model_len":
-            raise
-        # Under the name its user types.
-        field = f"actor_rollout_ref.rollout.{error.field}"
-        raise ConfigError(field, error.value, error.allowed) from None
-
-
-def _check_verl(config: DictConfig, run: RunConfig) -> None:
-    """Check what verl would accept but our parts cannot serve."""
-    rollout = config.actor_rollout_ref.rollout
-    engine_kwargs = rollout.engine_kwargs.vllm
-    required = [
-        # field, its value, what we need, why
-        ("trainer.use_v1", config.trainer.use_v1, True, "the legacy trainer is not supported"),
-        (
-            "trainer.v1.trainer_mode",
-            config.trainer.v1.trainer_mode,
-            TRAINER_NAME,
-            "only rollouts of the synchronous trainer are recorded",
-        ),
-        (
-            "actor_rollout_ref.rollout.name",
-            rollout.name,
-            ROLLOUT_NAME,
-            "for the baseline too: sam=off switches drafting off, not the measuring",
-        ),
-        (
-            "actor_rollout_ref.rollout.disable_log_stats",
-            rollout.disable_log_stats,
-            False,
-            "otherwise the engine reports nothing to record",
-        ),
-        ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
-    ]
-    for field, value, needed, reason in required:
-        if value != needed:
-            raise ConfigError(field, value, f"must be {needed!r} ({reason})")
-    prefix = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-    if run.sam.enabled and "speculative_config" in engine_kwargs:
-        raise ConfigError(
-            f"{prefix}.speculative_config",
-            OmegaConf.to_container(engine_kwargs.speculative_config),
-            "must not be set with sam.enabled=true (sam=off lets other methods run)",
-        )
-    if ADDITIONAL_CONFIG_KEY in (engine_kwargs.get("additional_config") or {}):
-        raise ConfigError(
-            f"{prefix}.additional_config.{ADDITIONAL_CONFIG_KEY}",
-            OmegaConf.to_container(engine_kwargs.additional_config[ADDITIONAL_CONFIG_KEY]),
-            "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
-        )

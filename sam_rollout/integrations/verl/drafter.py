@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads.checkpoint import HeadShape, is_fresh, read_head, shape_for
+from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_model import read_config
-from sam_rollout.integrations.vllm.drafter_check import check_drafter, positions_note
-from sam_rollout.sizing import DrafterSize, LearningHead, ModelShape, RolloutLayout
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
+from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 
 # Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
@@ -115,9 +116,9 @@ def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
     """The settings for engines and trainer, where a head that knows nothing has a folder, too."""
     if not begins_with_nothing(sam):
         return sam
-    settings = sam.to_mapping()
-    settings["sources"]["model"]["path"] = str(_first_head_folder(config))
-    return SamConfig.from_mapping(settings)
+    sources: Any = sam.sources  # its fields are those of the registry
+    model = replace(sources.model, path=str(_first_head_folder(config)))
+    return replace(sam, sources=replace(sources, model=model))
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:
@@ -198,45 +199,9 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             shape := ModelShape.of_model(model.read_files_config())
         ):
             weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
-            size = DrafterSize(math.fsum(weights.values()), shape.kv_cache_bytes(tensor))
+            size = DrafterSize(weights, shape.kv_cache_bytes(tensor))
             return size, "memory by its config.json"
     return DrafterSize(), "memory unknown, not counted"
-
-
-def learning_head(sam: SamConfig, layout: RunLayout) -> LearningHead | None:
-    """The head that each training process holds and trains; None where the run trains none."""
-    model = sam.sources.model
-    if not (sam.enabled and model.trains):
-        return None
-    from sam_rollout.heads.training import LARGEST
-
-    policy, train, known = layout.shape, model.train, False
-    head = shape_for(_sizes_of(policy), (), None)
-    if model.folder is not None:
-        head = read_head(model.folder, f"{model.PATH}.path").shape
-        known = not is_fresh(model.folder)
-    # Embeddings, output rows and maps between vocabularies do not learn.
-    others = ("lm_head.weight", "t2d", "d2t")
-    learn = [dims for name, dims in head.weights.items() if name not in others]
-    embeddings = policy.vocab * policy.hidden
-    return LearningHead(
-        matrices=sum(math.prod(dims) for dims in learn if len(dims) == 2),
-        norms=sum(math.prod(dims) for dims in learn if len(dims) == 1),
-        hidden=head.hidden_size,
-        intermediate=head.intermediate_size,
-        heads=head.heads,
-        head_dim=head.head_dim,
-        vocabulary=policy.vocab,
-        draft_vocabulary=head.draft_vocabulary,
-        policy_matrices=embeddings if policy.tied_embeddings else 2 * embeddings,
-        layers=len(head.target_layers) or 3,
-        steps=model.max_tokens,
-        batch=train.batch,
-        window=train.window,
-        buffer_tokens=max(train.window, train.buffer_tokens // layout.devices),
-        known=known,
-        largest=LARGEST,
-    )
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:

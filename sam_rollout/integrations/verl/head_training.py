@@ -30,7 +30,7 @@ from sam_rollout.heads.writing import load_head, write_head
 from sam_rollout.integrations.verl.names import HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
 from sam_rollout.integrations.verl.state_capture import StateCapture
-from sam_rollout.integrations.vllm.head_update import PREFIX
+from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 
 STATE_FILE = "training.pt"
@@ -45,7 +45,7 @@ class HeadTraining:
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
-        self._source = EngineSettings.from_mapping(extra).sam.sources.model
+        self._source = EngineSettings.from_json(extra).sam.sources.model
         engine = worker.actor.engine
         self._part = _part_of(engine, worker.config.actor.strategy)
         self._model_path = str(worker.config.model.path)

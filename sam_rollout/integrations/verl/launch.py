@@ -15,7 +15,6 @@ from omegaconf import DictConfig, open_dict
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Note
 from sam_rollout.integrations.verl.drafter import write_first_head
-from sam_rollout.integrations.verl.source_choice import explain_sources
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
@@ -98,7 +97,7 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
     """
     from verl.utils.device import auto_set_device
 
-    for line in (*explain_sources(config), *fit_bucket(config)):
+    for line in (*run.decisions, *fit_bucket(config)):
         print(line, flush=True)
     translate(config, run)
     leave_to_running_cluster(config)

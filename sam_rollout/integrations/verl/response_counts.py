@@ -14,7 +14,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.ray_trainer import compute_spec_decode_metrics
 
-from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, ReplicaRecords
+from sam_rollout.integrations.verl.replica_records import REQUEST_ID_FIELD, ReplicaRecords
 
 # Responses that a step left over may be trained on by the next one.
 KEPT_STEPS = 2
@@ -24,7 +24,6 @@ DUMPED = {
     "spec_num_accepted_tokens": "accepted_tokens",
     "spec_num_verify_steps": "verify_steps",
     "generation_s": "generation_s",
-    "control": "control",
 }
 
 
@@ -39,18 +38,14 @@ class ResponseCounts(NamedTuple):
     accepted_tokens: int = 0
     verify_steps: int = 0
     generation_s: float = 0.0
-    control: bool = False
-    group: str = ""
 
     def plus(self, other: ResponseCounts) -> ResponseCounts:
-        """Both together; a response is one of control if any part was, of the first one's group."""
+        """Both together."""
         return ResponseCounts(
             self.drafted_tokens + other.drafted_tokens,
             self.accepted_tokens + other.accepted_tokens,
             self.verify_steps + other.verify_steps,
             self.generation_s + other.generation_s,
-            self.control or other.control,
-            self.group or other.group,
         )
 
 
@@ -79,8 +74,6 @@ class ResponseBook:
                     row["accepted_tokens"],
                     row["verify_steps"],
                     row["end_s"] - row["start_s"],
-                    row["control"],
-                    row["group"],
                 )
                 counts[request_id] = counts.get(request_id, ResponseCounts()).plus(one)
         self._steps = [*self._steps, counts][-KEPT_STEPS:]

@@ -7,16 +7,15 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor
-from verl.workers.rollout.vllm_rollout import ServerAdapter, vllm_rollout
+from verl.workers.rollout.vllm_rollout import ServerAdapter
 
-from sam_rollout.integrations.verl.weight_transfer import WatchedSender
+from sam_rollout.integrations.verl.weight_transfer import watch_senders
 
-# verl makes its sender by this name, within a method that does much else.
-vllm_rollout.BucketedWeightSender = WatchedSender
+watch_senders()
 
 
 class SamServerAdapter(ServerAdapter):
-    """One per training process; see `integrations/vllm/head_update.py` for the other side."""
+    """One per training process; `model_drafts/head_update.py` of vLLM's is the other side."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 

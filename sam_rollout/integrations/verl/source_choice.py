@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
-from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
@@ -35,22 +34,15 @@ BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """Decide what is left to the run; without drafts, too: both sides of a comparison say the same.
 
+    Each decision is a line in `RunConfig.decisions`, with its reason.
+
     Args:
         config: As composed, its layout checked.
         run: Our settings of it.
     """
-    sam, _ = _settled(config, run)
-    return replace(run, sam=sam)
-
-
-def explain_sources(config: DictConfig) -> list[str]:
-    """What was decided, and why: a line for each decision.
-
-    Args:
-        config: As composed; in a translated one everything is decided.
-    """
-    run = read_run_config(config)
-    return _settled(config, run)[1] if run.sam.enabled else []
+    sam, lines = _settled(config, run)
+    decisions = tuple(lines) if run.sam.enabled else ()
+    return replace(run, sam=sam, decisions=decisions)
 
 
 def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
@@ -114,7 +106,7 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
     )
 
 
-@functools.cache  # read for the decision and again for the line that explains it
+@functools.cache  # a program may check its configuration more than once
 def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
     """Count rows and distinct prompts of parquet files; zeros where that cannot be told."""
     try:

@@ -11,10 +11,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.drafter import with_first_head
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
-from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.names import SAMPLER_MODULE
 from sam_rollout.integrations.vllm.settings import EngineSettings
-from sam_rollout.telemetry.control import ControlAssignment
 from sam_rollout.telemetry.records import ASKED
 
 SAMPLER_CLASSES = {
@@ -39,12 +37,9 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    control = control_assignment(config, run)
     # Without drafts nothing else is read: every baseline is one engine, compiled once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
-    settings = EngineSettings(
-        sam, run.sampler, run.telemetry.record_traces, control if control.share else None
-    )
+    settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, settings.arguments())
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
@@ -76,13 +71,3 @@ def _configure_validation(config: DictConfig) -> None:
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if not validation.do_sample:
         validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1
-
-
-def control_assignment(config: DictConfig, run: RunConfig) -> ControlAssignment:
-    """Which requests of a checked configuration are sampled without drafts."""
-    return ControlAssignment(
-        share=run.telemetry.control_share if run.sam.enabled else 0.0,
-        unit=run.telemetry.control_unit,
-        seed=config.actor_rollout_ref.rollout.seed,
-        replicas=rollout_layout(config).replicas,
-    )

@@ -9,15 +9,23 @@ failed of on a second socket, beside the first.
 from __future__ import annotations
 
 import contextlib
+from importlib.metadata import version
 from typing import Any
 
 import zmq
+from packaging.specifiers import SpecifierSet
+from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from sam_rollout.integrations.verl.failures import describe
-from sam_rollout.integrations.vllm.dead_engine import first_of
+from sam_rollout.integrations.vllm.serving.dead_engine import first_of
+from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
 LINGER_MS = 2000  # for the words of a receiver to arrive
+
+
+# Releases read or run by us whose sender waits for ever.
+WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 
 
 class WeightSyncError(RuntimeError):
@@ -77,3 +85,23 @@ class WatchedSender(BucketedWeightSender):
         failures = self.zmq_context.socket(zmq.PULL)
         failures.bind(_side_channel(self.zmq_handle))
         self.socket: Any = _WatchedSocket(self.socket, failures)
+
+
+def watch_senders() -> None:
+    """Let verl's training processes send with a `WatchedSender`; harmless when repeated."""
+    if version("verl") in WAITING_VERSIONS:
+        # verl makes its sender by this name, within a method that does much else.
+        vllm_rollout.BucketedWeightSender = WatchedSender
+
+
+class WeightReceiving:
+    """Mixed into verl's worker extension, before its own class: says what a sync failed of."""
+
+    def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
+        """Take in a sync, whose sender waits for every bucket to be taken."""
+        try:
+            with ties_over_buckets():
+                super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
+        except Exception as error:
+            tell_sender(self._get_zmq_handle(), error)  # type: ignore[attr-defined]
+            raise

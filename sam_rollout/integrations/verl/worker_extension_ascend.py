@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from sam_rollout.integrations.verl.weight_receiving import WeightReceiving
-from sam_rollout.integrations.vllm.head_update import HeadUpdates
+from sam_rollout.integrations.verl.weight_transfer import WeightReceiving
+from sam_rollout.integrations.vllm.model_drafts.head_update import HeadUpdates
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 
 

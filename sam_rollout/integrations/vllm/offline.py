@@ -24,7 +24,7 @@ EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
 # Extension -> what stands for it in vllm-ascend's workers. Not run on an NPU.
 ON_ASCEND = {
     EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
-    "sam_rollout.integrations.vllm.known_text.KnownTextExtension": (
+    "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension": (
         "sam_rollout.integrations.vllm_ascend.worker.KnownTextAscendExtension"
     ),
 }
@@ -75,9 +75,9 @@ def offline_engine(
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
+    from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters, check_samplers
+    from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
     from sam_rollout.integrations.vllm.settings import engine_arguments
-    from sam_rollout.integrations.vllm.startup_check import check_drafters, check_samplers
 
     keep_rules_with_drafts()  # where entry points are not installed
     if current_platform.device_type == "npu":

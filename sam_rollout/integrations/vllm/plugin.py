@@ -12,12 +12,12 @@ PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:regis
 
 def register() -> None:
     """Apply what the installed vLLM needs; cheap and safe to call repeatedly."""
-    from sam_rollout.integrations.vllm.cpu_workarounds import apply_cpu_workarounds
-    from sam_rollout.integrations.vllm.dead_engine import answer_or_die, keep_causes
-    from sam_rollout.integrations.vllm.drafter_weights import share_embeddings
-    from sam_rollout.integrations.vllm.request_rules import keep_rules_with_drafts
-    from sam_rollout.integrations.vllm.runner_choice import allow_second_runner
-    from sam_rollout.integrations.vllm.scheduling import choose_schedulers
+    from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
+    from sam_rollout.integrations.vllm.model_drafts.drafter_weights import share_embeddings
+    from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
+    from sam_rollout.integrations.vllm.scheduling.scheduler_choice import choose_schedulers
+    from sam_rollout.integrations.vllm.second_runner.runner_choice import allow_second_runner
+    from sam_rollout.integrations.vllm.serving.dead_engine import answer_or_die, keep_causes
 
     keep_causes()
     answer_or_die()

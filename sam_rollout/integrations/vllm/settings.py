@@ -1,8 +1,8 @@
 """How our configuration travels through vLLM: in, and back out of, ``VllmConfig``.
 
 vLLM hands a custom proposer nothing but its ``VllmConfig``. ``additional_config`` is the field it
-keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there. A
-process parses them once.
+keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there,
+as one text that is written once and read once in each process.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
-from sam_rollout.telemetry.control import ControlAssignment
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
+# Of `SamplingParams.extra_args`: true for a request that is to be sampled without drafts.
+CONTROL_KEY = "sam_control"
 # vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
 # but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
 # comparison should have the same.
@@ -24,7 +24,8 @@ MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 # For engines started without a word about samplers: plain vLLM use, and programs that compare with
 # it. Runs of the recipe always say one; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
-PROPOSER_CLASS = "sam_rollout.integrations.vllm.proposer.SamProposer"
+METHOD = "custom_class"  # vLLM's name for drafters of others
+PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,6 @@ class EngineSettings:
         sam: Whether and what to draft.
         sampler: What draws and verifies tokens.
         record_traces: Whether the server keeps token ids.
-        control: Who is sampled without drafts; None for nobody.
 
     Raises:
         ConfigError: Drafts are to share noise that the sampler has not.
@@ -44,7 +44,6 @@ class EngineSettings:
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
     record_traces: bool = False
-    control: ControlAssignment | None = None
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model
@@ -53,25 +52,23 @@ class EngineSettings:
             raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSettings:
-        """Build them from what ``to_mapping`` returned, in this process or another.
+    @functools.lru_cache(maxsize=8)
+    def from_json(cls, text: str) -> EngineSettings:
+        """Read what ``to_json`` wrote; a process does so once.
 
         Raises:
             ConfigError: A value is not allowed.
         """
-        return _parsed(json.dumps(mapping, default=dict, sort_keys=True))
+        settings = json.loads(text)
+        return cls(
+            SamConfig.from_mapping(settings["sam"]),
+            RolloutSamplerConfig.from_mapping(settings["sampler"]),
+            settings["record_traces"],
+        )
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The settings as nested dicts of JSON values."""
-        settings: dict[str, Any] = {
-            "sam": self.sam.to_mapping(),
-            "rollout_sampler": self.sampler.to_mapping(),
-        }
-        if self.record_traces:
-            settings["record_traces"] = True
-        if self.control is not None:
-            settings["control"] = dataclasses.asdict(self.control)
-        return settings
+    def to_json(self) -> str:
+        """Write the settings for the journey to an engine; the same settings are the same text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
         """The vLLM engine arguments that switch drafting on, or only record that it is off.
@@ -81,16 +78,14 @@ class EngineSettings:
             ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
             ``speculative_config``.
         """
-        arguments: dict[str, Any] = {
-            "additional_config": {ADDITIONAL_CONFIG_KEY: self.to_mapping()}
-        }
+        arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
         if self.sam.enabled:
             model = self.sam.sources.model
             arguments["speculative_config"] = {
                 **(
                     _speculation_of(model)
                     if self.sam.drafts_with_model
-                    else {"method": "custom_class", "model": PROPOSER_CLASS}
+                    else {"method": METHOD, "model": PROPOSER_CLASS}
                 ),
                 "num_speculative_tokens": self.sam.max_draft_tokens,
             }
@@ -116,22 +111,10 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     return speculation | model.options
 
 
-@functools.lru_cache(maxsize=8)
-def _parsed(text: str) -> EngineSettings:
-    settings = json.loads(text)
-    control = settings.get("control")
-    return EngineSettings(
-        SamConfig.from_mapping(settings["sam"]),
-        RolloutSamplerConfig.from_mapping(settings["rollout_sampler"]),
-        settings.get("record_traces", False),
-        ControlAssignment(**control) if control else None,
-    )
-
-
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments of settings without control and traces."""
+    """Return the engine arguments of settings without traces."""
     return EngineSettings(sam, sampler).arguments()
 
 
@@ -147,9 +130,27 @@ def settings_of(vllm_config: Any) -> EngineSettings:
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
             "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
         )
-    return EngineSettings.from_mapping(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+    return EngineSettings.from_json(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
 
 
 def has_settings(vllm_config: Any) -> bool:
     """Whether an engine was started with our settings, drafts on or off."""
     return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
+
+
+def drafts_here(vllm_config: Any) -> bool:
+    """Whether an engine drafts with our proposer itself, not with one that is built on it."""
+    speculation = vllm_config.speculative_config
+    return has_model(vllm_config) or (
+        speculation is not None
+        and speculation.method == METHOD
+        and speculation.model == PROPOSER_CLASS
+        and has_settings(vllm_config)
+    )
+
+
+def has_model(vllm_config: Any) -> bool:
+    """Whether vLLM runs a drafter of its own for us."""
+    if vllm_config.speculative_config is None or not has_settings(vllm_config):
+        return False
+    return settings_of(vllm_config).sam.drafts_with_model

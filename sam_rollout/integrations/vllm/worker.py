@@ -6,15 +6,17 @@ every public method is reachable through ``collective_rpc``.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # The extension is imported before the model is loaded, also where the package's entry points are
 # not installed (code shipped through PYTHONPATH): this is the second chance for the workarounds.
 from sam_rollout.integrations.vllm.plugin import register
+from sam_rollout.integrations.vllm.settings import ENGINES_OWN_SAMPLER, has_model, settings_of
 
 if TYPE_CHECKING:
     from sam_rollout.config import RolloutSamplerConfig
-    from sam_rollout.integrations.vllm.proposer import SamProposer
+    from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
 register()
 
@@ -33,17 +35,15 @@ class SamWorkerExtension:
             ``sampler``: the kind that is installed. ``proposer``: None without a drafter, its class
             name when it is not ours, and otherwise all of ``SamProposer.describe()``.
         """
-        from sam_rollout.integrations.vllm.proposer import is_output_rank
-        from sam_rollout.integrations.vllm.runner_choice import is_second_runner
-        from sam_rollout.integrations.vllm.sampling import installed_sampler
-        from sam_rollout.integrations.vllm.settings import settings_of
+        from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
+        from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
 
         if is_second_runner(self.model_runner):
-            from sam_rollout.integrations.vllm.second_runner import attach
+            from sam_rollout.integrations.vllm.second_runner.speculator import attach
 
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
-        report = {"sampler": installed_sampler(self.model_runner), "proposer": None}
+        report = {"sampler": self._installed_sampler(), "proposer": None}
         drafter = self._proposer()
         if drafter is None:
             return report
@@ -54,8 +54,7 @@ class SamWorkerExtension:
 
     def _proposer(self) -> Any:
         """Ours; where vLLM runs a drafter itself, beside that; vLLM's without ours, or None."""
-        from sam_rollout.integrations.vllm.proposer import PROPOSER_ATTRIBUTE
-        from sam_rollout.integrations.vllm.scheduling import has_model
+        from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
         runner, config = self.model_runner, self.vllm_config
         drafter = getattr(runner, "drafter", None)
@@ -67,15 +66,30 @@ class SamWorkerExtension:
 
     def _make_proposer(self) -> SamProposer:
         """Ours, for a runner whose drafter is vLLM's own."""
-        from sam_rollout.integrations.vllm.proposer import SamProposer
+        from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
         return SamProposer(self.vllm_config)
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         """Replace the runner's samplers; other kinds of workers have others to replace."""
-        from sam_rollout.integrations.vllm.sampling import install_sampler
+        if config.kind != ENGINES_OWN_SAMPLER.kind:
+            self._samplers().install_sampler(self.model_runner, config)
 
-        install_sampler(self.model_runner, config)
+    def _installed_sampler(self) -> str:
+        """Name the kind of samplers that is really installed."""
+        return self._samplers().installed_sampler(self.model_runner)
+
+    def _samplers(self) -> ModuleType:
+        """The module with the samplers for this worker's kind of model runner."""
+        from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
+
+        if is_second_runner(self.model_runner):
+            from sam_rollout.integrations.vllm.second_runner import speculator
+
+            return speculator
+        from sam_rollout.integrations.vllm.sampling import samplers
+
+        return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
         """Hand in pieces of responses that other engines sample; return what is new of own ones.

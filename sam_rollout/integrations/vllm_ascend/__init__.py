@@ -1,1 +1,10 @@
 """vllm-ascend: its sampler and rejection sampler. Builds on the integration of vLLM."""
+
+# The names of vllm-ascend that modules here wrap, each a row of tests/contracts/contract.py.
+WRAPPED = (
+    "worker.model_runner_v1:NPUModelRunner.__init__",
+    "worker.model_runner_v1:NPUModelRunner._get_drafter",
+    "worker.model_runner_v1:NPUModelRunner.propose_draft_token_ids",
+    "spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer._maybe_share_embeddings",
+    "spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer._maybe_share_lm_head",
+)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sam_rollout.integrations.vllm.proposer import SamProposer, is_output_rank
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
-from sam_rollout.integrations.vllm.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-LATE_BINDING = "sam_rollout.integrations.vllm_ascend.late_binding:AscendLateBinding"
+LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
 # Methods of a drafter that NPUModelRunner calls whether it has them or not.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
@@ -86,7 +86,10 @@ def install_samplers(runner: Any) -> None:
         return
     require_supported(settings.ours)
     # Late: importing vllm-ascend's samplers settles on a device.
-    from sam_rollout.integrations.vllm_ascend.sampling import heed_logprobs_mode, install_sampler
+    from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
+        heed_logprobs_mode,
+        install_sampler,
+    )
 
     heed_logprobs_mode(runner)
     install_sampler(runner, settings.sampler)

@@ -61,7 +61,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
 def wrap(module: ModuleType) -> None:
     """Wrap the runner class of its module, unless that or a patch of the source was done before."""
     if is_supported():
-        from sam_rollout.integrations.vllm_ascend.drafter_weights import share_weights
+        from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
         share_weights()  # patches leave drafters alone
     runner = module.NPUModelRunner

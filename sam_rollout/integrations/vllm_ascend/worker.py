@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.config import RolloutSamplerConfig
-from sam_rollout.integrations.vllm.known_text import KnownTextExtension
+from sam_rollout.integrations.vllm.operators.known_text import KnownTextExtension
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.proposer import SamProposer
+    from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
-ENGINE_DRAFTER = "sam_rollout.integrations.vllm_ascend.engine_drafter:AscendEngineDrafter"
+ENGINE_DRAFTER = (
+    "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
+)
 
 
 class SamAscendWorkerExtension(SamWorkerExtension):

@@ -21,12 +21,12 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.settings import Section, setting
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.recorder import TextRecorder
-    from sam_rollout.sources.contract import Limits
     from sam_rollout.sources.support.text_store import TextStore
 
 logger = logging.getLogger(__name__)
@@ -117,11 +117,6 @@ class Responses:
     def refused(self) -> int:
         """Texts on disk that cannot be drafted from."""
         return 0 if self._folder is None else self._folder.refused
-
-    @property
-    def disk_bytes(self) -> int:
-        """Size of the folder when the step began."""
-        return 0 if self._folder is None else self._folder.disk_bytes
 
     def want(self) -> None:
         """A source reads what has ended: it is kept from now on."""
@@ -246,7 +241,6 @@ class _Folder:
         self._store: TextStore | None = None
         self._step = -1  # of the last refresh
         self.path = Path(config.path).expanduser()
-        self.disk_bytes = 0
 
     @property
     def refused(self) -> int:
@@ -272,7 +266,6 @@ class _Folder:
         if step != self._step:
             store.refresh()
             self._step = step
-            self.disk_bytes = store.disk_bytes()
         return store
 
     def _open(self) -> TextStore:

@@ -116,7 +116,7 @@ class SharedTexts:
                 if not self._refused:
                     logger.warning(
                         "What another engine says it sampled is refused; drafting goes on. Others "
-                        "like it are counted (sam/draft/shared_refused): %s",
+                        "like it are not named: %s",
                         error,
                     )
                 self._refused += 1

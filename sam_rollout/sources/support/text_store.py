@@ -143,14 +143,6 @@ class TextStore:
         for stem, path in segments.items():
             self._index(stem, path)
 
-    def disk_bytes(self) -> int:
-        """Size of all segments."""
-        total = 0
-        for path in self._segments().values():
-            with suppress(FileNotFoundError):
-                total += path.stat().st_size
-        return total
-
     def close(self) -> None:
         """End the own segment."""
         if self._segment is None:

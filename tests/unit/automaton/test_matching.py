@@ -253,30 +253,6 @@ def test_a_ready_draft_votes_where_it_is_followed_by_how_certain_it_is():
     assert votes_at(place) == [] and votes_at(followed(place, 6)) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ([5, 5], [5, 5, 5, 5, 5]),
-        ([7, 7, 7, 7], [7, 7, 7, 7, 7]),
-        ([1, 2, 3, 1], [2, 3, 1, 2, 3]),
-        ([9, 1, 2, 1, 2, 1], [2, 1, 2, 1, 2]),
-        ([0, 3, 0], [3, 0, 3, 0, 3]),
-        ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2, 9, 1]),  # latest, not first
-        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2], [8, 4, 2, 9, 5]),  # 8 followed twice, 9 once
-        ([2, 8, 3, 2, 8, 4, 2, 9, 5, 2, 9, 6, 2], [9, 6, 2, 9, 6]),  # both twice: the latest
-        ([1, 2, 3, 4, 5, 7, 1, 2, 3, 8], []),  # nothing ever followed 8
-        ([1, 2, 3], []),
-        ([4], []),
-        ([], []),
-        ([1, 1 << 30, LARGEST_TOKEN, 1, 1 << 30], [LARGEST_TOKEN, 1, 1 << 30, LARGEST_TOKEN, 1]),
-    ],
-)
-def test_drafts_of_small_texts(text, expected):
-    pool = AutomatonPool()
-    row = text or [0]
-    assert draft(pool, pool.open(), row, len(text), 5) == expected
-
-
 LONG = 200_000
 
 

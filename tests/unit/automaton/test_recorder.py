@@ -26,15 +26,6 @@ def test_responses_are_recorded_with_the_end_of_their_prompts():
         assert max(0, prompts[row] - CONTEXT) <= first <= prompts[row] + 8
 
 
-def test_the_first_row_ends_with_the_first_generated_token():
-    recorder = TextRecorder(1, 100)
-    slot = recorder.open()
-    row = np.arange(100, dtype=np.int32)[None]
-    recorder.record(int32(slot), row, int32(31), np.ones(1, bool))
-    recorder.record(int32(slot), row, int32(34), np.ones(1, bool))
-    assert recorder.take(slot).tolist() == list(range(30 - CONTEXT, 34))
-
-
 def test_slots_are_limited_and_used_again():
     recorder = TextRecorder(2, 10)
     slots = [recorder.open(), recorder.open()]

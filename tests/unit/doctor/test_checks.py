@@ -1,27 +1,14 @@
-"""One check cannot take the others with it."""
+"""The doctor asks what a run asks, and one check cannot take the others with it."""
 
-import inspect
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from sam_rollout.doctor import (
-    DEVICES,
-    Question,
-    cann,
-    checks,
-    devices,
-    examine,
-    host,
-    network,
-    numba_check,
-    plugins,
-    versions,
-)
-from sam_rollout.doctor.checks import CHECKS, Check, guarded
-from sam_rollout.doctor.line import ok
+from sam_rollout.composition import compose
+from sam_rollout.doctor import DEVICES, Question, checks, examine
+from sam_rollout.doctor.probe import ProbeError, run, run_python
+from sam_rollout.doctor.report import ok
 
 
 def check_broken(_question):
@@ -33,54 +20,72 @@ def check_leaving(_question):
     sys.exit("torch ends the process")
 
 
+def check_fine(_question):
+    return [ok("fine", "as it should be")]
+
+
 def test_a_check_that_raises_becomes_a_failing_line(monkeypatch, question):
-    found = [Check("a", check_broken), Check("b", check_leaving), Check("c", check_fine)]
-    monkeypatch.setattr(checks, "CHECKS", found)
+    found = [("group", check) for check in (check_broken, check_leaving, check_fine)]
+    monkeypatch.setattr(checks, "checks_of", lambda device: found)
     lines = [finding.line for finding in examine(question, lambda _: None)]
     assert [line.status for line in lines] == ["fail", "fail", "ok"]
     assert lines[0].what == "broken" and "OSError: device or resource busy" in lines[0].found
     assert "SystemExit" in lines[1].found
 
 
-def check_fine(_question):
-    return [ok("fine", "as it should be")]
+def test_each_device_is_asked_for_its_own():
+    asked = {device: {c.__name__ for _, c in checks.checks_of(device)} for device in DEVICES}
+    assert asked["ascend_910c"] - asked["cuda"] == {"check_cann"}
+    assert asked["cuda"] ^ asked["cpu"] == {"check_accelerators", "check_cpu"}
 
 
-def test_a_check_that_never_ends_is_left_behind(question):
-    release = threading.Event()
-    (line,) = guarded(lambda _: [release.wait()], question, limit_s=0.2)
-    release.set()
-    assert line.status == "fail" and line.found == "no answer in 0 s"
+def lines(*overrides: str, cluster: bool = False):
+    pytest.importorskip("verl")
+    config, device = compose("experiment=tiny_cpu", *overrides)
+    found = list(checks.check_run(Question(device, config, cluster=cluster)))
+    return {line.what: line for line in found}, found
 
 
-def test_every_check_of_every_module_is_run_for_some_device():
-    run = {check.function for check in CHECKS}
-    for module in (versions, plugins, numba_check, cann, devices, network, host, run):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            takes = [*inspect.signature(function).parameters]
-            if name.startswith("check_") and takes in (["question"], ["_question"]):
-                assert function in run, name
-    assert all(check.devices <= set(DEVICES) for check in CHECKS)
+def test_every_check_of_a_run_has_its_line():
+    found, said = lines(
+        "reward.custom_reward_function.path=/nope.py", "trainer.logger=[console,swanlab]",
+        "data.train_files=/gone.parquet", "sam.gate.threshold=4",
+    )  # fmt: skip
+    assert {check.what for check in checks.ALL_CHECKS} <= found.keys()
+    assert [found[what].status for what in ("reward", "loggers", "data")] == ["fail"] * 3
+    assert "/nope.py" in found["reward"].found and found["model"].status == "ok"
+    assert "warn" in [line.status for line in said], "the gate does not go by the threshold"
 
 
-def test_each_device_is_asked_for_its_own(monkeypatch):
-    asked = []
-    stand_ins = [
-        Check(c.group, _noting(asked, c.function.__name__), c.doing, c.devices) for c in CHECKS
-    ]
-    monkeypatch.setattr(checks, "CHECKS", stand_ins)
-    for device in DEVICES:
-        list(examine(Question(device), lambda _: None))
-    assert asked.count("check_npus") == asked.count("check_gpus") == asked.count("check_cpu") == 1
-    assert asked.count("check_versions") == 3 and asked.count("check_torch") == 2
+def test_the_nodes_of_a_cluster_are_asked_for_what_each_must_have():
+    found, _ = lines("trainer.logger=[swanlab]", cluster=True)
+    assert found.keys() == {check.what for check in checks.FILES}
 
 
-def _noting(asked, name):
-    def function(_question):
-        asked.append(name)
-        return []
+def test_settings_that_cannot_be_read_are_the_only_line():
+    found, _ = lines("sam.max_draft_tokens=0")
+    assert [*found] == ["settings"] and "sam.max_draft_tokens = 0" in found["settings"].found
 
-    return function
+
+def test_what_a_program_prints(tmp_path, monkeypatch):
+    assert run(["echo", "yes"]) == "yes\n"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise RuntimeError('not from the working directory')")
+    assert run_python("import json; print('loading...'); print(json.dumps([1]))") == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["no-such-program"], "no-such-program: No such file or directory"),
+        (["sleep", "60"], "sleep did not answer in 0 s"),
+        (["bash", "-c", "echo first >&2; echo last >&2; exit 3"], "ended with status 3: last"),
+        ([sys.executable, "-c", "import os; os.abort()"], "ended with status -6: no message"),
+    ],
+)
+def test_why_a_program_does_not_answer(command, said):
+    with pytest.raises(ProbeError, match=said):
+        run(command, limit_s=0.2 if command[0] == "sleep" else 60)
 
 
 WITHOUT_ENGINES = """
@@ -91,8 +96,6 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-from sam_rollout.doctor import checks, numba_check
-checks.CHECKS = [c for c in checks.CHECKS if c.function is not numba_check.check_warm_up]
 from sam_rollout.cli import app
 app(sys.argv[1:])
 """

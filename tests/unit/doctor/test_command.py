@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from sam_rollout.cli import app
 from sam_rollout.doctor import checks
-from sam_rollout.doctor.checks import Check
-from sam_rollout.doctor.line import fail, ok, warn
+from sam_rollout.doctor.report import fail, ok, warn
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def doctor(monkeypatch):
     """Runs the command with checks that say these lines."""
 
     def run(lines, *options):
-        monkeypatch.setattr(checks, "CHECKS", [Check("group", lambda _: lines, "looking")])
+        monkeypatch.setattr(checks, "checks_of", lambda device: [("group", lambda _: lines)])
         return CliRunner().invoke(app, ["doctor", *options])
 
     return run
@@ -30,7 +29,7 @@ def doctor(monkeypatch):
 def test_only_failures_fail(doctor, line, status):
     result = doctor([line], "--device", "cpu")
     assert result.exit_code == status
-    assert "group: looking" in result.stderr and "looking" not in result.stdout
+    assert "... group" in result.stderr and "..." not in result.stdout
 
 
 def test_json_is_all_there_is_on_stdout(doctor):
@@ -63,7 +62,7 @@ def test_checks_are_asked_about_the_run_of_the_overrides(monkeypatch, named, tmp
         asked.append(question)
         return [ok("a", "b")]
 
-    monkeypatch.setattr(checks, "CHECKS", [Check("group", check, "looking")])
+    monkeypatch.setattr(checks, "checks_of", lambda device: [("group", check)])
     words = [*named, "--device", "cpu", "trainer.nnodes=3", f"run_dir={tmp_path}"]
     assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
     (question,) = asked

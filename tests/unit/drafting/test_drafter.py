@@ -6,67 +6,12 @@ import pytest
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
-from tests.unit.drafting.texts import expected_draft, int32, step
+from tests.unit.drafting.texts import int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
     sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
     return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
-
-
-def test_a_closed_gate_reads_but_does_not_draft():
-    drafter = make_drafter()
-    assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
-    assert drafter.usage().catch_up_tokens == 3
-    assert step(drafter, {"a": [1, 2, 1]}) == {"a": [2, 1, 2]}
-    assert drafter.usage().catch_up_tokens == 3
-    # Counts of an open step must not linger.
-    assert step(drafter, {"a": [1, 2, 1]}, gate_open=False) == {"a": []}
-
-
-def test_rows_that_are_not_eligible_are_left_alone():
-    drafter = make_drafter()
-    texts = {"prefill": [1, 2, 1], "decode": [3, 4, 3]}
-    assert step(drafter, texts, eligible=[False, True]) == {"prefill": [], "decode": [4, 3, 4]}
-    assert drafter.usage().catch_up_tokens == 3
-    assert step(drafter, texts)["prefill"] == [2, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "drafted"),
-    [
-        (2, [2, 2, 2, 2]),
-        (np.full(4, 2, np.int64), [2, 2, 2, 2]),
-        (int32(0, -5, 1, 99), [0, 0, 1, 3]),
-    ],
-)
-def test_max_tokens_for_all_rows_or_each(max_tokens, drafted):
-    drafts = step(make_drafter(), {name: [1, 1, 1] for name in "abcd"}, max_tokens=max_tokens)
-    assert [len(draft) for draft in drafts.values()] == drafted
-
-
-def test_drafts_end_at_the_longest_text():
-    drafter = make_drafter(max_model_len=10)
-    lengths = {n: len(step(drafter, {f"r{n}": [1] * n}, width=10)[f"r{n}"]) for n in range(2, 11)}
-    assert lengths == {2: 3, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 1, 10: 0}
-
-
-def test_finish_frees_everything_and_may_be_repeated():
-    drafter = make_drafter()
-    step(drafter, {"a": [1] * 100, "b": [2] * 100})
-    assert drafter.usage().bytes > 0
-    drafter.finish(["a", "b", "never seen"])
-    drafter.finish(["a"])
-    usage = drafter.usage()
-    assert (usage.live_requests, usage.bytes, usage.evictions) == (0, 0, 0)
-
-
-def test_an_id_used_again_without_finish_is_noticed():
-    drafter = make_drafter()
-    step(drafter, {"a": [1, 2, 3, 1, 2]})
-    assert step(drafter, {"a": [5, 6, 7, 5, 6, 5]}) == {"a": [6, 5, 6]}
-    assert step(drafter, {"a": [5, 6]}) == {"a": []}
-    assert drafter.usage().rebuilds == 2
 
 
 def test_the_engines_list_of_ids_may_change_in_place():
@@ -78,15 +23,6 @@ def test_the_engines_list_of_ids_may_change_in_place():
     ids.reverse()
     drafter.step(ids, token_ids[::-1], lengths, eligible, gate_open=True)
     assert drafter.usage().rebuilds == 0
-
-
-def test_a_preempted_request_keeps_its_automaton():
-    drafter = make_drafter()
-    step(drafter, {"a": [1, 2, 3, 1], "b": [9]})
-    for _ in range(20):
-        step(drafter, {"b": [9]})
-    assert step(drafter, {"a": [1, 2, 3, 1, 2]}) == {"a": [3, 1, 2]}
-    assert drafter.usage().catch_up_tokens == 4 + 1 + 1
 
 
 def test_the_longest_absent_is_evicted_first():
@@ -103,23 +39,6 @@ def test_the_longest_absent_is_evicted_first():
     assert drafter.usage().catch_up_tokens == read
     assert step(drafter, {"r1": [1, 1, 1]}) == {"r1": [1, 1, 1]}
     assert drafter.usage().catch_up_tokens == read + 3
-
-
-def repetitive_texts(rows, tokens):
-    """New stretches and copied ones, the same on every machine: int32[rows, tokens]."""
-    numbers = np.random.PCG64(7).random_raw(8 * rows * tokens)
-    numbers = iter((numbers >> 20).tolist())
-    texts = []
-    for _ in range(rows):
-        text = []
-        while len(text) < tokens:
-            if text and next(numbers) % 2:
-                start = next(numbers) % len(text)
-                text += text[start : start + 2 + next(numbers) % 18]
-            else:
-                text += [next(numbers) % (1 << next(numbers) % 18) for _ in range(4)]
-        texts.append(text[:tokens])
-    return np.array(texts, np.int32)
 
 
 LONG_TEXT = [1, 2, 3] * 9000  # over half a MiB
@@ -160,16 +79,6 @@ def test_a_request_too_large_for_the_cap_never_comes_back():
     assert usage.catch_up_tokens == len(huge) + 2 + 2
     drafter.finish(["huge"])
     assert step(drafter, {"huge": [1, 1]}) == {"huge": [1, 1, 1]}
-
-
-def test_512_rows():
-    drafter = make_drafter(max_rows=512, max_model_len=200)
-    rng = np.random.default_rng(3)
-    texts = {f"r{i}": rng.integers(0, 9, 100 + i % 50).tolist() for i in range(512)}
-    drafts = step(drafter, texts, width=200)
-    for request_id in list(texts)[::61]:
-        assert drafts[request_id] == expected_draft(texts[request_id], 3)
-    assert drafter.usage().live_requests == 512
 
 
 def test_an_empty_batch_and_an_empty_prompt():

@@ -320,10 +320,3 @@ def test_random_lives_of_drafters(tmp_path):
         if time.monotonic() > until:
             break
     assert judged > 100
-
-
-def test_a_draft_that_the_rule_does_not_allow_is_seen():
-    own = OwnText()
-    own.extend(np.array([1, 2, 3, 1, 2], np.int32))
-    assert own.allows([3, 1], 2, whole=True)
-    assert not own.allows([1], 2, whole=False) and not own.allows([3], 2, whole=True)

@@ -8,11 +8,13 @@ import pytest
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
+from sam_rollout.limits import Limits
 from sam_rollout.session.padding import DraftPadding, no_graphs
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
+LIMITS = Limits(MAX_ROWS, LENGTH, k=K)
 NOTHING = [], [], NO_SOURCE
 
 
@@ -59,7 +61,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     sources = SourcesConfig(prompt=PromptSourceConfig(enabled=siblings))
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
     drafter = SamDrafter(config, MAX_ROWS, LENGTH)
-    padding = DraftPadding("always", no_graphs, K, MAX_ROWS, MAX_ROWS * (1 + K), LENGTH)
+    padding = DraftPadding("always", no_graphs, LIMITS)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0
     for _ in range(600):
@@ -138,25 +140,10 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
 
 
-def batch_with(draft: list[int], length: int = 5) -> DraftBatch:
-    batch = DraftBatch(MAX_ROWS, 3)
-    batch.clear(1)
-    batch.tokens[0, : len(draft)] = draft
-    batch.counts[0], batch.length[0], batch.source[0] = len(draft), length, 0
-    batch.pending = True
-    return batch
-
-
 def test_a_text_that_shrank_under_its_id_has_verified_nothing():
     """An id used again without notice: the caller says that the row gained less than nothing."""
-    batch = batch_with([1, 2, 3])
+    batch = DraftBatch(LIMITS)
+    batch.clear(1)
+    batch.counts[0], batch.length[0], batch.source[0], batch.pending = 3, 5, 0, True
     token_ids, num_tokens = rows_of([[7, 7]], LENGTH)
     assert batch.verify(token_ids, num_tokens, num_tokens - 5).drafted.tolist() == [0]
-
-
-def test_a_copy_keeps_what_the_next_step_writes_over():
-    batch = batch_with([1, 2, 3])
-    texts, num_tokens = rows_of([[0] * 5 + [1, 9]], LENGTH)
-    kept = batch.verify(texts, num_tokens, int32(2)).copy()
-    batch.verify(texts, num_tokens, int32(1))
-    assert (kept.drafted.tolist(), kept.accepted.tolist()) == ([3], [1])

@@ -19,6 +19,7 @@ from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.drafting import policy as rule
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
+from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES
 from tests.unit.drafting.texts import int32, rows_of
 
@@ -115,9 +116,10 @@ class Policy(DraftPolicy):
             min_confidence=least,
             gate=GateConfig(kind=gate),
         )
-        super().__init__(config, sources, MAX_ROWS)
+        limits = Limits(MAX_ROWS, 40, k=K)
+        super().__init__(config, sources, limits)
         self.said = [CERTAIN] * sources
-        self.batch = DraftBatch(MAX_ROWS, K)
+        self.batch = DraftBatch(limits)
 
     def propose(self, ready, budget, least=0.0):
         """What is handed over of each row, what is held back, and whose draft it is."""
@@ -136,9 +138,7 @@ class Policy(DraftPolicy):
                 places[source, row] = kind, draft.ctypes.data, 0, len(draft), 0
         batch.clear(rows)
         batch.pending = True
-        total = self.draft(
-            places, int32(*budget), batch.tokens, batch.counts, batch.held_back, batch.source, least
-        )
+        total = self.draft(places, int32(*budget), batch.tokens, batch.columns, least)
         counts, drawn = batch.counts[:rows], (batch.counts + batch.held_back)[:rows]
         assert total == counts.sum()
         return [

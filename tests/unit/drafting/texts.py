@@ -13,6 +13,7 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.sources import Source
 
 WIDTH = 4096
@@ -54,13 +55,11 @@ def draft_from(
     """How much of each bound row's end the source knows, and what is drafted from it alone."""
     token_ids, num_tokens = rows_of(texts)
     rows = len(num_tokens)
-    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(rows, k)
+    limits = Limits(rows, WIDTH, k=k)
+    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(limits)
     source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
-    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, rows)
-    policy.draft(
-        places, np.full(rows, k, np.int32), batch.tokens, batch.counts, batch.held_back,
-        batch.source,
-    )  # fmt: skip
+    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, limits)
+    policy.draft(places, np.full(rows, k, np.int32), batch.tokens, batch.columns)
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))

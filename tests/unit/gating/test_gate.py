@@ -5,39 +5,31 @@ import logging
 import pytest
 
 from sam_rollout.config import GateConfig
-from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, ThresholdGate, make_gate
+from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, make_gate
+from sam_rollout.limits import Limits
 from tests.unit.gating.group import Seat, Table
 from tests.unit.gating.steps import decode
 
 K = 3
+LIMITS = Limits(16, 1 << 20, k=K)
 
 
 def made(**options) -> GuardedGate:
-    return make_gate(GateConfig(**options), max_rows=16, max_draft_tokens=K)
+    return make_gate(GateConfig(**options), LIMITS)
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, K), (8, K), (9, 0), (128, 0)])
-def test_a_threshold_drafts_while_some_but_few_requests_run(rows, expected):
-    assert ThresholdGate(8, K).budget(rows) == expected
-
-
-def test_threshold_zero_never_drafts():
-    assert not any(ThresholdGate(0, K).budget(rows) for rows in range(5))
-
-
-def test_a_negative_threshold_is_refused():
-    with pytest.raises(ValueError, match="got -1"):
-        ThresholdGate(-1, K)
-
-
-def test_a_closed_gate_never_drafts():
-    gate = made(kind="closed", threshold=8)
-    assert not any(gate.next_budget(decode(rows)) for rows in range(10))
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 8), (4, 8), (5, 3), (16, 3), (17, 0)])
-def test_a_schedule_takes_the_smallest_bound_that_holds(rows, expected):
-    assert ScheduleGate({16: 3, 4: 8}, 8).budget(rows) == expected
+@pytest.mark.parametrize(
+    ("options", "budgets"),
+    [
+        ({"kind": "threshold", "threshold": 2}, [0, K, K, 0, 0, 0]),
+        ({"kind": "threshold", "threshold": 0}, [0, 0, 0, 0, 0, 0]),
+        ({"kind": "closed", "threshold": 8}, [0, 0, 0, 0, 0, 0]),
+        ({"kind": "schedule", "schedule": {"4": 1, "2": 3}}, [0, 3, 3, 1, 1, 0]),
+    ],
+)
+def test_fixed_gates_go_by_the_number_of_requests(options, budgets):
+    gate = made(**options)
+    assert [gate.next_budget(decode(rows)) for rows in range(6)] == budgets
 
 
 def test_graphs_make_of_a_schedule_all_or_nothing():
@@ -45,19 +37,9 @@ def test_graphs_make_of_a_schedule_all_or_nothing():
     assert [gate.budget(rows, whole=True) for rows in (4, 8, 16, 17)] == [8, 0, 8, 0]
 
 
-def test_make_gate_takes_settings_from_the_config():
-    gate = made(kind="threshold", threshold=5)
-    assert [gate.next_budget(decode(rows)) for rows in (5, 6)] == [K, 0]
-    gate = made(kind="schedule", schedule={"2": 1})
-    assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [1, 0]
-    assert "gate/measured_s" in made(kind="auto").drain()
-
-
 def test_engines_in_lockstep_decide_together_unless_they_never_draft():
     for kind, together in (("auto", True), ("threshold", True), ("closed", False)):
-        gate = make_gate(
-            GateConfig(kind=kind), max_rows=16, max_draft_tokens=K, exchange=Seat(Table(2), 0)
-        )
+        gate = make_gate(GateConfig(kind=kind), LIMITS, Seat(Table(2), 0))
         gate.next_budget(decode(2))
         assert ("gate/agreed_steps" in gate.drain()) is together
 
@@ -94,8 +76,8 @@ def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
 
 
 def test_a_gate_that_only_cannot_report_decides_on(monkeypatch, caplog):
-    monkeypatch.setattr(ThresholdGate, "drain", lambda self: 1 / 0)
-    gate = GuardedGate(ThresholdGate(4, K))
+    monkeypatch.setattr(ScheduleGate, "drain", lambda self: 1 / 0)
+    gate = GuardedGate(ScheduleGate({4: K}, K))
     with caplog.at_level(logging.WARNING):
         assert [gate.drain()["gate/failures"] for _ in range(3)] == [1, 0, 0]
     assert len(caplog.records) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from sam_rollout.gating.model_price import MODEL, TEXTS, ModelPrice
 from sam_rollout.gating.step import EngineStep
+from sam_rollout.limits import Limits
 from sam_rollout.verified import Verified
 
 ROWS = 16
@@ -53,7 +54,7 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Engine:
-    return Engine(ModelPrice(64))
+    return Engine(ModelPrice(Limits(64, 1 << 20)))
 
 
 def test_a_model_that_pays_stays_and_trials_become_rare(engine):
@@ -77,7 +78,7 @@ def test_it_comes_back_when_texts_bring_less(engine):
 
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_model_that_learns_comes_back_sooner(learns):
-    engine = Engine(ModelPrice(64))
+    engine = Engine(ModelPrice(Limits(64, 1 << 20)))
     engine.run(DEAR, 3_000)
     if learns:
         engine.price.expect_better()
@@ -98,7 +99,7 @@ def test_pauses_decide_nothing(engine):
 
 
 def test_every_number_of_requests_has_its_own_answer():
-    price = ModelPrice(64)
+    price = ModelPrice(Limits(64, 1 << 20))
     few, many = Engine(price, 2), Engine(price, 64)
     few.run(WORTH_IT, 2_000)
     many.now_ns = few.now_ns
@@ -114,14 +115,6 @@ def test_a_gate_that_stays_closed_with_the_model_gets_to_try_texts_alone(engine)
     assert not engine.price.pays
     engine.run(WORTH_IT, 2_000)
     assert engine.share(MODEL, 500) > 0.9
-
-
-def test_a_closed_gate_gets_to_try_texts_with_any_number_of_requests():
-    price = ModelPrice(64)
-    many, few = Engine(price, 64), Engine(price, 8)
-    for engine in (many, few):
-        engine.run(WORTH_IT, 300, is_open=False)
-        assert not price.pays
 
 
 def test_steps_that_cannot_be_measured_decide_nothing(engine):

@@ -73,18 +73,3 @@ def test_offers_are_forgotten_and_their_spread_is_known():
     tokens, _, spread = supply_of(*steps, *[offered(low=16)] * 200).by_level()
     assert tokens[1 + HIGH] < 0.01 and spread[1 + HIGH] < 0.1
     assert tokens[-1] == pytest.approx(1, abs=0.01)
-
-
-def test_steps_without_requests_tell_nothing():
-    supply = supply_of(offered(rows=0))
-    assert supply.rows == 0 and supply.by_level().offered[-1] == 0
-
-
-def test_an_heir_begins_with_what_is_known_and_soon_changes_its_mind():
-    supply = supply_of(*[offered(high=16)] * 50)
-    heir = supply.heir()
-    assert heir.by_level() == supply.by_level()
-    for one in (supply, heir):
-        one.observe(offered())
-        one._calibration.observe(offered())
-    assert heir.by_level().offered[-1] < supply.by_level().offered[-1] < 1

@@ -1,5 +1,7 @@
 """Processes that torchrun starts train one head, each on its texts."""
 
+import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,28 +11,33 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-# The command, and every process writes down the head that it ends with.
-COMMAND = """
-import os, torch
-from sam_rollout import cli
-from sam_rollout.heads import front
+from sam_rollout.heads.checkpoint import default_layers
+from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.training import Learner, TrainingSettings, train
+from tests.processes import in_processes
 
-def train(learner, *others):
-    history = plain(learner, *others)
-    torch.save(learner.head.state_dict(), f"{os.environ['HEADS']}.{os.environ['RANK']}.pt")
-    return history
+SETTINGS = TrainingSettings(updates=3, batch=2, window=12)
 
-plain, front._train = front._train, train
-cli.app()
-"""
+
+def train_together(rank, policy, head, samples):
+    peers, head = Peers(torch.distributed.group.WORLD), copy.deepcopy(head)  # not the shared one
+    losses = list(train(Learner(head, policy, 2), samples[rank::2], SETTINGS, peers))
+    return losses, torch.cat([p.detach().flatten() for p in head.parameters()])
+
+
+def test_two_processes_train_one_head(policy, traces, make_head):
+    samples = policy.read(traces, default_layers(6), max_tokens=24)
+    matrices = dataclasses.replace(policy, model=None)
+    (losses, first), other = in_processes(train_together, 2, matrices, make_head(), samples)
+    assert len(losses) == 3 and losses == other[0]
+    assert (first == other[1]).all()
 
 
 @pytest.fixture
 def two_processes(tmp_path, model_folder, texts):
-    """Runs `head train` in two processes; the record, and the head of either."""
+    """Runs `head train` in two processes; the record."""
 
     def run(name, *options):
-        (tmp_path / "command.py").write_text(COMMAND)
         # With an output matrix of its own, which is then split too.
         config = Qwen3Config.from_pretrained(model_folder, tie_word_embeddings=False)
         torch.manual_seed(0)
@@ -38,13 +45,11 @@ def two_processes(tmp_path, model_folder, texts):
         output = tmp_path / name
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
-            tmp_path / "command.py", "head", "train", "--model", tmp_path / "model",
-            "--traces", texts, "--output", output, "--steps", 2, "--window", 16, "--updates", 20,
-            *options,
+            "-m", "sam_rollout.cli", "head", "train", "--model", tmp_path / "model",
+            "--traces", texts, "--output", output, "--steps", 2, "--updates", 20, *options,
         ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HEADS": str(output)}
         launcher = subprocess.Popen(
-            list(map(str, command)), env=environment, text=True,
+            list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
@@ -54,18 +59,14 @@ def two_processes(tmp_path, model_folder, texts):
             launcher.wait()
         assert launcher.returncode == 0, said
         assert said.count("tokens per verify step") == 1
-        heads = [torch.load(f"{output}.{rank}.pt") for rank in (0, 1)]
-        return json.loads((output / "training.json").read_text()), heads
+        return json.loads((output / "training.json").read_text())
 
     return run
 
 
-def test_two_processes_train_one_head(two_processes):
-    whole, heads = two_processes("whole")
-    for name, tensor in heads[0].items():
-        assert torch.equal(heads[1][name], tensor)
+def test_the_command_trains_with_whole_and_divided_policies(two_processes):
+    whole, split = two_processes("whole"), two_processes("split", "--split-model")
     assert sum(whole["loss"][-5:]) < 0.97 * sum(whole["loss"][:5])
-    split, _ = two_processes("split", "--split-model")
     assert split["loss"] == pytest.approx(whole["loss"], rel=0.01)
     for one, other in zip(split["held_out"], whole["held_out"], strict=True):
         assert one["positions"] == other["positions"]

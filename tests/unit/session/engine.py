@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
-from sam_rollout.gating import EngineStep
+from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import RequestIdentity, identify
+from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import int32, rows_of
@@ -49,9 +50,7 @@ class Engine:
         self.room = True  # for drafts, in the next step
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
-        self.session = DraftSession(
-            self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
-        )
+        self.session = DraftSession(self.config, self, Limits(MAX_ROWS, MAX_LENGTH), **options)
 
     @property
     def live(self) -> Collection[str]:
@@ -103,13 +102,23 @@ class GateOnRecord:
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []
+        self.asked: list[tuple[bool, bool]] = []  # whether steps are whole, and have room
+        self.given = K
 
     def observe(self, step: EngineStep) -> None:
         offered = step.offered and step.offered.copy()
         self.seen.append(step._replace(verified=step.verified.copy(), offered=offered))
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        return K
+        self.asked.append((whole, room))
+        return self.given
 
     def drain(self) -> dict[str, float]:
         return {}
+
+
+def on_record(engine: Engine) -> GateOnRecord:
+    """Such a gate, in the place of the one that an engine's session has."""
+    gate = GateOnRecord()
+    engine.session.gate = GuardedGate(gate)
+    return gate

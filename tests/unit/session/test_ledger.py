@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.session.ledger import BY_PLACE, RequestLedger
+from sam_rollout.limits import Limits
+from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.telemetry.schema import CONTEXT_EDGES
 from sam_rollout.verified import Verified
 from tests.unit.drafting.texts import int32
@@ -84,7 +85,7 @@ def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_counts_what_a_dictionary_would(data):
-    ledger, reference = RequestLedger(MAX_ROWS, K, SOURCES), Reference()
+    ledger, reference = RequestLedger(Limits(MAX_ROWS, 1 << 17, k=K), SOURCES), Reference()
     live: list[str] = []
     batch: list[str] = []
     ended_since_drain: set[str] = set()
@@ -123,16 +124,3 @@ def test_counts_what_a_dictionary_would(data):
             ended_since_drain = set()
     assert ledger.drain() == reference.totals
     assert ledger.take_counters() == reference.counters
-
-
-def test_filling_is_in_no_total():
-    ledger = RequestLedger(MAX_ROWS, K, SOURCES)
-    ledger.follow(["a", "b", "c", "d"], live="abcd")
-    # a: all kept, the third was filling; b: one of its filling kept; c: nothing kept; d: no step.
-    rows = [(4, 2, 2, 1, 0), (2, 0, 0, 3, -1), (1, 1, 0, 2, 1), (0, 0, 0, 0, -1)]
-    ledger.book(verified_of(*rows), int32(9, 9, 9, 9), drafted=True)
-    totals = {"a": (1, 2, 2, 0, 0), "b": (0,) * 5, "c": (1, 1, 0, 0, 0), "d": (0,) * 5}
-    assert ledger.drain() == totals
-    assert ledger.step[:BY_PLACE].tolist() == [2, 3, 2, 6, 2]
-    counters = ledger.take_counters()
-    assert (counters["draft/padding_tokens"], counters["draft/accepted_padding_tokens"]) == (6, 2)

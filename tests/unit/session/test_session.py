@@ -9,15 +9,11 @@ import pytest
 
 from sam_rollout.config import GateConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.drafting.in_flight import NO_SOURCE
-from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.gating import GuardedGate
 from sam_rollout.gating.gate import LOOK
 from sam_rollout.gating.model_price import TEXTS
-from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.prompt import PromptTexts
-from sam_rollout.telemetry.records import RequestTotals
+from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from tests.records import by_source
 from tests.unit.session.engine import (
     MAX_LENGTH,
@@ -26,9 +22,9 @@ from tests.unit.session.engine import (
     START,
     THRESHOLD,
     Engine,
-    GateOnRecord,
     K,
     next_of_period,
+    on_record,
 )
 
 LOGGER = "sam_rollout.session.session"
@@ -54,8 +50,8 @@ def test_the_gates_budget_bounds_every_draft():
 
 
 def test_the_gate_sees_what_became_of_its_drafts():
-    engine, gate = Engine("a", "b"), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    engine = Engine("a", "b")
+    gate = on_record(engine)
     engine.step("a", "b")
     engine.step("b", "a", sampled=3)
     engine.go_on({"b": [99], "a": [99]})
@@ -69,39 +65,34 @@ def test_the_gate_sees_what_became_of_its_drafts():
 
 
 def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
-    engine, gate = Engine("a", "b", "c", gate=GateConfig("auto")), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    engine = Engine("a", "b", "c", gate=GateConfig("auto"))
+    gate = on_record(engine)
     engine.step("a", "b")
     engine.step("a", "b", sampled=1 + K)  # all that was offered was right
     engine.go_on({"a": [99], "b": [99]})  # and all of this was wrong
     engine.step("a", "c")
+    gate.given = 0  # nothing is looked for
+    engine.step("a", "c")
+    engine.step("a", "c")
     offered = [step.offered for step in gate.seen]
-    assert [one and one.rows for one in offered] == [None, 2, 2, None]
+    assert [one and one.rows for one in offered] == [None, 2, 2, None, 2, None]
     assert offered[1].tokens[:3].sum(axis=1).tolist() == [2 * K] * 3
     assert offered[2].tokens[:3].sum(axis=1).tolist() == [2 * K, 2 * K, 0]
-    engine = Engine("a", "b", gate=GateConfig("auto"))
-    engine.session.gate = GuardedGate(gate := GateOnRecord())
-    gate.budget = lambda rows, **_options: 0
-    for _ in range(3):
-        engine.step("a", "b")
-    assert [step.offered for step in gate.seen] == [None] * 3, "nothing was looked for"
 
 
-def test_a_prompt_that_is_still_computed_was_offered_nothing():
-    """Nor does a control request count: only those that were allowed drafts."""
-    engine, gate = Engine("a", "b", "c", gate=GateConfig("auto")), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+def test_prompts_that_are_still_computed_and_control_requests_are_offered_nothing():
+    engine = Engine("a", "b", "c", gate=GateConfig("auto"))
+    gate = on_record(engine)
     engine.control.add("c")
-    new = {"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]}
-    engine.go_on(new)
+    engine.go_on({"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]})
     engine.step("a", "b", "c")  # the prompt of b has ended
     engine.step("a", "b", "c")
     assert [step.offered and step.offered.rows for step in gate.seen] == [None, 1, 2]
 
 
 def test_a_look_counts_no_open_steps_of_requests():
-    engine, gate = Engine("a"), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    engine = Engine("a")
+    gate = on_record(engine)
     gate.least_chance = 2.0
     for _ in range(4):
         assert engine.step("a") == [[]]
@@ -111,65 +102,11 @@ def test_a_look_counts_no_open_steps_of_requests():
     assert RequestTotals(*engine.drain()["requests"]["a"]).open_steps == 2
 
 
-def test_ledger_policy_and_gate_read_the_same_object(monkeypatch):
-    """And per-step sums by source, on which the record rests, are the sums over the requests."""
-    engine, read = Engine(siblings=True, gate=GateConfig("threshold", MAX_ROWS)), []
-
-    def spied(call):
-        def spy(self, seen, *arguments, **options):
-            read.append(getattr(seen, "verified", seen))
-            return call(self, seen, *arguments, **options)
-
-        return spy
-
-    monkeypatch.setattr(RequestLedger, "book", spied(RequestLedger.book))
-    monkeypatch.setattr(DraftPolicy, "learn", spied(DraftPolicy.learn))
-    monkeypatch.setattr(GuardedGate, "next_budget", spied(GuardedGate.next_budget))
-    rng = np.random.default_rng(0)
-    engine.add_siblings(rng.integers(0, 2, 9).tolist(), "a", "b", "c")
-    engine.step("a", "b", "c")
-    sums = np.zeros((2, len(NAMES)), int)
-    for _ in range(12):
-        read.clear()
-        new = {name: rng.integers(0, 2, rng.integers(1, K + 2)).tolist() for name in "abc"}
-        engine.go_on({name: new[name] for name in rng.permutation(list("abc")).tolist()})
-        assert len(read) == 3 and all(one is read[0] for one in read)
-        for row, column in enumerate((read[0].drafted, read[0].accepted)):
-            counts = np.bincount(read[0].source + 1, column, minlength=1 + len(NAMES))
-            sums[row] += counts[1:].astype(int)
-    drained = engine.drain()
-    steps, requests = drained["steps"], drained["requests"].values()
-    for row, kind in enumerate(("draft", "accepted")):
-        per_source = steps["drafted_per_source" if kind == "draft" else "accepted_per_source"]
-        listed = np.array([one for one in per_source if one]).sum(axis=0)
-        assert listed.tolist() == sums[row].tolist()
-        assert listed.sum() == sum(steps[f"{kind}_tokens"]) == sum(one[1 + row] for one in requests)
-    assert (sums[0, :2] > 0).all(), "both sources drafted"
-
-
-def test_a_gate_that_fails_closes_and_the_drafter_reads_on(caplog):
-    engine = Engine("a")
-    engine.session.gate._gate = None
-    with caplog.at_level(logging.WARNING):
-        assert [engine.step("a") for _ in range(3)] == [[[]]] * 3
-    assert len(caplog.records) == 1
-    counters = engine.drain()["counters"]
-    assert (counters["gate/failures"], counters["draft/failures"]) == (1, 0)
-    assert counters["draft/catch_up_tokens"] == len(engine.texts["a"])
-
-
-def test_a_drain_ends_the_step_of_finished_siblings():
-    engine = Engine(siblings=True)
-    engine.add_siblings([1, 2, 3], "a", "b")
-    engine.step("a", "b")
-    del engine.texts["a"], engine.texts["b"]
-    engine.add_siblings([4, 5, 6], "c")
-    engine.step("c")
-    assert engine.session.drafter.levels()["draft/prompt_groups"] == 2
-    assert engine.counter("prompt_groups") == 1, "c is still running"
-
-
-def test_without_room_nothing_is_drafted_and_all_is_read():
+def test_without_room_nothing_is_drafted_or_filled_up_and_all_is_read():
+    engine = Engine("a", "b", "c", pad_drafts="always")
+    engine.room = False
+    assert engine.step("a", "b", "c") == [[], [], []]
+    assert engine.session.wants_drafts, "to be filled up"
     engine = Engine("a", "b")
     engine.room = False
     assert engine.step("a", "b") == [[], []]
@@ -182,18 +119,9 @@ def test_without_room_nothing_is_drafted_and_all_is_read():
     assert engine.counter("catch_up_tokens") == sum(map(len, engine.texts.values()))
 
 
-def test_steps_that_are_filled_up_need_room():
-    engine = Engine("a", "b", "c", pad_drafts="always")
-    engine.room = False
-    assert engine.step("a", "b", "c") == [[], [], []]
-    assert engine.session.wants_drafts
-    engine.room = True
-    assert all(len(row) == K for row in engine.step("a", "b", "c"))
-
-
 def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
-    engine, gate = Engine("a"), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    engine = Engine("a")
+    gate = on_record(engine)
     engine.step("a")
     engine.drain()
     gate.seen.clear()
@@ -227,40 +155,30 @@ def test_whoever_does_not_settle_loses_nothing():
 
 def test_the_gate_hears_of_whole_steps_also_where_the_next_has_no_room():
     """It has to know that a step it opens for is filled, before it does."""
-    engine, heard = Engine("a"), []
-    gate = engine.session.gate
-
-    def next_budget(step, **options):
-        heard.append((options["whole"], options["room"]))
-        return GuardedGate.next_budget(gate, step, **options)
-
-    gate.next_budget = next_budget
-    for engine.whole, engine.room in ((True, False), (False, True), (False, False), (True, True)):
+    engine = Engine("a")
+    gate = on_record(engine)
+    places = [(True, False), (False, True), (False, False), (True, True)]
+    for engine.whole, engine.room in places:
         engine.step("a")
         engine.session.settle()
-    assert heard == [(True, False), (False, True), (False, False), (True, True)]
+    assert gate.asked == places
 
 
 def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     engine = Engine("a", "b", "c")
-    told, observe = [], GuardedGate.next_budget
-
-    def spy(self, step, **options):
-        told.append(step.wasted)
-        return observe(self, step, **options)
-
-    engine.session.gate.next_budget = spy.__get__(engine.session.gate)
+    gate = on_record(engine)
     engine.step("a", "b")
-    engine.whole = True
-    for source in (0, NO_SOURCE):  # scheduled when the gate was open; filled, not drafted
-        assert engine.step("a", "b", "c")[0]
-        assert engine.session._batch.source[0] == source
+    engine.whole, gate.given = True, 0
+    for is_drafted in (True, False):  # scheduled when the gate was open; filled, not drafted
+        drafts, *_ = engine.step("a", "b", "c")
+        text = engine.texts["a"]
+        assert drafts == (next_of_period(text) if is_drafted else text[-1:] * K)
         engine.session.settle()
-        assert not engine.session.wants_drafts, "more than the threshold"
+        assert not engine.session.wants_drafts
     engine.whole = engine.room = False
     engine.step("a", "b", "c")
     engine.step("a", "b", "c")
-    assert told == [False, False, True, True, False]
+    assert [step.wasted for step in gate.seen] == [False, False, True, True, False]
 
 
 def test_a_gate_that_never_opens_has_whole_steps_filled():
@@ -277,9 +195,10 @@ def test_a_gate_that_never_opens_has_whole_steps_filled():
     assert (totals.drafted_tokens, totals.open_steps) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "call", ["bind", "observe", "draft", "finish", "end_step", "counters", "levels"]
-)
+CALLS = "bind", "observe", "draft", "finish", "end_step", "counters", "levels"
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("pad_drafts", ["never", "always"])
 def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch, caplog):
     engine = Engine("a", "b", pad_drafts=pad_drafts)
@@ -311,17 +230,6 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     assert later["counters"]["draft/failures"] == 0, "it is counted once"
     assert later["requests"] == {}, "whoever ran when it failed is told once"
     assert not any(later["steps"].values())
-
-
-def test_drafts_of_a_policy_that_fails_half_way_are_not_handed_over(monkeypatch):
-    engine = Engine("a", pad_drafts="always")
-
-    def fail(_places, _budget, out_tokens, out_counts, *_):
-        out_tokens[0], out_counts[0] = 77, K
-        raise MemoryError
-
-    monkeypatch.setattr(engine.session.drafter._policy, "draft", fail)
-    assert engine.step("a") == [engine.texts["a"][-1:] * K]
 
 
 def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatch, caplog):
@@ -365,14 +273,6 @@ def test_drafting_goes_on_without_records(caplog):
     assert not any(drained["steps"].values())
     assert drained["requests"]["a"][0] == 3, "the ledger is kept"
     assert engine.counter("record_failures") == 0
-
-
-def test_what_the_ledger_costs_between_two_steps_is_charged_to_neither():
-    engine = Engine("a")
-    engine.step("a")
-    engine.texts.clear()
-    engine.drain()
-    assert engine.session._telemetry_ns == 0
 
 
 def test_ended_requests_are_freed_and_preempted_ones_kept():
@@ -424,32 +324,22 @@ def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
 
 
 def test_without_recording_nothing_piles_up():
-    engine = Engine(record=False)
-    for number in range(20):
-        engine.add(f"r{number}")
-        engine.step(f"r{number}")
-        del engine.texts[f"r{number}"]
-    drained = engine.drain()
-    assert drained["steps"]["noted_s"] == []
-    assert drained["requests"] == {}
-    assert drained["counters"]["draft/live_requests"] == 0, "a drain ends the step"
-
-
-def test_without_recording_a_group_ends_with_its_batch():
     engine = Engine(siblings=True, record=False)
-    engine.add_siblings(PERIOD, "a", "b", step=1)
-    engine.step("a", "b")
-    engine.texts.clear()
-    engine.add_siblings(PERIOD[:3], "c", step=2)
-    engine.step("c")
-    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
+    for number in range(20):
+        engine.texts.clear()
+        engine.add_siblings(PERIOD[: 1 + number % 4], f"r{number}", step=number)
+        engine.step(f"r{number}")
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "ended with its batch"
+    drained = engine.drain()
+    assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
 
 
-def test_the_end_of_a_step_needs_no_further_batch():
+def test_a_drain_ends_the_step_and_needs_no_further_batch():
     """vLLM runs an empty step after the last request, without asking for drafts."""
     engine = Engine(siblings=True)
     engine.add_siblings(PERIOD * 2, "a", "b", step=1)
     engine.step("a", "b")
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
     engine.texts.clear()
     drained = engine.drain()
     assert drained["counters"]["draft/prompt_groups"] == 0
@@ -517,6 +407,10 @@ def test_steps_tell_budget_and_sources():
     engine.step("a", "b")
     engine.step("a", "b", "c", sampled=3)
     steps = engine.drain()["steps"]
+    assert tuple(steps) == ("noted_s", *NOTE_COLUMNS)
+    assert (steps["draft_requests"], steps["draft_tokens"]) == ([0, 2], [0, 4])
+    assert steps["accepted_per_position"] == [[], [2, 2, 0]], "empty where nothing was verified"
+    assert steps["noted_s"] == sorted(steps["noted_s"])
     assert steps["draft_budget"] == [K, 0] and steps["gate_open"] == [True, False]
     # The third token is the drafted one, too: the engine seems to have cut the drafts short.
     assert steps["drafted_per_source"] == [[], by_source(own=4)]
@@ -526,25 +420,7 @@ def test_steps_tell_budget_and_sources():
     engine.step("a", "b")
     engine.step("a", "b", sampled=2)
     assert engine.drain()["steps"]["accepted_per_source"] == [[], by_source(own=2)]
-
-
-def test_verified_drafts_are_counted_by_length_of_context(monkeypatch):
-    monkeypatch.setattr("sam_rollout.session.ledger.CONTEXT_EDGES", (0, 10, 14) + (99,) * 5)
-    engine = Engine()
-    engine.add("a")  # of 9 tokens
-    for sampled in (1, 4, 1):
-        engine.step("a", sampled=sampled)
-    engine.go_on({"a": [*next_of_period(engine.texts["a"], 1), 99]})
-    # Drafts were made of texts of 10, 14 and 15 tokens. The one of 14 tokens was cut to nothing.
-    found = {name: n for name, n in engine.drain()["counters"].items() if "_context_" in name}
-    assert found == {
-        "draft/verify_context_1024": 1,
-        "draft/drafted_context_1024": 3,
-        "draft/accepted_context_1024": 3,
-        "draft/verify_context_2048": 1,
-        "draft/drafted_context_2048": 3,
-        "draft/accepted_context_2048": 1,
-    }
+    assert not any(engine.drain()["steps"].values())
 
 
 def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
@@ -556,18 +432,15 @@ def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
     assert engine.drain()["requests"]["control"] == (0, 0, 0, 2, 2), "the gate was open for it, too"
     del engine.texts["control"]
     assert engine.step("a") == [next_of_period(engine.texts["a"])]
-    assert engine.session._control == set()
 
 
 def test_the_gate_is_told_who_gets_no_drafts():
-    engine, gate = Engine("control", "a"), GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    engine = Engine("control", "a")
+    gate = on_record(engine)
     engine.control.add("control")
     engine.step("control", "a")
     engine.step("a")
-    first, second = gate.seen
-    assert first.may_draft.tolist() == [0, 1]
-    assert second.may_draft == 1
+    assert (gate.seen[0].may_draft.tolist(), gate.seen[1].may_draft) == ([0, 1], 1)
 
 
 def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
@@ -579,20 +452,6 @@ def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
     drafts = engine.step("a", "b")
     assert drafts[0] == next_of_period(engine.texts["a"])
     assert len(drafts[1]) == K
-
-
-@pytest.mark.parametrize("learns", [False, True])
-def test_a_model_that_the_run_trains_is_tried_sooner_in_the_next_training_step(learns):
-    model = {"enabled": True, "path": "/head", "train": {"enabled": learns}}
-    sources = SourcesConfig.from_mapping({"own": {"enabled": True}, "model": model})
-    session = Engine("a", sources=sources, gate=GateConfig("auto")).session
-    octaves = session._price._octaves
-    at_first = octaves[0].wait
-    for octave in octaves:
-        octave.wait *= 8
-        octave.best = TEXTS
-    session.end_step()
-    assert {octave.wait for octave in octaves} == {at_first if learns else 8 * at_first}
 
 
 class Drafts:
@@ -617,9 +476,8 @@ def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
     )
     after = 1 + len(drafts.asked)
     engine = Engine("a", sources=sources, gate=GateConfig("auto"), made=drafts, made_after=after)
-    gate = GateOnRecord()
+    gate, price = on_record(engine), engine.session._price
     drafts.engine, gate.least_chance = engine, LOOK
-    engine.session.gate, price = GuardedGate(gate), engine.session._price
     if not pays:
         price._choose(TEXTS)
         for octave in price._octaves:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.sizing import DraftTexts, RolloutRound
 
@@ -32,3 +34,13 @@ def test_no_source_takes_more_than_it_may():
         "prompt": sources.prompt.max_bytes,
         "run": sources.run.max_bytes,
     }
+
+
+@pytest.mark.parametrize(
+    ("prompts", "engines", "seqs", "per_engine", "waves"),
+    [(96, 4, 128, 384, 3), (128, 32, 64, 64, 1), (1536, 16, 256, 1536, 6), (3, 7, 4, 7, 2)],
+    ids=["article 32B", "article 235B", "customer", "uneven"],
+)
+def test_responses_are_shared_among_engines(prompts, engines, seqs, per_engine, waves):
+    shared = RolloutRound(prompts, siblings=16, engines=engines, max_num_seqs=seqs)
+    assert (shared.responses, shared.per_engine, shared.waves) == (prompts * 16, per_engine, waves)

@@ -80,7 +80,6 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert continued(drafter, "d", identity("other", step=2), RESPONSE[:20]) == []
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
-    assert counter(drafter, "texts_disk_bytes") > 4 * 60
     drafter.finish("bcd")
     drafter.end_step()
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sam_rollout.report.fairness import comparable
+from sam_rollout.report.run_differences import comparable
 from sam_rollout.telemetry.baseline import COMPARED_SETTINGS, Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import METRICS
@@ -20,6 +20,7 @@ def step(rollout_s: float, tokens: float, **others: float) -> dict[str, float]:
         "timing_s/step": rollout_s + 10,
         "response_length/mean": tokens / 4,
         "critic/rewards/mean": 0.5,
+        "training/rollout_probs_diff_mean": 0.004,
         **others,
     }
 
@@ -44,6 +45,7 @@ def test_a_step_is_laid_beside_the_same_step(folder):
         "compare/step_s_baseline": 40.0,
         "compare/response_length_baseline": 25.0,
         "compare/reward_baseline": 0.5,
+        "compare/probs_diff_baseline": 0.004,
         "compare/speedup_rollout": 1.5,
         "compare/speedup_tail": 1.5,
         "compare/speedup_step": pytest.approx(40 / 30),

@@ -81,7 +81,7 @@ def test_engine_steps_keep_values_and_types():
 def test_tables_survive_the_disk(folder):
     finished = request(
         group="abc", sibling=2, response_tokens=20, verify_steps=5, drafted_tokens=15,
-        accepted_tokens=7, start_s=1.0, end_s=3.5, open_steps=6, open_tokens=13, control=True,
+        accepted_tokens=7, start_s=1.0, end_s=3.5, open_steps=6, open_tokens=13,
     )  # fmt: skip
     text = trace(group="abc", sibling=2, start_s=1.0, end_s=3.5)
     folder.write_requests(0, requests(finished))

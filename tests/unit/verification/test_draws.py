@@ -96,3 +96,24 @@ def test_broken_rows_yield_valid_ids_and_leave_the_others_alone(draw, vocabulary
     tokens = draw(broken, random)
     assert ((tokens >= 0) & (tokens < vocabulary)).all()
     assert tokens[7:].tolist() == good[7:].tolist()
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_all_bits_0_mean_the_first_possible_token_all_bits_1_the_last(vocabulary):
+    probabilities = target(32, vocabulary, top_k=3)
+    possible = (probabilities > 0).int()
+    first, last = (draw_tokens(probabilities, torch.full((32,), bits)) for bits in (0, -1))
+    assert first.tolist() == possible.argmax(dim=1).tolist()
+    assert last.tolist() == (vocabulary - 1 - possible.flip(1).argmax(dim=1)).tolist()
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_larger_numbers_draw_later_tokens(vocabulary):
+    """The bits are read as a fraction, most significant first."""
+    unsigned = [step << 55 for step in range(512)]
+    random = torch.tensor([number - (number >> 63 << 64) for number in unsigned])
+    uniform = torch.full((512, vocabulary), 1 / vocabulary)
+    tokens = draw_tokens(uniform, random)
+    exact = torch.arange(512) * vocabulary / 512
+    assert (tokens - exact).le(1).all() and (exact - tokens).le(2).all()
+    assert (tokens.diff() >= 0).all()

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from sam_rollout.verification import NO_TOKEN, DraftLayout, expand_batch_to_tokens
-from sam_rollout.verification.layout import leading
 
 
 def layout_of(counts: list[int], dtype=torch.int32) -> DraftLayout:
@@ -43,23 +42,6 @@ def test_a_layout_may_be_wider_than_its_requests():
     assert kept.shape == (2, 6)
     assert kept.dtype == torch.int32
     assert kept.eq(NO_TOKEN).sum(dim=1).tolist() == [4, 3]
-
-
-def test_leading_counts_up_to_the_first_false():
-    flags = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]).bool()
-    assert leading(flags).tolist() == [2, 0, 4, 0]
-    assert leading(torch.ones(3, 0, dtype=torch.bool)).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64, torch.bool])
-@pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0], [5]])
-def test_expansion_repeats_each_value(counts, dtype):
-    values = torch.arange(len(counts)).to(dtype)
-    counts = torch.tensor(counts, dtype=torch.int32)
-    expanded = expand_batch_to_tokens(values, counts.cumsum(0, dtype=torch.int32), sum(counts))
-    expected = values.repeat_interleave(counts)
-    assert expanded.dtype == dtype
-    assert expanded.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])

@@ -122,14 +122,6 @@ def test_requests_with_different_numbers_of_drafts(way, vocabulary):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_request_has_drafts(way, vocabulary):
-    by_place = target(1, vocabulary)
-    counts = torch.zeros(REQUESTS, dtype=torch.int64)
-    output = verify_alike(way, counts, torch.zeros(0, dtype=torch.int64), by_place)
-    assert_lossless(output, by_place, counts, places=1)
-
-
-@pytest.mark.parametrize("way", WAYS)
 def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     by_place = target(K + 1, vocabulary, temperature=0.6)
     likeliest = by_place.argmax(dim=1)
@@ -173,14 +165,6 @@ def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
     assert_lossless(output, by_place, counts, places=places)
 
 
-def test_drafts_sampled_from_the_target_itself_are_all_kept(vocabulary):
-    by_place = target(K + 1, vocabulary)
-    counts = torch.full((1000,), K)
-    output, drafts = verify_sampled(counts, by_place[:K], by_place)
-    assert (output[:, :K] == drafts).all()
-    assert_lossless(output, by_place, counts, places=K + 1)
-
-
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.8}], ids=str)
 def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
     """Some requests' drafts come from a model with its distributions, others' are one-hot."""
@@ -194,15 +178,6 @@ def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
     assert (drafts[::2] == likeliest).all() and not (drafts[1::2] == likeliest).all()
     for some in (output[::2], output[1::2]):
         assert_lossless(some, by_place, counts[:REQUESTS], places=2)
-
-
-def test_a_distribution_that_shares_no_token_with_the_target(vocabulary):
-    by_place = target(K + 1, vocabulary, top_k=3)
-    proposed = target(K, vocabulary, seed=5).masked_fill(by_place[:K] > 0, 0.0)
-    counts = torch.full((REQUESTS,), K)
-    output, _ = verify_sampled(counts, proposed / proposed.sum(dim=1, keepdim=True), by_place)
-    assert (output[:, 1:] == NO_TOKEN).all()
-    assert_lossless(output, by_place, counts, places=1)
 
 
 @pytest.mark.parametrize("draw", [draw_gumbel, draw_tokens], ids=["gumbel", "reused"])

@@ -62,18 +62,7 @@ def reference(draw) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(
-    ("k", "offset", "steps"), [(4, 0, LENGTH // 5), (3, 1, LENGTH)], ids=["right", "wrong"]
-)
-def test_drafts_that_are_all_right_or_all_wrong(draw, reference, k, offset, steps):
-    def propose(seed: int, text: list[int]) -> list[int]:
-        at = len(text) - CONTEXT
-        return [(token + offset) % VOCABULARY for token in reference[seed][at : at + k]]
-
-    assert write(draw, propose) == (reference, steps)
-
-
-@pytest.mark.parametrize("rightness", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("rightness", [0.0, 0.5, 1.0])
 def test_random_numbers_of_drafts_of_mixed_quality(draw, reference, rightness):
     generator = torch.Generator().manual_seed(4)
 
@@ -87,7 +76,7 @@ def test_random_numbers_of_drafts_of_mixed_quality(draw, reference, rightness):
 
     texts, steps = write(draw, propose)
     assert texts == reference
-    assert rightness == 0 or steps < LENGTH
+    assert (steps < LENGTH) == (rightness > 0)
 
 
 def test_a_drafter_with_the_same_noise_agrees_often(draw, reference):

@@ -68,16 +68,3 @@ def test_streams_and_neighbours_are_independent(family):
     for one, other in ((first, second), (first[:-1], first[1:]), (first[1:], second[:-1])):
         counts = torch.bincount(one * 16 + other, minlength=256)
         assert chisquare(counts.numpy()).pvalue > 1e-5
-
-
-def test_no_two_streams_or_positions_share_their_bits():
-    keys, positions = torch.full((10_000,), 3), torch.arange(10_000)
-    bits = torch.cat([keyed_bits(keys, positions, stream) for stream in range(STREAMS)])
-    assert len(bits.unique()) == len(bits)
-
-
-@pytest.mark.parametrize("places", [1, 22, 31, 63])
-def test_logical_shift_fills_with_zeros(places):
-    values = [-1, -(1 << 63), 0, 5, (1 << 63) - 1]
-    shifted = logical_shift(torch.tensor(values), places)
-    assert shifted.tolist() == [(value & MASK) >> places for value in values]

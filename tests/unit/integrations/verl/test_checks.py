@@ -47,12 +47,6 @@ BAD = [
         "must be a .jsonl file of lists of token ids, or traces of a run (.parquet): [Errno 2]",
     ),
     ("+rollout_telemetry.record_trace=true", "unknown key; did you mean 'record_traces'?"),
-    ("rollout_telemetry.control_share=1.5", "must be 0..1"),
-    ("rollout_telemetry.control_unit=prompts", "must be one of 'groups', 'replicas'"),
-    (
-        "rollout_telemetry.control_share=0.5 rollout_telemetry.control_unit=replicas",
-        "needs at least 2 rollout replicas, this run has 1; use 'groups'",
-    ),
     ("rollout_telemetry.progress=log", "must be one of 'auto', 'on', 'off'"),
     (f"{ROLLOUT}.max_model_len=1152", "must be at least 1167"),
     (f"{ROLLOUT}.max_model_len=null", "must be an integer of at"),
@@ -95,12 +89,6 @@ BAD_ELSEWHERE = [
     (
         "+sam.sources.owm.enabled=true",
         "sam.sources.owm = {'enabled': True}: unknown key; did you mean 'own'?",
-    ),
-    (
-        "rollout_telemetry.control_share=0.5 rollout_telemetry.control_unit=replicas "
-        "dynamic_sampling.kind=refill trainer.n_gpus_per_node=2",
-        "rollout_telemetry.control_unit = 'replicas': cannot be compared with "
-        "dynamic_sampling.kind = 'refill'",
     ),
     (
         f"sam.max_draft_tokens=4 {ROLLOUT}.max_num_batched_tokens=4",

@@ -1,6 +1,6 @@
-"""Records on their way from the server through the trainer to the run folder, without an engine."""
+"""Records on their way from engines to the run folder and into a training step's metrics."""
 
-import asyncio
+import logging
 import math
 import platform
 import time
@@ -9,266 +9,150 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
-from verl.workers.rollout.replica import TokenOutput
 
-from sam_rollout.config import RolloutTelemetryConfig, SamConfig, SentinelConfig
-from sam_rollout.identity import identify
-from sam_rollout.integrations.verl import server, trainer
-from sam_rollout.integrations.verl.response_counts import ResponseBook
-from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, SamHttpServer
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders
-from sam_rollout.integrations.vllm.settings import EngineSettings
-from sam_rollout.telemetry.control import ControlAssignment
-from sam_rollout.telemetry.progress import EngineProgress
-from sam_rollout.telemetry.records import DraftNote, RunFolder
+from sam_rollout.config import CompareConfig, RunConfig
+from sam_rollout.identity import RequestIdentity, group_of, identify
+from sam_rollout.integrations.verl.replica_records import FinishedRequest, Place, join_records
+from sam_rollout.integrations.verl.step_records import StepRecords
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
+from sam_rollout.telemetry.records import DraftNote, RunFolder, RunInfo
 from sam_rollout.telemetry.schema import declared
-from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
-CONTROL = ControlAssignment(share=0.5, unit="groups", seed=1, replicas=1)
-PROMPTS = [[number, number + 1, 7] for number in range(8)]
-STEP = 3
-RESPONSE = [4, 5, 6, 7]
+STEP, RESPONSES = 3, 4
 NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0, telemetry_us=2.0)
+COUNTS = 2, 6, 1, 2, 3
+BATCH = None  # nothing looks at it where neither drafter nor dump asks for counts
 
 
-@pytest.fixture
-def asked(monkeypatch) -> list[dict]:
-    """What reaches verl's own ``generate``."""
-    calls = []
-
-    async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
-        calls.append(sampling_params)
-        await asyncio.sleep(0)
-        return TokenOutput(token_ids=RESPONSE, stop_reason="completed")
-
-    monkeypatch.setattr(server.vLLMHttpServer, "generate", generate)
-    return calls
-
-
-@pytest.fixture
-def ours() -> SamHttpServer:
-    ours = object.__new__(SamHttpServer)
-    ours._settings, ours.replica_rank = EngineSettings(SamConfig(), control=CONTROL), 0
-    ours.engine, ours._finished, ours._recorders = None, [], EngineRecorders(1)
-    return ours
-
-
-def extra_args(prompt: list[int], split: str) -> dict:
-    return identify(prompt, seed=1, step=STEP, sibling=0, split=split).to_extra_args()
-
-
-def is_control(prompt: list[int]) -> bool:
-    group = extra_args(prompt, "train")["sam"]["group"]
-    return CONTROL.is_control(step=STEP, group=group, replica=0)
-
-
-async def respond(ours: SamHttpServer, split: str = "train") -> list[TokenOutput]:
-    return [
-        await ours.generate(prompt, {"extra_args": extra_args(prompt, split)}, f"request-{number}")
-        for number, prompt in enumerate(PROMPTS)
-    ]
-
-
-def test_a_share_of_the_training_prompts_asks_for_no_drafts(ours, asked):
-    outputs = asyncio.run(respond(ours))
-    flags = [call["extra_args"]["sam_control"] for call in asked]
-    assert flags == [is_control(prompt) for prompt in PROMPTS]
-    assert 0 < sum(flags) < len(flags)
-    assert all("sam" in call["extra_args"] for call in asked), "their identity is kept"
-    ids = [output.extra_fields[REQUEST_ID_FIELD] for output in outputs]
-    assert ids == [f"request-{number}" for number in range(len(PROMPTS))]
-
-
-def test_validation_and_requests_without_identity_have_no_control(ours, asked):
-    asyncio.run(respond(ours, split="val"))
-    asyncio.run(ours.generate([1, 2], {}, "no-identity"))
-    assert not any(call["extra_args"]["sam_control"] for call in asked)
-
-
-def test_a_server_without_control_asks_for_drafts_always(ours, asked):
-    ours._settings = EngineSettings(SamConfig())
-    asyncio.run(respond(ours))
-    assert not any(call["extra_args"]["sam_control"] for call in asked)
-
-
-def test_progress_before_during_and_after(ours, asked):
-    assert asyncio.run(object.__new__(SamHttpServer).progress()) == EngineProgress()
-    asyncio.run(respond(ours))
-    record_a_step(ours)
-    now = asyncio.run(ours.progress())
-    assert (now.finished, now.running, now.tokens, now.engines) == (len(PROMPTS), 3, 9, 1)
-
-
-def record_a_step(ours: SamHttpServer) -> None:
-    scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=0, spec_decoding_stats=None)
-    iteration = SimpleNamespace(
-        time_to_first_tokens_iter=[],
-        inter_token_latencies_iter=[0.1] * 3,
-        num_preempted_reqs=0,
-        num_prompt_tokens=0,
-        num_generation_tokens=9,
-        finished_requests=[],
-    )
-    ours._recorders.record(scheduler, iteration)
-
-
-def drained_worker(drafting: list[int]) -> dict:
+def worker() -> dict:
     """What a worker's ``sam_drain`` returns; vLLM's ids have a suffix."""
-    ids = {number: f"request-{number}-0a1b2c3d" for number in range(len(PROMPTS))}
+    steps = {name: [value] for name, value in asdict(NOTE).items()}
     return {
-        "steps": {
-            "noted_s": [time.monotonic() - 1000],
-            **{name: [value] for name, value in asdict(NOTE).items()},
-        },
+        "steps": {"noted_s": [time.monotonic() - 1000], **steps},
         "host": platform.node(),
         "clock_s": time.monotonic(),
-        "requests": {ids[n]: (2, 6, 1, 2, 3) if n in drafting else (0, 0, 0, 3, 3) for n in ids},
+        "requests": {f"request-{number}-0a1b2c3d": COUNTS for number in range(RESPONSES)},
         "counters": {"draft/failures": 0, "draft/verify_context_0": 8},
     }
 
 
-DRAFTING = [number for number, prompt in enumerate(PROMPTS) if not is_control(prompt)]
+def finished(number: int) -> FinishedRequest:
+    prompt = [number, 7]
+    sam = identify(prompt, seed=1, step=STEP, sibling=0, split="train").to_extra_args()
+    identity = RequestIdentity.from_extra_args(sam) if number else None
+    return FinishedRequest(f"request-{number}", identity, prompt, [4, 5, 6], 1.0, 3.0, "stop")
+
+
+def drained(*workers: dict | None, traced: bool = False):
+    """An engine's records of one step in which three requests ran."""
+    recorder = EngineStepRecorder()
+    recorder.work_arrived()
+    recorder.record(
+        SimpleNamespace(num_running_reqs=3, num_waiting_reqs=0, spec_decoding_stats=None),
+        SimpleNamespace(
+            time_to_first_tokens_iter=[],
+            inter_token_latencies_iter=[0.1] * 3,
+            num_preempted_reqs=0,
+            num_prompt_tokens=0,
+            num_generation_tokens=9,
+            finished_requests=[],
+        ),
+    )
+    requests = [finished(number) for number in range(RESPONSES)]
+    place = Place(STEP, "train", replica=5)
+    return join_records(place, recorder, workers, time.monotonic(), requests, traced=traced)
+
+
+def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
+    found = drained(worker(), None, traced=True)  # the second rank's drafts are not used
+    (step,) = found.engine_steps.to_pylist()
+    assert (step["step"], step["split"], step["replica"]) == (STEP, "train", 5)
+    assert step["generation_tokens"] == 9 and step["draft_budget"] == 3
+    for number, row in enumerate(found.requests.to_pylist()):
+        assert (row["verify_steps"], row["drafted_tokens"], row["accepted_tokens"]) == COUNTS[:3]
+        assert (row["prompt_tokens"], row["response_tokens"]) == (2, 3)
+        assert row["group"] == group_of([number, 7])
+    assert found.request_ids == [f"request-{number}" for number in range(RESPONSES)]
+    assert found.traces["response_ids"].to_pylist() == [[4, 5, 6]] * RESPONSES
+    assert found.drafter_counters["draft/verify_context_0"] == 8
+
+
+def test_without_a_session_there_are_times_and_lengths_alone():
+    found = drained(None)
+    assert found.drafter_counters == {} and found.traces is None
+    assert found.engine_steps.num_rows == 1
+    assert found.requests["drafted_tokens"].to_pylist() == [0] * RESPONSES
 
 
 @pytest.fixture
-def collecting(ours, asked, tmp_path, monkeypatch) -> trainer.SamTrainerSync:
-    """A trainer with one replica that has sampled a step's responses."""
-
-    async def answer(engine, method):
-        assert method == "sam_drain"
-        return [[drained_worker(DRAFTING), None]]  # the second rank's drafts are not used
-
-    monkeypatch.setattr(server, "ask_engines", answer)
-    asyncio.run(respond(ours))
-    record_a_step(ours)
-
-    trainer_ = object.__new__(trainer.SamTrainerSync)
-    trainer_.global_steps = STEP
-    trainer_._telemetry = RolloutTelemetryConfig(control_share=0.5)
-    trainer_._control, trainer_._responses = CONTROL, ResponseBook(dumped=False)
-    trainer_._run_folder, trainer_._control_steps = RunFolder(tmp_path), {}
-    remote = SimpleNamespace(remote=lambda *args: asyncio.run(ours.drain_records(*args)))
-    replica = SimpleNamespace(replica_rank=0, servers=[SimpleNamespace(drain_records=remote)])
-    trainer_.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
-    monkeypatch.setattr(trainer.ray, "get", lambda answers: answers)
-    return trainer_
+def baseline(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "base")
+    folder.write_start(RunInfo("sam=off", {}, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
+    folder.append_train_step(STEP, {"sam/engine/rollout_s": 6.0, "timing_s/step": 8.0})
+    return folder
 
 
-def test_a_step_goes_from_the_server_to_the_run_folder(ours, collecting):
-    metrics = collecting._collect("train")
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def records(folder, baseline) -> StepRecords:
+    compare = CompareConfig(baseline_run=str(baseline.path))
+    return StepRecords(RunConfig(compare=compare), folder, dumped=False)
+
+
+def nothing(*_arguments) -> None:
+    pass
+
+
+def fails(*_arguments, **_keywords):
+    raise OSError("no space left")
+
+
+def test_a_step_is_filed_and_aggregated(records, folder):
+    metrics = records.collect(STEP, "train", lambda: [drained(worker())])
     for name, value in metrics.items():
         declared(name)
         assert math.isfinite(value), name
-    assert metrics["sam/control/share"] == 1 - len(DRAFTING) / len(PROMPTS)
-    assert metrics["sam/control/gain"] == pytest.approx(0.5)
     assert metrics["sam/draft/verify_context_0"] == 8
     assert metrics["sam/sampler/time_us_per_step"] == 20.0
-    assert metrics["sam/engine/telemetry_us_per_step"] > 2.0
-    table = collecting._run_folder.root / "requests" / "0-000.parquet"
-    rows = pq.ParquetFile(table).read().to_pylist()
-    assert [row["control"] for row in rows] == [is_control(prompt) for prompt in PROMPTS]
-    assert [(r["open_steps"], r["open_tokens"]) for r in rows] == [
-        (2, 3) if number in DRAFTING else (3, 3) for number in range(len(PROMPTS))
-    ]
-    found = collecting._responses._find({REQUEST_ID_FIELD: f"request-{DRAFTING[0]}"})
-    assert found[:3] == (6, 1, 2)
-    assert asyncio.run(ours.progress()) == EngineProgress(), "a new step begins"
+    assert pq.ParquetFile(folder.root / "requests" / "5-000.parquet").metadata.num_rows == RESPONSES
+    assert [table.num_rows for table in records.engine_steps] == [1]
 
 
-def test_a_control_that_cannot_be_compared_costs_no_other_metric(collecting, monkeypatch, caplog):
-    monkeypatch.setattr(trainer, "control_metrics", lambda *_, **__: 1 / 0)
-    metrics = collecting._drain("train")
-    assert metrics["sam/draft/verify_context_0"] == 8
-    assert not any(name.startswith("sam/control/") for name in metrics)
-    assert "control metrics are left out" in caplog.text and "are lost" not in caplog.text
-    request_id = f"request-{DRAFTING[0]}"
-    assert collecting._responses._find({REQUEST_ID_FIELD: request_id})[:3] == (6, 1, 2)
-
-
-def test_texts_go_through_the_server_while_a_request_of_their_prompt_runs(
-    ours, collecting, asked, monkeypatch
-):
-    """From another server to the engine, which is asked by the call that drains it, too."""
-    prompt, heard = PROMPTS[0], []
-    sam = extra_args(prompt, "train")["sam"]
-    piece = ("train", STEP, sam["group"], "1.0/1", 0, False, b"1234")
-
-    async def answer(engine, method, arguments):
-        heard.append((method, arguments))
-        return [[[], [("train", STEP, "of no peer", "0.0/1", 0, False, b"1234")]]]  # two ranks
-
-    async def generate(self, *arguments, **keywords):
-        await ours.hear_texts(1, "", None, [piece])
-        await ours._sharing.share()
-        return TokenOutput(token_ids=RESPONSE, stop_reason="completed")
-
-    async def run():
-        await ours.hear_texts(1, "", None, [piece])  # nobody shares yet
-        await ours.share_texts({0: None, 1: None})
-        await ours.generate(prompt, {"extra_args": {"sam": sam}}, "request")
-        await ours.hear_texts(1, "", None, [piece])
-        ours._sharing._task.cancel()
-
-    ours.engine = SimpleNamespace(engine_core=SimpleNamespace(core_engines=[b"0"]))
-    drain = server.ask_engines
-    monkeypatch.setattr(server, "ask_engines", answer)
-    monkeypatch.setattr(server.vLLMHttpServer, "generate", generate)
-    asyncio.run(run())
-    name = "sam_exchange_texts"
-    assert heard == [(name, [("0.0", [])]), (name, [("0.0", [piece])])]
-    ours._sharing._lost = 3
-    monkeypatch.setattr(server, "ask_engines", drain)
-    assert collecting._collect("train")["sam/draft/shared_lost"] == 3
-
-
-def test_a_worker_that_reports_nothing_is_missed(ours, collecting, monkeypatch, caplog):
-    """No session on any rank, as where another drafter was loaded or nobody bound it."""
-
-    async def silent(engine, method):
-        return [[None, None]]
-
-    monkeypatch.setattr(server, "ask_engines", silent)
-    collecting._drain("train")
-    collecting._sentinel = Sentinel(SentinelConfig())
-    collecting.logger = SimpleNamespace(logger={})
-    collecting._control = ControlAssignment(0.0, "groups", 1, 1)
-    metrics = collecting._watch(collecting._sentinel, None, {"response_length/mean": 4.0})
+def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
+    records.collect(STEP - 1, "train", lambda: [drained(worker())])
+    assert records.collect(STEP, "train", fails) == {} == records.collect(STEP, "val", fails)
+    assert f"step {STEP} are lost" in caplog.text and records.engine_steps == []
+    metrics, told = {"response_length/mean": 4.0}, []
+    records.complete(STEP, metrics, BATCH, lambda title, text: told.append((title, text)))
     assert metrics["sam/sentinel/counters_missing"] == 1
-    (line,) = [record.getMessage() for record in caplog.records if "Sentinel" in record.message]
-    assert line.startswith(
-        f"Sentinel, training step {STEP}: counters_missing: no drafter's counters from replica 0. "
-    )
+    ((title, text),) = told
+    assert title == "sam_rollout: counters_missing" and text.startswith(f"training step {STEP}: ")
+    records.complete(STEP, metrics, BATCH, lambda title, text: told.append((title, text)))
+    assert len(told) == 1, "said once"
+    assert caplog.text.count("Sentinel, training step") == 1
 
 
-def test_an_engine_without_session_is_missed_though_its_server_shares_texts(
-    ours, collecting, monkeypatch
-):
-    """What the server counts is told by an engine that counts, and by none that is silent."""
-
-    async def first_is_silent(engine, method):
-        return [[None, None], [drained_worker(DRAFTING), None]]
-
-    async def both_are_silent(engine, method):
-        return [[None, None], [None, None]]
-
-    lost = "draft/shared_lost"
-    ours._recorders = EngineRecorders(2)
-    ours._sharing = SimpleNamespace(take_counters=lambda: {lost: 3})
-    for answer, silent in ((first_is_silent, [0]), (both_are_silent, [0, 1])):
-        monkeypatch.setattr(server, "ask_engines", answer)
-        records = asyncio.run(ours.drain_records(STEP, "train"))
-        assert [one.replica for one in records if not one.drafter_counters] == silent
-        assert [one.drafter_counters.get(lost) for one in records] == [
-            None,
-            None if 1 in silent else 3,
-        ]
-        found, _ = Sentinel(SentinelConfig()).look(TrainingStep({}, records))
-        missing = "drafter's counters from replica " + ", ".join(map(str, silent))
-        assert [one.name for one in found] == ["counters_missing"] and missing in found[0].seen
+def test_a_step_is_laid_beside_the_baselines_and_kept(records, folder):
+    metrics = {"sam/engine/rollout_s": 3.0, "timing_s/step": 4.0, "a table": object()}
+    records.complete(STEP, metrics, BATCH, nothing)
+    records.write(STEP, metrics)
+    assert metrics["compare/speedup_rollout"] == metrics["compare/speedup_step"] == 2.0
+    del metrics["a table"]
+    assert folder.read_train_steps()[STEP] == metrics
 
 
-def test_records_that_are_lost_are_missed(collecting, monkeypatch):
-    monkeypatch.setattr(trainer.ray, "get", lambda answers: 1 / 0)
-    collecting._reports = ["of the step before"]
-    assert collecting._drain("train") == {} == collecting._drain("val")
-    assert collecting._reports == []
+def test_what_fails_costs_its_own_metrics_alone(records, folder, monkeypatch, caplog):
+    monkeypatch.setattr(records.responses, "metrics", fails)
+    metrics = {"sam/engine/rollout_s": 3.0, "response_length/mean": 4.0}
+    with caplog.at_level(logging.WARNING):
+        records.complete(STEP, metrics, BATCH, fails)
+        monkeypatch.setattr(folder, "append_train_step", fails)
+        records.write(STEP, metrics)
+    assert metrics["compare/speedup_rollout"] == 2.0
+    assert not any("sentinel" in name for name in metrics)
+    for said in ("metrics of speculation", "by the sentinel", "is not in the run folder"):
+        assert said in caplog.text

@@ -8,8 +8,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from sam_rollout.integrations.verl import response_counts, trainer
+from sam_rollout.integrations.verl.replica_records import REQUEST_ID_FIELD, ReplicaRecords
 from sam_rollout.integrations.verl.response_counts import ResponseBook
-from sam_rollout.integrations.verl.server import REQUEST_ID_FIELD, ReplicaRecords
 from tests.records import engine_steps, request, requests
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_0_0_pad"]
@@ -82,7 +82,6 @@ def test_turns_of_a_response_add_up(batch):
         "spec_num_accepted_tokens": [5],
         "spec_num_verify_steps": [3],
         "generation_s": [3.0],
-        "control": [False],
     }
 
 
@@ -104,7 +103,6 @@ def test_what_is_not_known_of_a_response_is_no_zero(batch, monkeypatch):
     columns = book.columns(KEYS[:2])
     assert columns["generation_s"] == [1.0, None]
     assert columns["spec_num_draft_tokens"] == [12, None]
-    assert columns["control"] == [False, None]
     book.note([])
     book.note([])
     assert book.metrics(batch) == {}, "nothing is known of any of them"
@@ -122,7 +120,7 @@ def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
     book.note([records(("a", 4, 12, 6, 1.5), ("b", 0, 0, 0, 2.0), ("c", 1, 3, 0, 2.0))])
     book.metrics(batch)
     ours = object.__new__(trainer.SamTrainerSync)
-    ours._responses = book
+    ours._records = SimpleNamespace(responses=book)
     ours.global_steps = 7
     ours.config = SimpleNamespace(trainer={"rollout_data_dir": str(tmp_path)})
     PPOTrainer._init_dump_executor(ours)
@@ -140,4 +138,4 @@ def test_verls_dump_has_them_beside_the_text(batch, tmp_path, monkeypatch):
         "output": "x", "spec_num_draft_tokens": 12, "spec_num_accepted_tokens": 6,
         "spec_num_verify_steps": 4, "generation_s": 1.5,
     }.items()  # fmt: skip
-    assert second["spec_num_draft_tokens"] == 0 and third["control"] is False
+    assert second["spec_num_draft_tokens"] == 0 and third["generation_s"] == 2.0

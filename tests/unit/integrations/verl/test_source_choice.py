@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.source_choice import explain_sources
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -38,10 +37,11 @@ def sized(response_tokens: int, *overrides: str):
 )
 def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, shared):
     config = sized(response_tokens, *overrides)
-    sources = check(config).sam.sources
+    run = check(config)
+    sources = run.sam.sources
     assert sources.run.enabled is shared and sources.prompt.enabled
     assert sources.run.when == "always" or not shared
-    told = [line for line in explain_sources(config) if line.startswith(RUN)]
+    told = [line for line in run.decisions if line.startswith(RUN)]
     decided = "always" not in str(overrides) and "enabled" not in str(overrides)
     said = f"{RUN}.when = always: " if shared else f"{RUN}.enabled = false: "
     assert [line.startswith(said) for line in told] == [True] * decided
@@ -66,8 +66,9 @@ def write_prompts(folder, rows: int) -> str:
 )
 def test_earlier_steps_serve_where_prompts_come_back(tmp_path, rows, overrides, enabled, said):
     config = composed(f"data.train_files={write_prompts(tmp_path, rows)}", *overrides)
-    assert check(config).sam.sources.prompt.earlier_steps is enabled
-    told = [line for line in explain_sources(config) if "earlier_steps" in line]
+    run = check(config)
+    assert run.sam.sources.prompt.earlier_steps is enabled
+    told = [line for line in run.decisions if "earlier_steps" in line]
     assert len(told) == (not enabled) and said in "".join(told)
 
 
@@ -124,6 +125,6 @@ def test_files_that_are_no_paths_are_one_clear_error(files, shown):
 
 
 def test_without_drafts_there_is_nothing_to_tell():
-    config = composed("sam=off")
-    assert explain_sources(config) == []
-    assert check(config).sam.sources == check(composed()).sam.sources
+    run = check(composed("sam=off"))
+    assert run.decisions == ()
+    assert run.sam.sources == check(composed()).sam.sources

@@ -1,17 +1,15 @@
 """How our groups become verl's and vLLM's fields."""
 
-import json
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import SamConfig
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl import translation
-from sam_rollout.integrations.verl.translation import control_assignment, translate
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
-from sam_rollout.telemetry.control import ControlAssignment
+from sam_rollout.integrations.verl.translation import translate
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, EngineSettings, settings_of
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
@@ -25,26 +23,26 @@ def translated(*overrides: str):
     return config
 
 
-def engine_of(config) -> dict:
-    """Arguments of vLLM, plain."""
-    return OmegaConf.to_container(OmegaConf.select(config, ENGINE))
+def engine_of(config) -> DictConfig:
+    """Arguments of vLLM."""
+    return OmegaConf.select(config, ENGINE)
+
+
+def received(config) -> EngineSettings:
+    """What the engine's processes read."""
+    return settings_of(engine_of(config))
 
 
 def test_drafting_is_switched_on_in_the_engine():
     config = translated("sam.max_draft_tokens=4", "rollout_telemetry.record_traces=true")
-    engine = engine_of(config)
-    assert engine["speculative_config"] == {
+    assert engine_of(config).speculative_config == {
         "method": "custom_class",
         "model": PROPOSER_CLASS,
         "num_speculative_tokens": 4,
     }
-    ours = engine["additional_config"]["sam_rollout"]
-    assert SamConfig.from_mapping(ours["sam"]) == SamConfig.from_mapping(
-        OmegaConf.to_container(config.sam)
-    )
-    assert ours["rollout_sampler"] == {"kind": "coupled"}
-    assert ours["record_traces"] is True
-    assert "control" not in ours
+    sam = SamConfig.from_mapping(OmegaConf.to_container(config.sam))
+    sampler = RolloutSamplerConfig("coupled")
+    assert received(config) == EngineSettings(sam, sampler, record_traces=True)
 
 
 def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
@@ -53,42 +51,25 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
         "rollout_telemetry.tail_threshold=3", f"{ROLLOUT}.seed=7",
     )  # fmt: skip
     plain, changed = (
-        engine_of(translated(*overrides))["additional_config"] for overrides in ((), others)
+        engine_of(translated(*overrides)).additional_config for overrides in ((), others)
     )
     assert plain == changed
 
 
-def test_a_control_is_assigned_under_the_rollouts_seed():
-    config = translated("rollout_telemetry.control_share=0.25", f"{ROLLOUT}.seed=7")
-    ours = engine_of(config)["additional_config"]["sam_rollout"]
-    assert ControlAssignment(**ours["control"]) == ControlAssignment(
-        share=0.25, unit="groups", seed=7, replicas=1
-    )
-
-
-def test_without_drafts_there_is_no_control(capsys):
-    config = composed("sam=off", "rollout_telemetry.control_share=0.25")
-    assert control_assignment(config, check(config)).share == 0
-    assert "no control without drafts" in capsys.readouterr().out
-
-
-def test_a_schedule_reaches_the_engine_and_survives_json():
+def test_a_schedule_reaches_the_engine():
     config = translated("sam.gate.kind=schedule", "+sam.gate.schedule={16: 1, 4: 3}")
-    engine = engine_of(config)
-    ours = json.loads(json.dumps(engine["additional_config"]))["sam_rollout"]
-    gate = SamConfig.from_mapping(ours["sam"]).gate
-    assert (str(gate), gate.schedule_by_rows()) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
+    gate = received(config).sam.gate
+    assert (str(gate), gate.budgets(5)) == ("schedule 3 up to 4, 1 up to 16", {4: 3, 16: 1})
 
 
 def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
     )
-    inside = f"{ENGINE}.additional_config.sam_rollout.sam."
+    inside = f"{ENGINE}.additional_config.sam_rollout"
     speculative = {path for path in on if path.startswith(f"{ENGINE}.speculative_config.")}
     assert len(speculative) == 3
-    changed = {path for path in differing(on, off) if not path.startswith(inside)}
-    assert changed - speculative == {"sam.enabled"}
+    assert set(differing(on, off)) - speculative == {"sam.enabled", inside}
 
 
 @pytest.mark.parametrize("experiment", ["tiny_cpu", "article_32b_graph", "qwen3_32b_cuda"])
@@ -110,7 +91,7 @@ def test_ended_responses_lie_in_the_run_folder_unless_they_have_a_path(tmp_path,
     monkeypatch.chdir(tmp_path)
     config = translated("sam=on", "run_dir=outputs/mine")
     assert config.sam.texts.path == str(tmp_path / "outputs" / "mine" / "sam" / "texts")
-    ours = OmegaConf.select(config, ENGINE).additional_config.sam_rollout.sam
+    ours = received(config).sam
     assert ours.texts.path == config.sam.texts.path and ours.sources.run.when == "always"
     config = translated("sam=on", "sam.texts.path=kept")
     assert config.sam.texts.path == str(tmp_path / "kept")
@@ -129,10 +110,10 @@ def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
 
 def test_engine_arguments_of_others_stay():
     config = translated(f"+{ENGINE}.additional_config={{other:1}}", f"+{ENGINE}.block_size=64")
-    engine = OmegaConf.select(config, ENGINE)
+    engine = engine_of(config)
     assert engine.additional_config.other == 1 and engine.block_size == 64
     baseline = translated("sam=off", f"+{ENGINE}.speculative_config={{method:ngram}}")
-    assert OmegaConf.select(baseline, ENGINE).speculative_config == {"method": "ngram"}
+    assert engine_of(baseline).speculative_config == {"method": "ngram"}
 
 
 @pytest.mark.parametrize(
@@ -150,9 +131,7 @@ def test_engine_arguments_of_others_stay():
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
     inflight = 2 if sampler == "RefillReplayBuffer" else 1
-    config = translated(
-        *overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}"
-    )
+    config = translated(*overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}")
     chosen = config.trainer.v1.sampler
     assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
     assert chosen.custom_sampler.name == sampler

@@ -10,9 +10,12 @@ from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer, vllm_rol
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 import sam_rollout.integrations.verl.server_adapter  # noqa: F401 - replaces verl's sender
-from sam_rollout.integrations.verl import weight_receiving
-from sam_rollout.integrations.verl.weight_receiving import WeightReceiving
-from sam_rollout.integrations.verl.weight_transfer import WatchedSender, WeightSyncError
+from sam_rollout.integrations.verl import weight_transfer
+from sam_rollout.integrations.verl.weight_transfer import (
+    WatchedSender,
+    WeightReceiving,
+    WeightSyncError,
+)
 
 WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for number in range(4)]
 
@@ -48,7 +51,7 @@ class Extension(WeightReceiving, VerlsExtension):
 @pytest.fixture
 def sync(tmp_path, monkeypatch):
     """`sync(fails_at)` sends the weights in buckets of 2 MB; the receiver, and what it raised."""
-    monkeypatch.setattr(weight_receiving, "ties_over_buckets", lambda: threading.Lock())
+    monkeypatch.setattr(weight_transfer, "ties_over_buckets", lambda: threading.Lock())
     # Which platform verl has settled on is up to the tests before.
     device = SimpleNamespace(synchronize=int, empty_cache=int, ipc_collect=int)
     monkeypatch.setattr(bucketed_weight_transfer, "get_torch_device", lambda: device)
@@ -92,5 +95,9 @@ def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     assert not sync(engine="another")[1], "the next one works"
 
 
-def test_verls_adapter_sends_with_it():
+def test_verls_adapter_sends_with_it_in_releases_that_wait(monkeypatch):
     assert vllm_rollout.BucketedWeightSender is WatchedSender
+    monkeypatch.setattr(vllm_rollout, "BucketedWeightSender", None)
+    monkeypatch.setattr(weight_transfer, "version", lambda _name: "0.10.0")
+    weight_transfer.watch_senders()
+    assert vllm_rollout.BucketedWeightSender is None

@@ -5,11 +5,12 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import vllm
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from sam_rollout.integrations.vllm import dead_engine
-from sam_rollout.integrations.vllm.dead_engine import (
+from sam_rollout.integrations.vllm.serving import dead_engine
+from sam_rollout.integrations.vllm.serving.dead_engine import (
     CAUSE_ENV,
     answer_or_die,
     cause_of_death,
@@ -58,6 +59,13 @@ def test_a_call_ends_when_the_engine_dies(client):
 
     with pytest.raises(EngineDeadError):
         asyncio.run(die())
+
+
+def test_a_release_that_was_not_read_is_left_alone(monkeypatch):
+    monkeypatch.setattr(AsyncMPClient, "_call_utility_async", None)
+    monkeypatch.setattr(vllm, "__version__", "0.32.0")
+    answer_or_die()
+    assert AsyncMPClient._call_utility_async is None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam_rollout.integrations.vllm.engine_drafter import EngineDrafter
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
 from sam_rollout.sources.model import ModelSourceConfig
 
 DRAFTS = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
@@ -56,19 +56,3 @@ def test_drafts_follow_their_requests_into_a_batch_that_has_changed(runner, draf
 def test_a_step_without_the_drafter_brings_nothing(drafter):
     drafter.arrived(None, ["a"], np.array([1]), np.array([0]), 1)
     assert drafter.take() is None
-
-
-def test_a_probe_compares_what_was_said_with_what_is_sampled_next(runner, drafter):
-    drafter.begin_probe()
-    propose(runner)
-    drafter.arrived(drafter.launched(), ["a", "b", "c"], np.array([1, 2, 3]), None, 3)
-    # b sampled nothing, c what was said, d is new.
-    drafter.arrived(None, ["a", "b", "c", "d"], np.array([4, -1, 11, 5]), None, 4)
-    assert drafter.end_probe() == (2, 1)
-
-
-def test_a_drafter_that_fails_is_not_asked_again(runner, drafter, caplog):
-    drafter._ask = None
-    assert propose(runner) == propose(runner) == []
-    assert drafter.failed and drafter.launched() is None
-    assert caplog.text.count("is not asked any more") == 1

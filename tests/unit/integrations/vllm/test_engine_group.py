@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.integrations.vllm.engine_group import EngineRecorders, ask_engines
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders, ask_engines
 from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 

@@ -8,7 +8,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.keyed_rows import KeyedRows, RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows, RowKeys
 from sam_rollout.verification import keyed_bits
 
 PROMPT = [5, 6, 7]
@@ -71,12 +71,6 @@ def test_keys_move_with_their_requests(batch):
     assert batch.becomes("c", "a", ended=["b"]) == [key(2), key(0)]
 
 
-def test_an_unchanged_batch_changes_nothing(batch):
-    batch.becomes("a", a=params(4))
-    batch.keys.update_state(None)
-    assert batch.keys.keys[0] == key(4)
-
-
 def test_requests_without_identity_differ(batch):
     """Also those that share one parameter object, as the n responses of a request do."""
     shared = params()
@@ -95,12 +89,6 @@ def test_arrival_order_repeats_in_another_engine(batch):
     other = Batch()
     both = batch.becomes("a", "b", a=params(), b=params())
     assert other.becomes("x", x=params()) + other.becomes("y", ended=["x"], y=params()) == both
-
-
-def test_arrival_counts_whichever_rows_requests_get(batch):
-    """Some attention backends reorder a batch, by lengths and by what was cached."""
-    moved = batch.becomes("b", "a", a=params(), b=params())
-    assert moved == Batch().becomes("a", "b", a=params(), b=params())[::-1]
 
 
 def test_an_id_that_comes_again_is_another_request(batch):
@@ -126,20 +114,6 @@ def test_engines_behind_one_front_end_draw_apart(batch):
     assert len({*here, *there}) == 4
     given = {"c": params(seed=9), "d": params(2)}
     assert batch.becomes("c", "d", **given) == Batch(engine=1).becomes("c", "d", **given)
-
-
-def test_keys_of_ended_requests_are_forgotten(batch):
-    batch.becomes("a", "b", a=params(0), b=params(1))
-    batch.becomes("b", ended=["a"])
-    assert batch.keys._key_by_request.keys() == {"b"}
-
-
-def test_arrivals_of_old_prompts_are_forgotten(batch, monkeypatch):
-    monkeypatch.setattr("sam_rollout.integrations.vllm.keyed_rows.REMEMBERED_PROMPTS", 2)
-    for token in range(5):
-        batch.becomes("a", a=params(), prompt=[token])
-        batch.becomes(ended=["a"])
-    assert len(batch.keys._arrivals) == 2
 
 
 def test_bits_are_keyed_by_request_and_position():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from sam_rollout.integrations.vllm.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
 
 
 class Runner:

@@ -1,6 +1,5 @@
 """The arithmetic of the operator check, and the leading along known texts, without an engine."""
 
-import io
 import json
 import math
 from dataclasses import asdict
@@ -9,21 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
-from sam_rollout.integrations.vllm import operator_check
-from sam_rollout.integrations.vllm.known_text import TextScores, known_text_arguments
-from sam_rollout.integrations.vllm.operator_check import (
+from sam_rollout.integrations.vllm.operators import operator_check
+from sam_rollout.integrations.vllm.operators.known_text import TextScores, known_text_arguments
+from sam_rollout.integrations.vllm.operators.operator_check import (
     OperatorCheck,
     OperatorCheckError,
     ScoredText,
     buckets,
     differences,
     exceeds,
-    questions,
-    show,
     to_json,
 )
 
@@ -76,29 +72,12 @@ def test_a_broken_operator_is_still_json():
     }
 
 
-def test_questions_differ():
-    assert len(set(questions(50))) == 50
-
-
 @pytest.mark.parametrize(
     "change", [{"dtype": "int8"}, {"draft_tokens": ()}, {"draft_tokens": (0,)}, {"max_tokens": 9}]
 )
 def test_settings_that_cannot_work_are_named(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         OperatorCheck("model", **change)
-
-
-def test_the_table_names_control_and_verdict():
-    result = {
-        "setting": {"model": "m", "dtype": "float32"},
-        "device": "cpu",
-        "rows": [{"draft_tokens": k, "overall": ENTRY, "by_length": [ENTRY]} for k in (0, 3)],
-        "maximum": 0.5,
-    }
-    console = Console(width=120, record=True, file=io.StringIO())
-    show(result, console, limit=0.4)
-    text = console.export_text()
-    assert "decoded again" in text and "1 (25.00%)" in text and "ABOVE the limit 0.4" in text
 
 
 def request(number, known, done, drafts):

@@ -8,11 +8,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.identity import identify
-from sam_rollout.integrations.vllm.proposer import (
+from sam_rollout.integrations.vllm.drafting.proposer import (
     RunnerRequests,
     SamProposer,
-    steps_in_lockstep,
 )
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources.prompt import PromptSourceConfig
@@ -174,18 +174,12 @@ def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
     assert runner.proposer.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
 
 
-def test_describe_names_class_and_configuration(runner):
-    description = runner.proposer.describe()
-    assert description["proposer"] == "sam_rollout.integrations.vllm.proposer.SamProposer"
-    assert description["sam"]["max_draft_tokens"] == K
-    assert description["bound"] and description["drafts_are_used"]
-
-
 def test_what_cannot_work_is_refused_before_a_model_is_loaded():
     with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
     config = vllm_config(SamConfig())
-    config.additional_config["sam_rollout"]["sam"]["gate"]["threshold"] = -1
+    sent = config.additional_config
+    sent["sam_rollout"] = sent["sam_rollout"].replace('"threshold": 8', '"threshold": -1')
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
         SamProposer(config)
 

@@ -5,15 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig
-from sam_rollout.integrations.vllm.scheduling import (
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
-    drafts_here,
     scheduler_of,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, engine_arguments
-from sam_rollout.integrations.vllm_ascend import scheduling as ascend
+from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, drafts_here, engine_arguments
+from sam_rollout.integrations.vllm_ascend.scheduling import scheduler_choice as ascend
 from sam_rollout.sources.model import BY_PASSES, METHODS, WITH_FILES, ModelSourceConfig
 
 KNOWN = "0.31.0+cpu"

@@ -1,27 +1,24 @@
 """The way of our configuration through vLLM, and the proof that it took effect."""
 
 import json
-import pkgutil
 from types import SimpleNamespace
 
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.proposer import SamProposer
+from sam_rollout.integrations.vllm.drafting.startup_check import (
+    WrongDrafterError,
+    WrongSamplerError,
+    check_drafters,
+    check_samplers,
+)
 from sam_rollout.integrations.vllm.settings import (
     PROPOSER_CLASS,
     EngineSettings,
     engine_arguments,
     settings_of,
 )
-from sam_rollout.integrations.vllm.startup_check import (
-    WrongDrafterError,
-    WrongSamplerError,
-    check_drafters,
-    check_samplers,
-)
 from sam_rollout.session.padding import NO_PADDING
-from sam_rollout.telemetry.control import ControlAssignment
 
 ON = SamConfig(max_draft_tokens=5, gate=GateConfig("threshold", 2))
 JOINED = SamConfig.from_mapping(
@@ -42,8 +39,7 @@ AHEAD = "; scheduled a step ahead"
 @pytest.mark.parametrize("config", [ON, OFF])
 @pytest.mark.parametrize("sampler", ["stock", "coupled"])
 def test_configuration_survives_the_way_through_the_engine(config, sampler):
-    control = ControlAssignment(0.5, "groups", seed=3, replicas=2)
-    settings = EngineSettings(config, RolloutSamplerConfig(sampler), True, control)
+    settings = EngineSettings(config, RolloutSamplerConfig(sampler), True)
     sent = json.loads(json.dumps(settings.arguments()))
     received = SimpleNamespace(additional_config=sent["additional_config"])
     assert settings_of(received) == settings
@@ -57,10 +53,6 @@ def test_speculation_is_asked_for_only_when_enabled():
         "model": PROPOSER_CLASS,
         "num_speculative_tokens": 5,
     }
-
-
-def test_the_named_class_is_the_proposer():
-    assert pkgutil.resolve_name(PROPOSER_CLASS) is SamProposer
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}])
@@ -104,7 +96,6 @@ FILLED_UP = {
             "; filled up to k: every step of up to 8 requests; scheduled synchronously: not tried"
             "; into vllm-ascend by plugin",
         ),
-        ([NONE], OFF, "sam_rollout: no drafter (sam.enabled=false)"),
         ([NGRAM], OFF, f"drafter {NGRAM['proposer']}, not ours (sam.enabled=false)"),
     ],
 )

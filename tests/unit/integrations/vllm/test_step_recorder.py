@@ -1,11 +1,9 @@
 """The record of every engine step: durations, and how the session's half finds its step."""
 
-import platform
-
 import pytest
 
-from sam_rollout.integrations.vllm import step_recorder
-from sam_rollout.integrations.vllm.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.integrations.vllm.serving import step_recorder
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote
 from tests.records import engine_step, engine_steps
@@ -110,15 +108,6 @@ def test_steps_without_statistics_are_no_steps(clock):
     assert drained(recorder) == []
 
 
-def test_steps_that_only_read_prompts_count_as_time(clock):
-    recorder = EngineStepRecorder()
-    recorder.work_arrived()
-    clock.now_s = 101.0
-    recorder.record(scheduler(), None)
-    (row,) = drained(recorder)
-    assert (row["duration_s"], row["scheduled"], row["generation_tokens"]) == (1.0, 0, 0)
-
-
 def test_draining_starts_anew_and_files_by_split(clock):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0)
@@ -206,12 +195,6 @@ def test_steps_of_another_host_come_by_this_hosts_clock(clock, booted_earlier_s)
     rows = drained(recorder, on_this_clock(answer, asked_s=103.0))
     assert [row["drafter_us"] for row in rows] == [5.0, 6.0]
     assert there["noted_s"] == list(times), "the answer is left as it is"
-
-
-def test_steps_of_this_host_keep_their_times(clock):
-    there = notes((100.9, note()))
-    answer = {"steps": there, "host": platform.node(), "clock_s": 7.0}
-    assert on_this_clock(answer, asked_s=103.0) == there
 
 
 def test_work_that_went_to_another_engine_starts_no_step(clock):

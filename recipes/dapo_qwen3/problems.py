@@ -1,0 +1,91 @@
+"""The problems that a model is asked: rows of a data file, and a request for each sample."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+
+COLUMNS = ("data_source", "prompt", "reward_model")
+TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
+OUTSIDE_TRAINING = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response that is asked for.
+
+    ``row`` of the data asks it. ``problem`` counts different prompts in the order of their first
+    rows, ``sample`` the requests of a problem, over all of its rows.
+    """
+
+    row: int
+    problem: int
+    sample: int
+    prompt_ids: list[int]
+    identity: RequestIdentity
+
+
+def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
+    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task.
+
+    Raises:
+        ValueError: The file is no parquet file of ``prepare_data``.
+    """
+    if data is None:
+        from recipes.dapo_qwen3.prepare_data import prepare
+
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            paths = {path.stem: path for path in prepare("synthetic", Path(folder))}
+            return rows_of(paths[split], limit)
+    table = pd.read_parquet(data)
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing or table.empty:
+        raise ValueError(f"{data} has no rows or lacks the columns {missing}")
+    return table.head(limit if limit is not None else len(table)).to_dict("records")
+
+
+def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
+    """Lay out ``samples`` requests per prompt (one prompt a row), the same for both sides.
+
+    Data files may hold a prompt several times. Random numbers follow from the prompt and the number
+    of the sample, so a copy continues the count: otherwise it would repeat the responses of the
+    first and pass for a problem of its own.
+    """
+    number_of: dict[str, int] = {}
+    asked: Counter[int] = Counter()
+    requests = []
+    for row, prompt_ids in enumerate(prompts):
+        problem = number_of.setdefault(group_of(prompt_ids), len(number_of))
+        for sample in range(asked[problem], asked[problem] + samples):
+            identity = identify(
+                prompt_ids, seed=seed, step=OUTSIDE_TRAINING, sibling=sample, split=VAL_SPLIT
+            )
+            requests.append(Request(row, problem, sample, prompt_ids, identity))
+        asked[problem] += samples
+    return requests
+
+
+def make_requests(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
+    """Turn rows of the data into requests."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    template = {"add_generation_prompt": True, "enable_thinking": not options.no_thinking}
+    prompts = [
+        tokenizer.apply_chat_template(
+            [dict(message) for message in row["prompt"]], return_dict=True, **template
+        )["input_ids"]
+        for row in rows
+    ]
+    return lay_out(prompts, options.samples, options.seed)

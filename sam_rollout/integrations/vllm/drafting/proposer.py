@@ -1,0 +1,321 @@
+"""The draft proposer that vLLM's model runner calls after every engine step.
+
+vLLM's ``custom_class`` interface (vLLM >= 0.23) hands over rows of the input batch: token ids,
+lengths and what was just sampled. ``SamProposer`` turns them into a step of a ``DraftSession``,
+which decides everything. Ranks whose drafts vLLM ignores have no session, and so keep no state.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sam_rollout.config import ConfigError
+from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
+    DpExchange,
+    join_group,
+    steps_in_lockstep,
+)
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
+    come_with_output,
+    has_places,
+    why_synchronous,
+)
+from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
+from sam_rollout.limits import Limits
+from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
+from sam_rollout.session.session import DraftSession
+from sam_rollout.sources import Piece, check_sources
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
+    from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
+    from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
+
+
+ROOMS = "sam_rollout.integrations.vllm"
+# Of a runner whose drafter is vLLM's own: ours beside it.
+PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
+
+
+def is_output_rank() -> bool:
+    """Whether vLLM takes drafts from this process: the first rank of the last pipeline stage."""
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+
+
+class RunnerRequests:
+    """What a model runner of vLLM knows of its requests."""
+
+    def __init__(self, runner: Any) -> None:
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        self._runner = runner
+        # A grammar would have to see drafts that are bound late. Where it cannot begin in the
+        # middle of a step (vLLM 0.23, 0.24), it never sees what followed the end of thinking there;
+        # whether a request thinks is not asked.
+        begins = hasattr(StructuredOutputManager, "_get_constraint_start")
+        self._no_grammars = getattr(runner, "use_async_scheduling", False) or not begins
+
+    @property
+    def live(self) -> Collection[str]:
+        """Preempted and paused requests leave the batch but stay in ``runner.requests``."""
+        return self._runner.requests
+
+    def identity(self, request_id: str) -> RequestIdentity:
+        """The identity it carries or, in plain vLLM use, the one its prompt gives it."""
+        request = self._runner.requests[request_id]
+        identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
+        if identity is not None:
+            return identity
+        prompt_ids = request.prompt_token_ids or []
+        return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
+
+    def is_control(self, request_id: str) -> bool:
+        """Whether it asks to be sampled without drafts, or can have none."""
+        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
+        if sampling is None:
+            return False
+        has_grammar = self._no_grammars and sampling.structured_outputs is not None
+        return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
+
+
+class SamProposer:
+    """A `DraftSession` behind vLLM's ``custom_class`` interface.
+
+    Args:
+        vllm_config: The engine's configuration, with ours in ``additional_config``.
+
+    Raises:
+        ConfigError: The configuration is not valid, k differs from the engine's
+            ``num_speculative_tokens``, or the corpus is not the model's.
+
+    Attributes:
+        late_binding, engine_drafter: The class that binds drafts late, and the one that takes those
+            of a model; set others before ``bind`` if the runner needs it.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.config = settings_of(vllm_config).sam
+        self._vllm_config = vllm_config
+        engine_k = vllm_config.speculative_config.num_speculative_tokens
+        if engine_k != self.config.max_draft_tokens:
+            raise ConfigError(
+                "speculative_config.num_speculative_tokens",
+                engine_k,
+                f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
+            )
+        check_sources(self.config.sources, vllm_config.model_config.get_vocab_size())
+        self._limits = Limits(
+            max_rows=vllm_config.scheduler_config.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+            vocab_size=vllm_config.model_config.get_vocab_size(),
+            max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        )
+        # On every rank, whether its drafts are used or not: all of a group send the same tensors.
+        self.exchange: DpExchange | None = None
+        if steps_in_lockstep(vllm_config):
+            self.exchange = join_group(vllm_config.parallel_config)
+        self.session: DraftSession | None = None
+        self._runner: Any = None
+        self._sampler_clock: SamplerClock | None = None
+        self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
+        self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
+        self._likeliest: LikeliestTokens | None = None
+        self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
+        self._with_output: WithOutput | None = None  # where drafts come with a step's output
+        self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
+
+    def load_model(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is no draft model; the runners for CPU and NPU call this unconditionally."""
+
+    def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is nothing to warm up or capture; the runner for NPU calls this unconditionally."""
+
+    def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
+        """Begin a session for the requests of a runner; once per engine.
+
+        Args:
+            model_runner: The runner that owns this proposer.
+            drafts_are_used: False on tensor-parallel ranks whose drafts vLLM never reads (it
+                takes them from the output rank only); such a rank has no session.
+            record: Keep per-step and per-request records; someone must then call ``drain``.
+
+        Raises:
+            ConfigError: A model is to draft in an engine that schedules a step ahead, and not by
+                our scheduler.
+        """
+        late = getattr(model_runner, "use_async_scheduling", False)
+        if late and self.config.drafts_with_model and not has_places(self._vllm_config):
+            raise ConfigError(
+                "scheduler_config.async_scheduling",
+                True,
+                "must be false with sam.sources.model where the package's entry points are not "
+                "installed",
+            )
+        self._runner = model_runner
+        for attached in (
+            self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
+            self._engine_drafter,
+        ):  # fmt: skip
+            if attached is not None:
+                attached.detach()
+        self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
+        self._engine_drafter = None
+        if self.config.drafts_with_model:
+            from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
+
+            read_again(model_runner)
+            self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
+                model_runner,
+                self.config.sources.model,
+                # Engines that share experts run the same passes, idle ones too: vLLM's number.
+                self.config.sources.model.max_tokens
+                if self.exchange is None
+                else self.config.max_draft_tokens,
+                self.exchange is None and self._vllm_config.parallel_config.world_size == 1,
+                self._choose_drafts if drafts_are_used and not late else None,
+                ahead=drafts_are_used and late,
+            )
+        self.session = self._new_session(record) if drafts_are_used else None
+        if late:
+            from vllm.distributed import get_tp_group
+
+            group = get_tp_group()
+            self._late_binding = pkgutil.resolve_name(self.late_binding)(
+                model_runner,
+                self.session,
+                group if group.world_size > 1 else None,
+                self._engine_drafter if drafts_are_used else None,
+            )
+        elif drafts_are_used and come_with_output(self._vllm_config):
+            from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
+
+            self._with_output = WithOutput(model_runner)
+
+    def _new_session(self, record: bool) -> DraftSession:
+        hooks: dict[str, Any] = {}
+        if record:
+            self._sampler_clock = SamplerClock(self._runner)
+            hooks["sampler_us"] = self._sampler_clock.take_us
+        if self.config.sources.recycling.enabled:
+            self._likeliest = LikeliestTokens(self._runner)
+            hooks["heard"] = self._likeliest.take
+        if self._engine_drafter is not None:
+            hooks["made"] = self._engine_drafter.take
+            # Passes are scheduled two steps after they were asked for, where that is done ahead.
+            hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
+        return DraftSession(
+            self.config,
+            RunnerRequests(self._runner),
+            self._limits,
+            **hooks,
+            exchange=self.exchange,
+            record=record,
+            graph_of=self._graph_of,
+        )
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], sampled tokens included
+        token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
+        slot_mappings: Any = None,
+        **_ignored: Any,
+    ) -> list[list[int]]:
+        """Return up to k draft tokens for each row; an empty list where there is no draft."""
+        rows = len(sampled_token_ids)
+        if self._runner is None:
+            raise RuntimeError(
+                "SamProposer is not bound to the model runner: start vLLM with the worker "
+                "extension sam_rollout.integrations.vllm.worker.SamWorkerExtension and call "
+                "collective_rpc('sam_bind') before the first request"
+            )
+        if self._late_binding is not None:
+            return []  # what was sampled is not on the host yet
+        if self.session is None:
+            return [[]] * rows
+        # A row without sampled tokens is a prompt chunk: its text is not complete yet.
+        sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
+        request_ids = self._runner.input_batch.req_ids
+        batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
+        if self._with_output is None:
+            return batch.to_lists()
+        self._with_output.drafts = batch.to_lists() if batch.pending else []
+        if self._engine_drafter is not None:
+            wanted = self.session.wants_made or self._engine_drafter.is_probed
+            self._with_output.wants_made = wanted or self.exchange is not None
+        return []  # nothing is left to be fetched
+
+    def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
+        """After a step in which a model drafted: what the next one shall verify."""
+        batch = self._runner.input_batch
+        drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
+        if self._with_output is None:  # vLLM's own way to its scheduler
+            self._runner._draft_token_ids = drafts
+            self._runner._draft_token_req_ids = batch.req_ids.copy()
+
+    def _graph_of(self, num_tokens: int, uniform: bool) -> str:
+        """The graph that vLLM's own dispatcher would run a step in: a name of CUDAGraphMode."""
+        dispatcher = getattr(self._runner, "cudagraph_dispatcher", None)
+        if dispatcher is None:
+            return NO_GRAPH
+        mode, _ = dispatcher.dispatch(num_tokens=num_tokens, uniform_decode=uniform)
+        return mode.name
+
+    def describe(self) -> dict[str, Any]:
+        """Name what is really running, for the start-up check."""
+        return {
+            "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
+            "sam": self.config.to_mapping(),
+            "bound": self._runner is not None,
+            "drafts_are_used": self.session is not None,
+            "padding": self.session.padding.describe() if self.session else NO_PADDING,
+            "deciding_engines": self.exchange.ranks if self.exchange else 1,
+            "why_synchronous": self._why_synchronous(),
+        }
+
+    def probe(self, begin: bool) -> tuple[int, int] | None:
+        """Begin or end a probe of the drafter that vLLM runs; None where it is not read.
+
+        Returns:
+            As `EngineDrafter.end_probe`.
+        """
+        if self._engine_drafter is None or self.session is None:
+            return None
+        if begin:
+            self._engine_drafter.begin_probe()
+            return 0, 0
+        return self._engine_drafter.end_probe()
+
+    def _why_synchronous(self) -> str:
+        if self._runner is None or self._late_binding is not None:
+            return ""
+        import vllm
+        from vllm.platforms import current_platform
+
+        if reason := why_synchronous(self._vllm_config, vllm.__version__):
+            return reason
+        if current_platform.is_cpu():
+            return "vLLM does so on a CPU"
+        return "the engine was started so, or the package's entry points are not installed"
+
+    def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
+        """What ``DraftSession.exchange_texts`` returns; nothing on ranks without a session."""
+        return self.session.exchange_texts(origin, pieces) if self.session else []
+
+    def drain(self) -> dict[str, Any] | None:
+        """What ``DraftSession.drain`` returns; None on ranks without a session."""
+        if self.session is None:
+            return None
+        report = self.session.drain()
+        if self._engine_drafter is not None:
+            report["counters"] |= self._engine_drafter.take_counters()
+        return report

@@ -1,0 +1,149 @@
+"""Leads an engine along texts that are known beforehand, and keeps what the model thought of them.
+
+Drafts are the text itself, and after the forward pass the logits of every scored position are
+replaced by ones that allow the text's token only. So no draft is ever rejected, whatever the
+sampler, and every token of a text is scored in a verify step of exactly the asked width: also where
+rounding would have made the model choose another token and the texts would have parted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+
+EXTRA_ARGS_KEY = "sam_known_text"
+
+
+def known_text_arguments(
+    number: int, token_ids: Sequence[int], draft_tokens: int
+) -> dict[str, dict[str, Any]]:
+    """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
+
+    Args:
+        number: What the text's scores are filed under.
+        token_ids: The response.
+        draft_tokens: Drafts a step; 0 scores one token at a time.
+    """
+    known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
+    return {EXTRA_ARGS_KEY: known}
+
+
+def _known_text_of(request: Any) -> dict[str, Any]:
+    return request.sampling_params.extra_args[EXTRA_ARGS_KEY]
+
+
+class KnownTextProposer(SamProposer):
+    """Drafts what is known to come."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> list[list[int]]:
+        if self.session is None:
+            return [[]] * len(sampled_token_ids)
+        drafts: list[list[int]] = []
+        for row, sampled in enumerate(sampled_token_ids):
+            request = self._runner.requests[self._runner.input_batch.req_ids[row]]
+            known = _known_text_of(request)
+            done = int(num_tokens_no_spec[row]) - request.num_prompt_tokens
+            end = done + known["draft_tokens"]
+            drafts.append(known["token_ids"][done:end] if sampled else [])
+        return drafts
+
+
+class KnownTextExtension(SamWorkerExtension):
+    """Worker methods for leading requests along known texts."""
+
+    def known_text_install(self) -> None:
+        """Stand between the model and the sampler; every request must come with a known text."""
+        runner = self.model_runner
+        self._scores = TextScores()
+        sample = runner._sample
+
+        def led(logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+            if logits is not None:  # other ranks may have none
+                drafted = [0] * len(runner.input_batch.req_ids)
+                if spec_decode_metadata is not None:
+                    drafted = list(spec_decode_metadata.num_draft_tokens)
+                requests = [runner.requests[name] for name in runner.input_batch.req_ids]
+                self._scores.lead(logits, requests, [count + 1 for count in drafted])
+            return sample(logits, spec_decode_metadata)
+
+        runner._sample = led
+
+    def known_text_drain(self) -> dict[int, dict[str, list]]:
+        """Return and forget the scores by text number: ``TextScores.drain``."""
+        return self._scores.drain()
+
+
+class TextScores:
+    """What the model gave the tokens of known texts."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, dict[str, list]] = {}
+
+    def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
+        """Note how each position's known token scores, then allow that token only, in place.
+
+        Args:
+            logits: [rows, vocabulary]; the rows of a request follow each other, as do requests.
+            requests: The runner's state of each request.
+            widths: Rows of each request.
+        """
+        if sum(widths) != logits.shape[0]:
+            raise RuntimeError(
+                f"{sum(widths)} scored positions expected, {logits.shape[0]} rows of logits found"
+            )
+        rows: list[int] = []
+        tokens: list[int] = []
+        places = []
+        first = 0
+        for request, width in zip(requests, widths, strict=True):
+            known = _known_text_of(request)
+            done = len(request.output_token_ids)
+            ahead = known["token_ids"][done : done + width]  # shorter at the end of the text
+            rows += range(first, first + len(ahead))
+            tokens += ahead
+            places += [(known, done + offset, width) for offset in range(len(ahead))]
+            first += width
+        row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        # As vLLM computes raw log-probabilities: what is compared must differ in the model only.
+        logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
+        # topk, not argmax: of exactly equal tokens vLLM's log-probabilities name topk's first.
+        top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
+        values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
+        for (known, position, width), value, likeliest in zip(places, values, top, strict=True):
+            self._note(known, position, value, likeliest, width)
+        logits[row] = float("-inf")
+        logits[row, token] = 0.0
+
+    def _note(
+        self, known: dict[str, Any], position: int, value: float, likeliest: int, width: int
+    ) -> None:
+        length = len(known["token_ids"])
+        columns = self._by_number.setdefault(
+            known["number"],
+            {"logprobs": [0.0] * length, "top": [-1] * length, "widths": [0] * length},
+        )
+        # Chunks of a long prompt note the first position again and again; the last one is right.
+        columns["logprobs"][position] = value
+        columns["top"][position] = likeliest
+        columns["widths"][position] = width
+
+    def drain(self) -> dict[int, dict[str, list]]:
+        """Return and forget, by text number, a value per token.
+
+        ``logprobs`` of the known token, natural logarithm; ``top``, the likeliest token;
+        ``widths``, how many positions of the request that engine step scored (0: never scored).
+        """
+        drained, self._by_number = self._by_number, {}
+        return drained

@@ -1,0 +1,364 @@
+"""Our samplers inside vLLM: for steps without drafts and for verify steps.
+
+Both sides of a comparison sample through here, so that a response depends on its key and its logits
+alone. What happens to the logits before (penalties, temperature, cuts) is vLLM's business, and its
+code is used for it. Requests with min-p or a logit bias are refused by vLLM itself when it
+speculates; custom logits processors at start-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+from sam_rollout.verification import (
+    NO_TOKEN,
+    DraftLayout,
+    draw_gumbel,
+    draw_tokens,
+    verify_coupled,
+    verify_vectorised,
+)
+
+ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
+GREEDY_TEMPERATURE = 0.0
+# How each kind draws the tokens of whole rows.
+DRAW = {"vectorised": draw_tokens, "coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
+
+
+def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
+    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+
+    Raises:
+        ConfigError: The engine is configured for something our samplers do not do.
+    """
+    if config.kind == "stock":
+        return
+    sampler: Any = getattr(model_runner, "sampler", None)
+    if not hasattr(sampler, "topk_topp_sampler"):
+        raise ConfigError(
+            "rollout_sampler.kind",
+            config.kind,
+            f"{type(model_runner).__module__} samples in another way; set "
+            f"{MODEL_RUNNER_ENV}=0 or use 'stock'",
+        )
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    rows = KeyedRows(model_runner)
+    sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = KeyedRejectionSampler(
+            sampler, model_runner.speculative_config, model_runner.device, rows, config
+        )
+
+
+def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
+    """The runner's sampler, if a model that drafts can draw with its noise."""
+    drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
+    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled_gumbel"
+    return drawing if shares else None
+
+
+def installed_sampler(model_runner: Any) -> str:
+    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    sampler = getattr(model_runner, "sampler", None)
+    drawing = getattr(sampler, "topk_topp_sampler", None)
+    if not isinstance(drawing, KeyedTopKTopPSampler):
+        return "stock"
+    verifying = getattr(model_runner, "rejection_sampler", None)
+    if verifying is not None and not isinstance(verifying, KeyedRejectionSampler):
+        return f"{drawing.config.kind} for steps without drafts only"
+    return drawing.config.kind
+
+
+def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+    """Cut by top-k and top-p as vLLM does; on GPUs never by sorting.
+
+    On GPUs vLLM 0.23 and 0.24 sort where there are fewer than 8 rows, and search for the edge where
+    there are more. What they keep at the edge may differ, and a verify step has more rows than a
+    step without drafts. vLLM 0.31 always searches, up to 64 rows in another way than beyond.
+
+    Args:
+        logits: float32 [rows, vocabulary]; may be overwritten.
+        k: integer [rows], None for no cut by number.
+        p: float [rows], None for no cut by probability.
+
+    Returns:
+        float32 [rows, vocabulary], minus infinity where a token is cut.
+    """
+    search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
+    if search is None or logits.device.type != "cuda" or (k is None and p is None):
+        return topk_topp_sampler.apply_top_k_top_p(logits, k, p)
+    return search(logits, k, p)
+
+
+class KeyedTopKTopPSampler(TopKTopPSampler):
+    """Draws the tokens of steps without drafts, from keyed random numbers.
+
+    Args:
+        logprobs_mode: vLLM's; decides what is returned for log-probabilities.
+        rows: Random bits of the step's rows.
+        config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
+    """
+
+    _cut = staticmethod(cut)
+
+    def __init__(self, logprobs_mode: str, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
+        super().__init__(logprobs_mode)
+        self.config = config
+        self._rows = rows
+        self.forward = self._draw  # the parent chooses its own per platform
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
+        logits = self._cut(logits, k, p)
+        draw = DRAW[self.config.kind]
+        tokens = draw(
+            logits.softmax(dim=-1, dtype=torch.float32), self._rows.decode_bits(logits.shape[0])
+        )
+        returned = None
+        if self.logprobs_mode == "processed_logits":
+            returned = logits
+        elif self.logprobs_mode == "processed_logprobs":
+            returned = logits.log_softmax(dim=-1, dtype=torch.float32)
+        return tokens, returned
+
+    def draw_drafts(
+        self, logits: torch.Tensor, sampling: SamplingMetadata, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw draft tokens from a model's own distribution with the noise of their positions.
+
+        Penalties and the like are left to verification: a draft may be wrong.
+
+        Args:
+            logits: float32 [requests, vocabulary] of the model that drafts; overwritten.
+            sampling: Temperature and cuts of the requests.
+            positions: int64 [requests], of the tokens in their texts.
+
+        Returns:
+            int64 [requests], token ids; the likeliest ones where nothing is drawn.
+        """
+        if sampling.all_greedy:
+            return logits.argmax(dim=-1)
+        greedy = sampling.temperature == GREEDY_TEMPERATURE
+        likeliest = None if sampling.all_random else logits.argmax(dim=-1)
+        logits.div_(sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1))
+        logits = self._cut(logits, sampling.top_k, sampling.top_p)
+        bits = self._rows.draft_bits(positions)
+        tokens = DRAW[self.config.kind](logits.softmax(dim=-1, dtype=torch.float32), bits)
+        return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
+
+
+class KeyedRejectionSampler(RejectionSampler):
+    """Verifies drafts, from keyed random numbers.
+
+    Args:
+        sampler: vLLM's sampler of steps without drafts, for its rules on logits.
+        spec_config, device: As vLLM's rejection sampler takes them.
+        rows: Random bits of the step's rows.
+        config: Any kind but ``stock``.
+
+    Raises:
+        ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
+            simulates.
+    """
+
+    _cut = staticmethod(cut)
+    _scratch: torch.Tensor | None = None  # made when it is first needed
+
+    def __init__(
+        self,
+        sampler: Any,
+        spec_config: Any,
+        device: torch.device,
+        rows: KeyedRows,
+        config: RolloutSamplerConfig,
+    ) -> None:
+        super().__init__(sampler, spec_config, device)
+        if self.synthetic_mode:
+            raise ConfigError(
+                "speculative_config.rejection_sample_method",
+                "synthetic",
+                f"not with rollout_sampler.kind = {config.kind!r}; use 'stock'",
+            )
+        self.config = config
+        self._rows = rows
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Verify one step's drafts; arguments and result as vLLM's own.
+
+        Args:
+            metadata: The step's drafts and where their rows are.
+            draft_probs: [num_drafts, vocabulary] of a draft model, or None.
+            logits: [num_drafts + batch, vocabulary]; may be overwritten.
+            sampling_metadata: Temperature, cuts, penalties of every request.
+        """
+        layout = DraftLayout(
+            metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
+        )
+        raw = logits.to(torch.float32)
+        wants_logprobs = sampling_metadata.max_num_logprobs is not None
+        keep_raw = wants_logprobs and not self.is_processed_logprobs_mode
+        processed = self._process(
+            raw.clone() if keep_raw else raw, metadata, sampling_metadata, layout
+        )
+        token_ids, row_tokens = self._verify(
+            metadata, draft_probs, processed, sampling_metadata, layout
+        )
+        logprobs = None
+        if wants_logprobs:
+            source = raw if keep_raw else processed
+            if not self.is_logits_logprobs_mode:
+                source = self.sampler.compute_logprobs(source)
+            logprobs = self._gather(source, sampling_metadata.max_num_logprobs, row_tokens, layout)
+        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
+
+    def _verify(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens, int32 [batch, max_drafts + 1], and those by row, int64 [rows]."""
+        drafts = metadata.draft_token_ids
+        if sampling.all_greedy:
+            row_tokens = logits.argmax(dim=-1)
+            return verify_coupled(layout, drafts, row_tokens), row_tokens
+        greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
+        if self.config.is_coupled:
+            row_tokens = DRAW[self.config.kind](probabilities, bits)
+            if greedy is not None:
+                likeliest = logits.argmax(dim=-1)
+                row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
+            return verify_coupled(layout, drafts, row_tokens), row_tokens
+        accept_bits = self._rows.verify_bits(
+            metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
+        )
+        token_ids = verify_vectorised(
+            layout,
+            drafts,
+            probabilities,
+            accept_bits,
+            bits,
+            draft_probabilities=draft_probs,
+            greedy=greedy,
+            scratch=self._scratch_for(layout.batch, probabilities),
+        )
+        place = torch.arange(layout.num_rows, device=logits.device)
+        place = place - layout.first_row[layout.request_of_row]
+        row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
+        return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
+        """Room for a row of probabilities per request, kept from step to step."""
+        if self._scratch is None or len(self._scratch) < batch:
+            self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
+        return self._scratch
+
+    def _gather(
+        self,
+        logprobs: torch.Tensor,  # [rows, vocabulary]
+        count: int,
+        row_tokens: torch.Tensor,  # int64 [rows]
+        layout: DraftLayout,
+    ) -> LogprobsTensors:
+        """Gather log-probabilities and ranks by row, laid out as vLLM filters them."""
+        gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
+        rows = layout.rows.flatten()
+        return LogprobsTensors(
+            gathered.logprob_token_ids[rows],
+            gathered.logprobs[rows],
+            gathered.selected_token_ranks[rows],
+        )
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        metadata: SpecDecodeMetadata,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> torch.Tensor:
+        """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
+        if _changes_logits(sampling):
+            sampling, min_tokens = _without_min_tokens(sampling)
+            # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
+            draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
+            bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
+            drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
+            logits[bonus_rows] = bonus
+            logits[draft_rows] = drafts
+            if min_tokens is not None:
+                # vLLM would hold a bonus token to the minimum as if no draft came before it.
+                places = [count + 1 for count in metadata.num_draft_tokens]
+                logits = min_tokens.apply_with_spec_decode(logits, places)
+        if sampling.all_greedy:
+            return logits
+        requests = layout.request_of_row
+        temperature = sampling.temperature
+        if not sampling.all_random:
+            temperature = temperature.masked_fill(temperature == GREEDY_TEMPERATURE, 1.0)
+        logits.div_(temperature[requests].unsqueeze(1))
+        top_k = None if sampling.top_k is None else sampling.top_k[requests]
+        top_p = None if sampling.top_p is None else sampling.top_p[requests]
+        return self._cut(logits, top_k, top_p)
+
+
+def _without_min_tokens(
+    sampling: SamplingMetadata,
+) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
+    """Take the rule on minimum lengths out of a batch's rules on logits."""
+    others, found = [], None
+    for rule in sampling.logitsprocs.all:
+        if isinstance(rule, MinTokensLogitsProcessor):
+            found = rule
+        else:
+            others.append(rule)
+    return replace(sampling, logitsprocs=LogitsProcessors(others)), found
+
+
+def _changes_logits(sampling: SamplingMetadata) -> bool:
+    """Tell whether anything but temperature and cuts applies to this batch."""
+    budget = getattr(sampling, "thinking_budget_state_holder", None)
+    return (
+        not sampling.no_penalties
+        or bool(sampling.bad_words_token_ids)
+        or sampling.allowed_token_ids_mask is not None
+        or any(map(is_active, sampling.logitsprocs.non_argmax_invariant))
+        or (budget is not None and budget.has_tracked_requests())
+    )
+
+
+def is_active(processor: Any) -> bool:
+    """Whether one of vLLM's logits processors changes logits of this batch."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return bool(processor.min_toks)
+    return True

@@ -1,0 +1,16 @@
+"""When drafts reach a step: schedulers, late binding, lockstep of engines, rules of requests."""
+
+# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+WRAPPED = (
+    "config.vllm:VllmConfig.__post_init__",
+    "v1.engine.core:EngineCore.post_step",
+    "v1.engine.detokenizer:BaseIncrementalDetokenizer.update",
+    "v1.engine.logprobs:LogprobsProcessor.update_from_output",
+    "sampling_params:SamplingParams._validate_spec_decode",
+    "v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+    "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+    "v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+    "v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
+    "v1.worker.gpu_model_runner:GPUModelRunner._calc_spec_decode_metadata",
+    "v1.worker.dp_utils:dist",
+)

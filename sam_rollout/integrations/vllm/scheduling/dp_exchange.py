@@ -1,0 +1,134 @@
+"""How engines that share experts tell each other what their gates need, without another message.
+
+Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
+ranks], in which each has filled its own column: how many tokens it has, which graph it would use.
+Ranks without requests do so, too, for the dummy batch that the others' experts need. Our reports
+travel as further rows of that tensor. So there is no collective of ours that one rank could call
+more often than another, none that anybody would have to wait for, and none left to hang if a rank
+ends or pauses: ranks that would then be missed are missed by vLLM itself.
+
+vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
+``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their
+module, which is what is wrapped. All ranks have to wrap it before their first step: it is done when
+the proposer is made, which depends on the engine's configuration alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from sam_rollout.gating.agreement import IDLE, Report
+
+# Where the ranks' tensor is added up. Of those loaded, the first is the one whose runner is in use.
+SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
+_LARGEST = torch.iinfo(torch.int32).max
+
+
+def steps_in_lockstep(vllm_config: Any) -> bool:
+    """Whether other engines wait for each step of this one: experts spread over data parallelism.
+
+    Engines of a dense model share nothing; vLLM runs them apart.
+    """
+    parallel = getattr(vllm_config, "parallel_config", None)
+    if parallel is None or parallel.data_parallel_size == 1:
+        return False
+    return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
+
+
+class DpExchange:
+    """Exchanges reports between the data-parallel ranks of an engine group.
+
+    Args:
+        rank: this one's.
+        ranks: of the group.
+        dist: ``torch.distributed``.
+
+    Attributes:
+        ranks: of the group.
+    """
+
+    def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
+        self._rank = rank
+        self.ranks = ranks
+        self._dist = dist
+        self._report = IDLE
+        self._received = torch.zeros(len(Report._fields), ranks, dtype=torch.int32)
+        self._exchanges = 0
+
+    def publish(self, report: Report) -> None:
+        """Send a report with the next exchange, once; without one this engine counts as idle."""
+        self._report = Report(*(min(int(value), _LARGEST) for value in report))
+
+    def received(self) -> tuple[int, np.ndarray]:
+        """How many exchanges there were, and the reports of the last: int32 [ranks, fields]."""
+        return self._exchanges, self._received.cpu().numpy().T
+
+    def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In the place of ``torch.distributed.all_reduce``: a sum over ranks takes reports along.
+
+        Args:
+            tensor: int32 [fields, ranks] if it is the one of a step; others pass unchanged.
+        """
+        if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
+            return self._dist.all_reduce(tensor, *args, **kwargs)
+        reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
+        reports[:, self._rank] = torch.tensor(self._report, dtype=torch.int32)
+        self._report = IDLE
+        fields = len(tensor)
+        both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
+        self._dist.all_reduce(both, **kwargs)
+        tensor.copy_(both[:fields])
+        self._received = both[fields:]  # on the device until somebody asks: nothing waits here
+        self._exchanges += 1
+        return None
+
+    def _is_of_a_step(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype == torch.int32 and tensor.dim() == 2 and tensor.shape[1] == self.ranks
+
+
+class _DistWithReports:
+    """``torch.distributed`` for one module, with another ``all_reduce``."""
+
+    def __init__(self, exchange: DpExchange, original: Any) -> None:
+        self.all_reduce = exchange.all_reduce
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
+    """Let reports travel with a module's sums over ranks; another exchange there ends.
+
+    Args:
+        module: one that imports ``torch.distributed as dist``.
+        rank: of this engine in its group.
+        ranks: of the group.
+    """
+    original = module.dist
+    if isinstance(original, _DistWithReports):
+        original = original.original
+    exchange = DpExchange(rank, ranks, original)
+    module.dist = _DistWithReports(exchange, original)
+    return exchange
+
+
+def join_group(parallel_config: Any) -> DpExchange:
+    """The exchange between this engine and those that share its experts.
+
+    A release whose ranks agree on their batches elsewhere leaves it without any traffic; the gate
+    notices that (``AgreedGate``).
+
+    Args:
+        parallel_config: vLLM's, with more than one data-parallel rank.
+    """
+    rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
+    for name in SYNC_MODULES:
+        module: Any = sys.modules.get(name)
+        if hasattr(module, "dist"):
+            return ride_along(module, rank, ranks)
+    return DpExchange(rank, ranks)

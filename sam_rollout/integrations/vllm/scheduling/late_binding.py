@@ -1,0 +1,425 @@
+"""Drafts bound late: our drafter beside vLLM's asynchronous scheduling, in the worker.
+
+vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on the device, with
+places for k draft tokens a request or with none (`async_scheduler.py`). What fills the places
+cannot be known yet, since it follows from the tokens of step n. There are three ways:
+
+* **No places.** The step is launched at once; what the step before sampled is read while it runs.
+  Nothing waits.
+* **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
+  known, and it is prepared while step n runs; positions are put right on the device, as vLLM does
+  for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
+  drafts, and writes the drafts into the input. Places without a draft hold tokens that are wrong.
+* **Bound**, while many do and a token has its price. Before the step is prepared the worker waits
+  for the tokens of step n, writes them into the host's arrays, as vLLM does when it schedules
+  synchronously, drafts, and puts drafts and real lengths into its own copy of the step. Places
+  without a draft are taken out.
+
+Whether drafts are wanted travels back with a step's output, where the scheduler finds it.
+
+Where a model drafts, too (`engine_drafter.py`), its passes for step n + 1 run on the device at the
+end of step n. What it proposes is on the host when the tokens of step n are, and is handed to the
+session with them: nothing more is waited for. How many passes a step has is told with its schedule,
+which the worker's last word on it reaches two steps later, as it does the places they are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sam_rollout.automaton.compilation import warm_up
+from sam_rollout.integrations.vllm.sampling.samplers import is_active
+from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
+from sam_rollout.session.arrivals import take_in
+from sam_rollout.session.session import DraftSession
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
+
+# Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
+# that waits for its memory computes as many in about the time of one.
+SCORED_AHEAD = 256
+_PATIENCE_S = 0.1  # of the thread that waits for a launch
+_NAP_S = 2e-5
+
+
+class Launched:
+    """A step that is on the device; B rows.
+
+    Args:
+        output: of the runner: vLLM's `AsyncGPUModelRunnerOutput`.
+        start: int32[B], length of each text before the step.
+        places: whether the scheduler counts places for drafts in it.
+        whole: whether every place holds a token.
+        made: what a model proposed in it; there when its tokens are.
+
+    Attributes:
+        request_ids: B ids in row order.
+        start, places, whole, made: as above.
+    """
+
+    def __init__(
+        self, output: Any, start: np.ndarray, *, places: bool, whole: bool, made: Made | None = None
+    ) -> None:
+        self.request_ids: list[str] = output._model_runner_output.req_ids
+        self.start, self.places, self.whole, self.made = start, places, whole, made
+        self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
+        self._arrived = output.async_copy_ready_event
+        self._not_sampled: list[int] = output._invalid_req_indices  # prompts that are not through
+        self._urgent = False  # the device will have nothing to do until the next step is launched
+        self._over = threading.Event()
+        output.async_copy_ready_event = self
+
+    def synchronize(self) -> None:
+        """In place of the event, for the thread that hands the tokens to the scheduler.
+
+        It would take the interpreter's lock when the worker needs it most. The scheduler needs the
+        tokens for the step after the next.
+        """
+        self._arrived.synchronize()
+        if self._urgent:
+            self._over.wait(_PATIENCE_S)
+
+    def launched_next(self) -> None:
+        """The next step is on its way to the device."""
+        self._over.set()
+
+    def wait(self, *, urgent: bool = False) -> np.ndarray:
+        """Wait until the tokens are on the host.
+
+        Args:
+            urgent: the next step cannot be launched before; say so with `launched_next`.
+
+        Returns:
+            int32[B, most tokens]; a row's tokens end at the first that is no token.
+        """
+        self._urgent = urgent
+        if urgent:  # who sleeps until the event wakes up late
+            while not self._arrived.query():
+                time.sleep(_NAP_S)
+        else:
+            self._arrived.synchronize()
+        tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
+        if self._not_sampled:
+            tokens[self._not_sampled] = -1  # vLLM passes these rows over
+        return tokens
+
+
+class LateBinding:
+    """Stands between a runner's worker and a runner; one per engine.
+
+    Args:
+        runner: vLLM's, which schedules asynchronously; some of its methods are wrapped.
+        session: None on ranks whose drafts vLLM does not read: they get those of the first rank.
+        group: the tensor-parallel group, None if it is one rank.
+        drafter: of vLLM's, that the session takes drafts of; None where there is none, and on ranks
+            without a session.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        session: DraftSession | None,
+        group: Any = None,
+        drafter: EngineDrafter | None = None,
+    ) -> None:
+        warm_up(take_in)
+        self._runner = runner
+        self._session = session
+        self._group = group
+        self._drafter = drafter
+        self._k: int = runner.num_spec_tokens
+        self._newest: Launched | None = None  # on the device, and not yet read
+        # Of the step that is being prepared:
+        self._places: Mapping[str, list[int]] = {}  # by request, as scheduled
+        self._bound: Mapping[str, int] = {}
+        self._gone: Collection[str] = ()  # requests whose last tokens are nobody's
+        self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
+        self._metadata: Any = None  # vLLM's, of the drafts
+        self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
+        self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
+        self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
+        self._wrapped = {
+            name: getattr(runner, name)
+            for name in (
+                "execute_model", "sample_tokens", "_bookkeeping_sync", "_model_forward",
+                "_calc_spec_decode_metadata",
+            )
+        }  # fmt: skip
+        runner.execute_model = self._execute_model
+        runner.sample_tokens = self._sample_tokens
+        runner._bookkeeping_sync = self._keep_books
+        runner._model_forward = self._forward
+        runner._calc_spec_decode_metadata = self._describe_drafts
+
+    def detach(self) -> None:
+        """Give the runner its methods back."""
+        for name in self._wrapped:
+            delattr(self._runner, name)
+
+    # --- wrapped around the runner ------------------------------------------------------------
+
+    def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)
+
+    def _describe_drafts(self, *args: Any, **kwargs: Any) -> Any:
+        self._metadata = self._wrapped["_calc_spec_decode_metadata"](*args, **kwargs)
+        return self._metadata
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        before, self._ahead = self._ahead, None
+        if before is not None:
+            self._fill(before)
+        output = self._wrapped["_model_forward"](*args, **kwargs)
+        if self._awaited is not None:
+            self._awaited.launched_next()
+        return output
+
+    def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        computed = self._runner.execute_model_state is not None
+        output = self._wrapped["sample_tokens"](*args, **kwargs)
+        if computed:
+            self._after(output)
+        return output
+
+    def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
+        sampled = sampler_output.sampled_token_ids
+        if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
+            # What a drafter on the device tells, for a step that is prepared ahead; here there is
+            # none, or it has failed.
+            valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
+            counts = valid.sum(dim=1, dtype=torch.int32)
+            last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
+            self._runner._copy_valid_sampled_token_count(last, counts)
+        return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
+
+    # --- before a step ------------------------------------------------------------------------
+
+    def _fits_ahead(self, rows: int) -> bool:
+        """Whether a step of so many requests is small enough to be filled; prompts apart."""
+        return rows * (1 + self._k) <= SCORED_AHEAD
+
+    def _before(self, step: Any) -> Any:
+        """What the runner shall make of a scheduled step."""
+        runner, before = self._runner, self._newest
+        self._places, self._bound = step.scheduled_spec_decode_tokens, {}
+        # Of requests that ended, and of those whose last step the scheduler has dropped.
+        self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
+        self._lengths = self._awaited = None
+        idle = not step.total_num_scheduled_tokens
+        if before is not None and self._can_prepare_ahead(step, before):
+            self._ahead = self._awaited = before
+            # Or vLLM would look for drafts on the device.
+            runner._draft_token_ids = runner._draft_token_req_ids = None
+            self._bound = {name: len(places) for name, places in self._places.items()}
+            return step
+        drafts: Mapping[str, list[int]] = {}
+        if before is not None and (
+            self._places or before.places or idle or self._anybody_leaves(step, before)
+        ):
+            self._awaited = None if idle else before
+            drafts = self._land(before, room=bool(self._places) and not idle)
+        if idle:
+            return step
+        changes: dict[str, Any] = {}
+        if self._places:
+            if self._group is not None:
+                drafts = self._group.broadcast_object(drafts, src=0)
+            changes = self._bind(step, drafts)
+        if before is not None and before.places:
+            changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
+        # A copy: without a process of its own the worker shares the scheduler's.
+        return dataclasses.replace(step, **changes) if changes else step
+
+    def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
+        """Whether a step has places, and the shape and the positions that vLLM thinks it has."""
+        batch = self._runner.input_batch
+        return (
+            bool(self._places)
+            and self._fits_ahead(len(step.num_scheduled_tokens))
+            and (before.whole or not before.places)
+            and self._places.keys() <= set(before.request_ids)
+            and not step.has_structured_output_requests
+            # Penalties and the like are worked out on the host, from lengths and from drafts.
+            and not batch.sampling_metadata.output_token_ids
+            and not any(map(is_active, batch.logitsprocs.non_argmax_invariant))
+            and not self._anybody_leaves(step, before)
+        )
+
+    def _anybody_leaves(self, step: Any, before: Launched) -> bool:
+        """Whether a row is gone with this step, and its last tokens are still to be read."""
+        scheduled, gone = step.num_scheduled_tokens, self._gone
+        return any(name not in scheduled and name not in gone for name in before.request_ids)
+
+    def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
+        """Bring the tokens of the step before into the host's arrays, and draft.
+
+        Args:
+            before: its rows are those of the batch.
+            room: whether drafts can be verified in the next step.
+
+        Returns:
+            Draft tokens by request, on the rank that drafts.
+        """
+        runner, batch = self._runner, self._runner.input_batch
+        lengths, gained = self._follow(
+            before, before.request_ids, before.start, urgent=self._awaited is before
+        )
+        batch.num_tokens_no_spec[: len(lengths)] = lengths
+        if before.places or batch.sampling_metadata.output_token_ids:
+            ends, counts, starts = lengths.tolist(), gained.tolist(), before.start.tolist()
+            for row, request_id in enumerate(before.request_ids):
+                request = runner.requests[request_id]
+                request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
+                if counts[row]:
+                    known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
+                    # Where the first request with penalties joins vLLM cuts others' placeholders.
+                    known += [-1] * (done - len(known))
+                    known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
+        # The next step takes its input from the host's arrays.
+        batch.prev_sampled_token_ids = None
+        batch.prev_req_id_to_index = None
+        batch.sampled_token_ids_cpu = None
+        runner.valid_sampled_token_count_gpu = None
+        self._newest = None
+        if self._session is None:
+            return {}
+        drafts = self._session.step(
+            before.request_ids, batch.token_ids_cpu, lengths, gained, room=room,
+            whole=self._fits_ahead(len(lengths)),
+        )  # fmt: skip
+        if not drafts.pending:
+            return {}
+        return dict(zip(before.request_ids, drafts.to_lists(), strict=True))
+
+    def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
+        """Put drafts into a step's places; return the fields of the step that change."""
+        scheduled = dict(step.num_scheduled_tokens)
+        total = step.total_num_scheduled_tokens
+        bound: dict[str, list[int]] = {}
+        for request_id, places in self._places.items():
+            tokens = drafts.get(request_id, [])[: len(places)]
+            if tokens:
+                bound[request_id] = tokens
+            spare = len(places) - len(tokens)
+            scheduled[request_id] -= spare
+            total -= spare
+        self._bound = {request_id: len(tokens) for request_id, tokens in bound.items()}
+        return {
+            "num_scheduled_tokens": scheduled,
+            "total_num_scheduled_tokens": total,
+            "scheduled_spec_decode_tokens": bound,
+        }
+
+    def _with_lengths(self, step: Any, before: Launched) -> Any:
+        """The running requests of a step, with the lengths that they really have by now."""
+        running = step.scheduled_cached_reqs
+        computed = list(running.num_computed_tokens)
+        batch = self._runner.input_batch  # which has still the rows of the step before
+        lengths = dict(zip(before.request_ids, batch.num_tokens_no_spec.tolist(), strict=False))
+        for place, request_id in enumerate(running.req_ids):
+            if request_id in lengths and request_id not in running.resumed_req_ids:
+                computed[place] = min(computed[place], lengths[request_id] - 1)
+        return dataclasses.replace(running, num_computed_tokens=computed)
+
+    # --- in a step that is prepared -----------------------------------------------------------
+
+    def _fill(self, before: Launched) -> None:
+        """Draft from what the step before sampled, and write the drafts into the input."""
+        runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
+        # All that can be worked out before the tokens are there.
+        request_ids = batch.req_ids
+        rows = len(metadata.num_draft_tokens)
+        is_place = np.arange(self._k) < np.array(metadata.num_draft_tokens)[:, np.newaxis]
+        at = metadata.logits_indices[metadata.target_logits_indices + 1]
+        filled = metadata.draft_token_ids
+        host, drafts = self._filling.cpu[: len(filled)], self._filling.np[: len(filled)]
+        lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
+        drafts.fill(0)  # not earlier: now the step before has read what it was filled with
+        self._lengths = lengths
+        # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
+        batch.num_tokens_no_spec[: len(lengths)] = lengths
+        self._newest = None
+        if self._session is not None:
+            found = self._session.step(
+                request_ids, batch.token_ids_cpu, lengths, sampled, room=True, whole=True
+            )
+            if found.pending:
+                drafts[:] = found.tokens[:rows][is_place]
+        if self._group is not None:
+            drafts[:] = self._group.broadcast_object(drafts, src=0)
+        filled.copy_(host, non_blocking=True)
+        runner.input_ids.gpu[at] = filled
+
+    def _follow(
+        self, step: Launched, request_ids: list[str], known: np.ndarray, *, urgent: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Write a step's tokens behind the texts of a batch that may have changed since.
+
+        Args:
+            step: not yet read.
+            request_ids: of the batch, in row order; B rows.
+            known: int32[R >= B], tokens of the texts of requests that were not in the step.
+            urgent: as `Launched.wait`.
+
+        Returns:
+            Length of each text and tokens gained in the step, int32[B] each.
+        """
+        batch = self._runner.input_batch
+        lengths = known[: len(request_ids)].copy()
+        sampled = np.zeros(len(request_ids), np.int32)
+        rows = np.arange(len(step.request_ids))
+        changed = step.request_ids != request_ids or bool(self._gone)
+        if changed:
+            row_of = batch.req_id_to_index
+            for place, name in enumerate(step.request_ids):
+                rows[place] = -1 if name in self._gone else row_of.get(name, -1)
+        tokens = step.wait(urgent=urgent)
+        take_in(
+            tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
+            lengths, sampled,
+        )  # fmt: skip
+        if self._drafter is not None:
+            self._drafter.arrived(
+                step.made, step.request_ids, tokens[:, 0], rows if changed else None, len(lengths)
+            )
+        return lengths, sampled
+
+    # --- after a step was launched ------------------------------------------------------------
+
+    def _after(self, output: Any) -> None:
+        """Keep a step that was launched, and read the one before if that is still to be done."""
+        batch = self._runner.input_batch
+        before, rows = self._newest, len(output._model_runner_output.req_ids)
+        start = self._lengths
+        if start is None:
+            start = batch.num_tokens_no_spec[:rows] - 1  # a placeholder for what is sampled
+            start[output._invalid_req_indices] += 1
+        places = {name: len(one) for name, one in self._places.items()}
+        self._newest = newest = Launched(
+            output,
+            start,
+            places=bool(places),
+            whole=bool(places) and places == self._bound,
+            made=None if self._drafter is None else self._drafter.launched(),
+        )
+        if self._session is None:
+            return
+        self._session.settle()
+        if before is not None:
+            _, sampled = self._follow(before, newest.request_ids, newest.start)
+            self._session.step(
+                newest.request_ids, batch.token_ids_cpu, newest.start, sampled, room=False,
+                whole=self._fits_ahead(rows),
+            )  # fmt: skip
+        is_probed = self._drafter is not None and self._drafter.is_probed
+        wants_made = self._session.wants_made or is_probed
+        note = Note(self._session.wants_drafts, self._bound if places else None, wants_made)
+        attach(output._model_runner_output, note)

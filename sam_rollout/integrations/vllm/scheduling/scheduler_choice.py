@@ -1,0 +1,185 @@
+"""Whether an engine with our drafter may schedule asynchronously, and how vLLM is told.
+
+vLLM keeps a list of methods of speculation that go together with asynchronous scheduling, all of
+which draft on the device, and schedules synchronously for every other. Ours drafts on the host and
+binds its drafts late (`late_binding.py`), those of a model that drafts on the device, too: while an
+engine's configuration is checked, its method stands on the list. This can go when vLLM asks the
+proposer instead.
+
+Where the engine schedules synchronously, drafts come with the output of a step
+(`drafts_with_output.py`), if that is known to fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pkgutil
+from importlib.util import find_spec
+from typing import Any, Literal, get_args
+
+from packaging.version import Version
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
+from sam_rollout.integrations.vllm.settings import (
+    MODEL_RUNNER_ENV,
+    drafts_here,
+    has_model,
+    settings_of,
+)
+from sam_rollout.sources.model import BY_PASSES
+
+# Releases that the contract rows of both schedulers are checked against.
+KNOWN_RELEASES = ((0, 24), (0, 31))
+# Those of the synchronous one: with a model that drafts, which it tells how many passes to make.
+KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
+# Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
+RULES_OF = {
+    "vllm_ascend": (
+        "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
+    )
+}
+SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
+SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
+
+
+def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
+    """Say why an engine with our drafter cannot schedule asynchronously; empty if it can."""
+    if settings_of(vllm_config).sam.scheduling == "sync":
+        return "sam.scheduling = 'sync'"
+    method = settings_of(vllm_config).sam.sources.model.method
+    if has_model(vllm_config) and method not in BY_PASSES:
+        return f"{method} reads on the host what was sampled"
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
+    for rule in rules:
+        if reason := pkgutil.resolve_name(rule)(vllm_config, vllm_version):
+            return reason
+    if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+        known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
+        return f"late binding is known to fit vLLM {known}, not {vllm_version}"
+    for found, reason in (
+        (
+            os.environ.get(MODEL_RUNNER_ENV) == "1",
+            "drafts are not bound late in vLLM's second model runner",
+        ),
+        (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
+        (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
+        (
+            getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "ranks that share a prompt would draft each for itself",
+        ),
+        (model.is_hybrid, "states of linear attention are counted by drafts on the device"),
+        (model.uses_mrope, "positions of M-RoPE were not tried"),
+        (
+            model.is_multimodal_model or model.enable_prompt_embeds,
+            "inputs are embedded before drafts are there",
+        ),
+        (
+            _returns_experts(vllm_config),
+            "experts are told by the number of scheduled tokens, which late binding changes",
+        ),
+        (
+            vllm_config.scheduler_config.scheduler_cls
+            not in (None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS),
+            "the engine was started with another scheduler_cls",
+        ),
+        (vllm_config.kv_transfer_config is not None, "KV connectors were not tried"),
+    ):
+        if found:
+            return reason
+    return ""
+
+
+def _returns_experts(vllm_config: Any) -> bool:
+    outputs = getattr(vllm_config, "aux_output_config", vllm_config.model_config)  # before 0.31
+    return outputs.enable_return_routed_experts
+
+
+def has_places(vllm_config: Any) -> bool:
+    """Whether the scheduler gives places to drafts that are bound late, as they are wanted."""
+    return vllm_config.scheduler_config.scheduler_cls == SCHEDULER_CLASS
+
+
+def come_with_output(vllm_config: Any) -> bool:
+    """Whether the scheduler takes drafts from a step's output."""
+    return vllm_config.scheduler_config.scheduler_cls == SYNC_SCHEDULER_CLASS
+
+
+def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
+    """Our scheduler for an engine with our drafter that is set up; None for its own."""
+    if vllm_config.scheduler_config.async_scheduling:
+        return SCHEDULER_CLASS
+    releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
+    known = Version(vllm_version).release[:2] in releases
+    # With pipeline stages several steps are under way at once.
+    alone = vllm_config.parallel_config.pipeline_parallel_size == 1
+    return SYNC_SCHEDULER_CLASS if known and alone else None
+
+
+def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
+    """Settle what an engine needs where drafts of a model are joined with ours.
+
+    Raises:
+        ConfigError: The engine cannot run such a model, or the model does not fit the policy.
+    """
+    runner = os.environ.setdefault(MODEL_RUNNER_ENV, "0")
+    if runner == "1":
+        raise ConfigError(
+            MODEL_RUNNER_ENV, runner, "must be 0: sam.sources.model needs vLLM's first model runner"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "pipeline_parallel_size",
+            vllm_config.parallel_config.pipeline_parallel_size,
+            "must be 1 with sam.sources.model: stages share no embedding with a head",
+        )
+    if scheduler_of(vllm_config, vllm_version) is None:
+        known = ", ".join(".".join(map(str, release)) for release in KNOWN_WITH_MODEL)
+        raise ConfigError(
+            "sam.sources.model.enabled", True, f"is known to fit vLLM {known}, not {vllm_version}"
+        )
+    check_engines_drafter(settings_of(vllm_config).sam.sources.model, vllm_config)
+
+
+def choose_schedulers() -> None:
+    """Give engines with our drafter one of our schedulers; harmless when repeated."""
+    import vllm
+    import vllm.config.vllm as module
+
+    original = module.VllmConfig.__post_init__
+    if getattr(original, "sam_rollout", False) or not hasattr(module, "NgramGPUTypes"):
+        return
+
+    @functools.wraps(original)
+    def check(self: Any) -> None:
+        if not drafts_here(self):
+            original(self)
+            return
+        mark_as_ours(self.speculative_config)
+        asked = self.scheduler_config.async_scheduling
+        ahead = asked is not False and not why_synchronous(self, vllm.__version__)
+        if has_model(self):
+            if not ahead:  # vLLM itself may have nothing against it
+                self.scheduler_config.async_scheduling = False
+            settle_for_model(self, vllm.__version__)
+        names = module.NgramGPUTypes
+        if ahead:
+            method = self.speculative_config.method
+            module.NgramGPUTypes = Literal[(*get_args(names), method)]
+        try:
+            original(self)
+        finally:
+            module.NgramGPUTypes = names
+        scheduler = self.scheduler_config
+        # A platform settles on a worker, and perhaps on a scheduler, while it checks.
+        if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
+            scheduler.async_scheduling = False
+        if scheduler.async_scheduling or scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = scheduler_of(self, vllm.__version__)
+
+    check.__dict__["sam_rollout"] = True
+    module.VllmConfig.__post_init__ = check

@@ -1,0 +1,71 @@
+"""Lets an engine with our drafter run in vLLM's second model runner, if that is asked for by name.
+
+vLLM knows two model runners. From 0.29 on it takes the second by itself, but not for drafters of
+others: it has a list of methods that make it take the first, and a function that makes the second
+one's drafters, without a place for more. So ours is taken off the list and added to the function,
+in engines started with ``VLLM_USE_V2_MODEL_RUNNER=1``. This can go when vLLM has a way for drafters
+of others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+from packaging.version import Version
+
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, drafts_here
+
+# Releases that the contract rows of the second runner are checked against.
+SECOND_RUNNER_RELEASES = ((0, 31),)
+_RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
+_REFUSED = "speculative method 'custom_class'"
+
+
+def asks_for_second_runner() -> bool:
+    """Whether this process is to take the second runner, whatever vLLM would."""
+    return os.environ.get(MODEL_RUNNER_ENV) == "1"
+
+
+def is_second_runner(runner: Any) -> bool:
+    """Whether a model runner is vLLM's second."""
+    return hasattr(runner, "req_states")
+
+
+def allow_second_runner() -> None:
+    """Have our drafter made in the second runner, where that is asked for; may be repeated."""
+    if not asks_for_second_runner():
+        return
+    import vllm
+
+    if Version(vllm.__version__).release[:2] not in SECOND_RUNNER_RELEASES:
+        return
+    from vllm.config.vllm import VllmConfig
+    from vllm.v1.worker.gpu import spec_decode
+
+    refused, make = (
+        VllmConfig._get_v2_model_runner_unsupported_features,
+        spec_decode.init_speculator,
+    )
+    if getattr(make, "sam_rollout", False):
+        return
+
+    @functools.wraps(refused)
+    def without_ours(self: Any) -> list[str]:
+        return [name for name in refused(self) if name != _REFUSED or not drafts_here(self)]
+
+    @functools.wraps(make)
+    def make_ours(vllm_config: Any, device: Any, *others: Any) -> Any:
+        if not drafts_here(vllm_config):
+            return make(vllm_config, device, *others)
+        from sam_rollout.integrations.vllm.second_runner.speculator import SamSpeculator
+
+        return SamSpeculator(vllm_config, device)
+
+    make_ours.__dict__["sam_rollout"] = True
+    VllmConfig._get_v2_model_runner_unsupported_features = without_ours
+    spec_decode.init_speculator = make_ours
+    if _RUNNER_MODULE in sys.modules:
+        sys.modules[_RUNNER_MODULE].__dict__["init_speculator"] = make_ours

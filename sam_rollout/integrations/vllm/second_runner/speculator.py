@@ -1,0 +1,280 @@
+"""Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
+
+That runner keeps texts and lengths of all requests on the device (in host memory that the device
+can reach, where there is such memory), and reads drafts from there, too. Each request has a slot
+for as long as it runs. `SamSpeculator` waits for a step's tokens, has them drafted from, and leaves
+the drafts in the slots; the scheduler is told how many each request has. `KeyedSampling` draws from
+the random bits that the first runner's samplers draw from.
+
+What else there is to it: docs/second_runner.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.samplers import cut
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, settings_of
+from sam_rollout.verification import (
+    NO_TOKEN,
+    DraftLayout,
+    draw_tokens,
+    keyed_bits,
+    verify_coupled,
+)
+
+KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds ours
+
+
+class SamSpeculator(BaseSpeculator):
+    """Takes the place of a draft model in the second runner.
+
+    Args:
+        vllm_config: The engine's, with our settings.
+        device: Where the runner wants the drafts.
+
+    Raises:
+        ConfigError: The settings are not valid, several ranks would have to agree on the drafts, or
+            the engine schedules a step ahead.
+    """
+
+    supports_mm_inputs = False
+    draft_logits = None  # every draft token is certain
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        ranks = vllm_config.parallel_config.world_size
+        for found, value, reason in (
+            (ranks > 1, ranks, "every rank would draft for itself"),
+            (steps_in_lockstep(vllm_config), 1, "engines that share experts were not tried"),
+            (vllm_config.scheduler_config.async_scheduling, 1, "drafts are not bound late"),
+            (
+                settings_of(vllm_config).sam.sources.recycling.enabled,
+                1,
+                "sam.sources.recycling was not tried",
+            ),
+        ):
+            if found:
+                raise ConfigError(MODEL_RUNNER_ENV, value, f"{reason}; set it to 0")
+        self.proposer = SamProposer(vllm_config)
+        k = vllm_config.speculative_config.num_speculative_tokens
+        rows = vllm_config.scheduler_config.max_num_seqs
+        self._drafts = torch.zeros((rows, k), dtype=torch.int64, device=device)
+        self._states: Any = None
+        self._offered: DraftTokenIds | None = None
+
+    def attach(self, runner: Any) -> None:
+        """Connect it with the runner that it was made for."""
+        self._states = runner.req_states
+        runner.drafter = self.proposer
+        runner.take_draft_token_ids = self._take_draft_token_ids
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        pass
+
+    def capture(self) -> None:
+        pass
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,  # int32 [batch]; 0 for a prompt that is computed in parts
+        *_others: Any,
+        dummy_run: bool = False,
+        **_options: Any,
+    ) -> torch.Tensor:
+        drafts = self._drafts[: input_batch.num_reqs]
+        if dummy_run:
+            return drafts
+        session = self.proposer.session
+        if session is None:
+            raise RuntimeError(
+                "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
+                "before the first request"
+            )
+        order = np.argsort(input_batch.idx_mapping_np)  # slots: the same order in every step
+        slots = input_batch.idx_mapping_np[order]
+        lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step
+        sampled = num_sampled.cpu().numpy()[order]
+        texts = _on_host(self._states.all_token_ids)[:, : lengths.max()][slots]
+        request_ids = [input_batch.req_ids[row] for row in order]
+        batch = session.step(request_ids, texts, lengths, sampled)
+        self._offered = DraftTokenIds(request_ids, batch.to_lists())
+        tokens = np.empty(drafts.shape, np.int64)
+        tokens[order] = batch.tokens[: len(order)]
+        return drafts.copy_(torch.from_numpy(tokens))
+
+    def _take_draft_token_ids(self) -> DraftTokenIds | None:
+        """In place of the runner's, which says that every request has k drafts."""
+        offered, self._offered = self._offered, None
+        return offered
+
+
+def attach(runner: Any) -> None:
+    """Prepare vLLM's second runner for what is bound to it; harmless when repeated."""
+    follow_requests(runner)
+    if isinstance(runner.speculator, SamSpeculator):
+        runner.speculator.attach(runner)
+
+
+def follow_requests(runner: Any) -> None:
+    """Keep what the scheduler said of each request until it ends, as the first runner does.
+
+    The second one forgets a request that is preempted, and keeps no sampling parameters.
+    """
+    if hasattr(runner, "requests"):
+        return
+    requests: dict[str, Any] = {}
+    runner.requests = requests
+    finish, add = runner.finish_requests, runner.add_requests
+
+    def finish_requests(scheduler_output: Any) -> None:
+        for request_id in scheduler_output.finished_req_ids:
+            requests.pop(request_id, None)
+        finish(scheduler_output)
+
+    def add_requests(scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            requests.setdefault(request.req_id, request)
+        add(scheduler_output)
+
+    runner.finish_requests, runner.add_requests = finish_requests, add_requests
+
+
+def _on_host(tensor: Any) -> np.ndarray:
+    """The texts, int32[slots, max_model_len], as the host sees them."""
+    buffer = getattr(tensor, "_uva_buf", None)
+    if buffer is not None:
+        return buffer.np
+    return tensor.gpu.cpu().numpy()  # on a CPU the tensor itself
+
+
+class KeyedSampling:
+    """Draws and verifies tokens from the random bits of request and position.
+
+    Args:
+        runner: The second runner; some methods of its samplers are replaced.
+    """
+
+    kind = "coupled"
+
+    def __init__(self, runner: Any) -> None:
+        self._row_keys = RowKeys(runner)
+        self._sampler = runner.sampler
+        self._states = runner.req_states
+        add = runner.add_requests
+
+        def add_requests(scheduler_output: Any) -> None:
+            add(scheduler_output)
+            names = [request.req_id for request in scheduler_output.scheduled_new_reqs]
+            if names:
+                self._set_keys(names)
+
+        runner.add_requests = add_requests
+        runner.sampler._sample_random = self._draw_cut
+        if runner.rejection_sampler is not None:
+            self._max_drafts = runner.rejection_sampler.num_speculative_steps
+            runner.rejection_sampler._verify = self._verify
+
+    def _set_keys(self, names: list[str]) -> None:
+        slots = [self._states.req_id_to_index[name] for name in names]
+        keys = self._row_keys.keys
+        keys[torch.tensor(slots, device=keys.device)] = torch.tensor(
+            self._row_keys.keys_of(names), device=keys.device
+        )
+
+    def _draw(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw a token for each row: int64 [rows].
+
+        Args:
+            logits: [rows, vocabulary], ready to be sampled from.
+            slots: Integer [rows], of each row's request.
+            positions: Integer [rows], of the token in front of the one that is drawn.
+        """
+        bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
+        tokens = draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
+        greedy = self._sampler.sampling_states.temperature.gpu[slots] == 0
+        return torch.where(greedy, logits.argmax(dim=-1), tokens)
+
+    def _draw_cut(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        _slots_np: Any,
+        positions: torch.Tensor,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        *_others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = cut(logits, top_k, top_p)
+        return self._draw(logits, slots, positions), logits
+
+    def _verify(
+        self,
+        logits: torch.Tensor,  # [rows, vocabulary]
+        _draft_logits: Any,
+        input_ids: torch.Tensor,  # int [rows]: in front of each request's drafts its last token
+        positions: torch.Tensor,  # int [rows]
+        cu_num_rows: torch.Tensor,  # int [batch + 1]
+        slots_of_requests: torch.Tensor,  # int [batch]
+        slots_of_requests_np: np.ndarray,
+        slots: torch.Tensor,  # int [rows]
+        places: torch.Tensor,  # int [rows], of each row among those of its request
+        *others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Verify drafts: processed logits, tokens [batch, k + 1], and how many each gained."""
+        logits = self._sampler.apply_sampling_params(
+            logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
+            others[0],
+        )  # fmt: skip
+        verified = others[1] if len(others) > 1 else input_ids  # without drafts a grammar forbids
+        batch = len(slots_of_requests)
+        ends = cu_num_rows[1:] - torch.arange(1, batch + 1, device=cu_num_rows.device)
+        layout = DraftLayout(ends, len(logits) - batch, self._max_drafts)
+        drafts = verified[_rows_of_drafts(layout)]
+        tokens = verify_coupled(layout, drafts, self._draw(logits, slots, positions))
+        gained = (tokens != NO_TOKEN).sum(dim=1, dtype=torch.int32)
+        return logits, tokens.to(torch.int64), gained
+
+
+def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
+    """The rows that hold a draft token, int64 [num_drafts], without asking the device."""
+    requests = torch.arange(layout.batch, device=layout.counts.device)
+    request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
+    # One row more of each request in front, its last token's.
+    return torch.arange(layout.num_drafts, device=request.device) + request + 1
+
+
+def installed_sampler(runner: Any) -> str:
+    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    return KeyedSampling.kind if hasattr(runner.sampler, KEYED) else "stock"
+
+
+def install_sampler(runner: Any, config: RolloutSamplerConfig) -> None:
+    """Draw as the first runner's coupled sampler does.
+
+    Raises:
+        ConfigError: Another of our samplers is asked for.
+    """
+    if config.kind != KeyedSampling.kind:
+        raise ConfigError(
+            "rollout_sampler.kind",
+            config.kind,
+            f"not in vLLM's second runner; set {MODEL_RUNNER_ENV}=0",
+        )
+    if not hasattr(runner.sampler, KEYED):
+        setattr(runner.sampler, KEYED, KeyedSampling(runner))

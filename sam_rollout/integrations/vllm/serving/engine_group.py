@@ -1,0 +1,96 @@
+"""The engines behind one front end: one, or several with data parallelism.
+
+Under data parallelism every rank has a scheduler, a batch and a KV cache of its own; only experts
+are shared. Gate and long tail are about a scheduler's requests, so each rank is told apart here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
+
+
+class _Identified(Protocol):
+    request_id: str  # as it was given to the engine
+
+
+Finished = TypeVar("Finished", bound=_Identified)
+
+
+def engine_count(engine: Any) -> int:
+    """Engines behind an ``AsyncLLM``."""
+    return len(engine.engine_core.core_engines)
+
+
+async def ask_engines(
+    engine: Any, method: str, arguments: Sequence[tuple] | None = None
+) -> list[list[Any]]:
+    """Call a method of every worker of every engine.
+
+    ``AsyncLLM.collective_rpc`` reaches all engines too, but under data parallelism it returns the
+    answers of the first alone (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
+
+    Args:
+        engine: An ``AsyncLLM``.
+        method: Of the worker or its extension.
+        arguments: Of the call, engine by engine; by default there are none.
+
+    Returns:
+        Per engine the answers of its workers.
+    """
+    engines = engine_count(engine)
+    arguments = [()] * engines if arguments is None else arguments
+    if engines == 1:
+        return [await engine.collective_rpc(method, args=arguments[0])]
+    client = engine.engine_core
+    return await asyncio.gather(
+        *(
+            client._call_utility_async("collective_rpc", method, None, one, None, engine=identity)
+            for identity, one in zip(client.core_engines, arguments, strict=True)
+        )
+    )
+
+
+class EngineRecorders(StatLoggerBase):
+    """A step recorder for each engine, behind the one logger that vLLM calls for all of them."""
+
+    def __init__(self, engines: int) -> None:
+        self.recorders = [EngineStepRecorder() for _ in range(engines)]
+        self._engine_of: dict[str, int] = {}
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to announce."""
+
+    def work_arrived(self) -> None:
+        """Start the clocks of idle engines.
+
+        Which engine a request goes to is decided later. One that gets its first later than another
+        is charged for the time between; a round's requests arrive within milliseconds.
+        """
+        for recorder in self.recorders:
+            recorder.work_arrived()
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Called by vLLM once per step of each engine."""
+        self.recorders[engine_idx].record(scheduler_stats, iteration_stats, mm_cache_stats)
+        if len(self.recorders) > 1 and iteration_stats is not None:
+            for request in iteration_stats.finished_requests:
+                self._engine_of[request.request_id] = engine_idx
+
+    def share_out(self, finished: Iterable[Finished]) -> list[list[Finished]]:
+        """Sort requests by the engine that ran them; unknown ones go to the first."""
+        shares: list[list[Finished]] = [[] for _ in self.recorders]
+        for request in finished:
+            shares[self._engine_of.pop(request.request_id, 0)].append(request)
+        return shares

@@ -1,0 +1,1 @@
+"""Drafts of a model that vllm-ascend runs."""

@@ -1,0 +1,90 @@
+"""Drafts of a model that vllm-ascend runs, for a session that chooses between them and texts.
+
+It does what the module of the same name for vLLM does, for a runner that gives its drafter other
+arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, as many
+times as their `num_speculative_tokens` says: both are replaced for as long as they draft. Passes
+that are captured in one graph stay as they were captured, all of them, and nothing is drawn or told
+there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
+from sam_rollout.sources.model import ModelSourceConfig
+
+
+class AscendEngineDrafter(EngineDrafter):
+    """Stands between vllm-ascend's runner and its drafter; one per rank of an engine.
+
+    Args: as `EngineDrafter`.
+
+    Raises:
+        ConfigError: drafts are to be drawn where no noise can reach them, or the drafter knows
+            fewer positions than the policy.
+    """
+
+    def __init__(
+        self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
+    ) -> None:
+        drafter = runner.drafter
+        # Those that search in the text, and heads for every position, have no passes.
+        passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
+        self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
+        if config.sampled and not self._is_open:
+            raise ConfigError(
+                "sam.sources.model.sampled",
+                True,
+                "must be false in vllm-ascend where the drafter's passes are captured in a graph "
+                "(sam.sources.model.options={enforce_eager: true} runs them without), and with "
+                "methods that draft in one pass",
+            )
+        _check_positions(runner, config)
+        self._compute_logits: Any = None
+        self._rows = 0
+        super().__init__(runner, config, *others, **options)
+
+    def _wrap_choice(self) -> None:
+        """Not for good: vllm-ascend's drafters choose in the middle of their passes."""
+
+    def _ask(self, *args: Any, **kwargs: Any) -> Any:
+        sampled, sampling, scheduler_output, metadata, *_others = args
+        if not self._is_open:
+            return self._propose(*args, **kwargs)
+        drafter = self._runner.drafter
+        model, most = drafter.get_model(), drafter.num_speculative_tokens
+        self._find_positions(sampled, sampling, metadata)
+        self._rows, self._compute_logits = len(sampled), model.compute_logits
+        model.compute_logits = self._with_choice
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # our scheduler's
+        drafter.num_speculative_tokens = max(1, min(asked, self._passes))
+        try:
+            return self._propose(*args, **kwargs)
+        finally:
+            drafter.num_speculative_tokens = most
+            del model.compute_logits
+
+    def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Logits whose likeliest token is the one we choose; its probability is kept."""
+        logits = self._compute_logits(*args, **kwargs)
+        tokens = self._pick(logits[: self._rows])  # filled up with rows of nobody
+        if self._noise is not None:
+            logits[: self._rows].scatter_(1, tokens.unsqueeze(1), torch.inf)
+        return logits
+
+
+def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
+    """VLLM leaves its drafter out where a text is longer; here it would read beyond its table."""
+    drafting = runner.speculative_config.draft_model_config  # None: it searches in the text
+    needed = runner.model_config.max_model_len
+    if drafting is not None and drafting.max_model_len < needed:
+        raise ConfigError(
+            "sam.sources.model.path",
+            config.path,
+            f"knows {drafting.max_model_len} positions, but max_model_len is {needed}: raise "
+            "max_position_embeddings in its config.json (docs/model_drafters.md)",
+        )

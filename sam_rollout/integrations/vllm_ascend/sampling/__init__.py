@@ -1,0 +1,1 @@
+"""Samplers that follow vllm-ascend's rules on logits."""

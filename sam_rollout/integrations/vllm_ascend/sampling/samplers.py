@@ -1,0 +1,130 @@
+"""Our samplers inside vllm-ascend: those of vLLM, with vllm-ascend's own rules on logits.
+
+vllm-ascend replaces vLLM's samplers by subclasses of them, and ours replace those. Penalties, the
+replacement of NaN and infinite logits, and the cuts by top-k and top-p are vllm-ascend's;
+everything after that is as on other devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.triton_utils import HAS_TRITON
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm_ascend.ascend_config import get_ascend_config
+from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
+from vllm_ascend.sample.sampler import AscendSampler, apply_top_k_top_p
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.sampling.samplers import (
+    KeyedRejectionSampler,
+    KeyedTopKTopPSampler,
+)
+from sam_rollout.integrations.vllm_ascend.sampling.options import check_options
+from sam_rollout.verification import DraftLayout
+
+
+def heed_logprobs_mode(model_runner: Any) -> None:
+    """Give the runner samplers that return the log-probabilities its engine was asked for.
+
+    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so that processed
+    log-probabilities are silently raw ones. Needed until ``NPUModelRunner`` passes it on.
+
+    Args:
+        model_runner: vllm-ascend's ``NPUModelRunner``.
+    """
+    mode = model_runner.model_config.logprobs_mode
+    if model_runner.sampler.logprobs_mode == mode:
+        return
+    model_runner.sampler = AscendSampler(logprobs_mode=mode)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = AscendRejectionSampler(model_runner.sampler)
+
+
+def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
+    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+
+    Args:
+        model_runner: vllm-ascend's ``NPUModelRunner``.
+        config: What was asked for.
+
+    Raises:
+        ConfigError: The engine is configured for something our samplers do not do.
+    """
+    if config.kind == "stock":
+        return
+    sampler = model_runner.sampler
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    check_options(get_ascend_config())
+    _check_positions_are_whole(model_runner.vllm_config.parallel_config)
+    rows = KeyedRows(model_runner)
+    sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)
+
+
+def _check_positions_are_whole(parallel_config: Any) -> None:
+    for field in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        value = getattr(parallel_config, field)
+        if value > 1:
+            raise ConfigError(
+                f"parallel_config.{field}",
+                value,
+                "must be 1 (a device then knows the positions of its own share of a text only) "
+                "unless rollout_sampler.kind = 'stock'",
+            )
+
+
+class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
+    """Replaces ``AscendTopKTopPSampler`` and cuts by top-k and top-p as it does."""
+
+    _cut = staticmethod(apply_top_k_top_p)
+
+
+class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
+    """Replaces ``AscendRejectionSampler`` and processes logits as it does.
+
+    Args:
+        sampler: vllm-ascend's sampler of steps without drafts.
+        rows: Random bits of the step's rows.
+        config: Any kind but ``stock``.
+    """
+
+    _cut = staticmethod(apply_top_k_top_p)
+
+    def __init__(self, sampler: Any, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
+        # Its constructor takes the sampler alone.
+        AscendRejectionSampler.__init__(self, sampler)
+        self.config = config
+        self._rows = rows
+
+    @staticmethod
+    def apply_penalties(
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        metadata: SpecDecodeMetadata,
+        repeat_indices: torch.Tensor,
+        output_token_ids: list[list[int]],
+    ) -> torch.Tensor:
+        # Without Triton, vllm-ascend's own assumes one row per request when it applies penalties
+        # to rows of drafts, and fails. vLLM's finds the request of each row.
+        kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
+        return kind.apply_penalties(
+            logits, sampling_metadata, metadata, repeat_indices, output_token_ids
+        )
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        metadata: SpecDecodeMetadata,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> torch.Tensor:
+        info = torch.finfo(logits.dtype)
+        logits = torch.nan_to_num_(logits, nan=0.0, posinf=info.max, neginf=info.min)
+        return super()._process(logits, metadata, sampling, layout)

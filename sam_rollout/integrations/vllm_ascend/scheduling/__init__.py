@@ -1,0 +1,1 @@
+"""Scheduling a step ahead in vllm-ascend's engines."""

@@ -1,0 +1,329 @@
+"""Drafts change the time that a rollout takes, and none of its texts.
+
+Each side is an engine with the coupled sampler at temperature 1 on the tiny model. Its texts have
+to be, token for token, those of an engine that drafts nothing. Sides that are ``ahead`` run in
+vLLM's asynchronous path, where drafts are bound late: streams and events are stand-ins
+(`tests/emulated_device.py`), scheduler, runner, model and drafter are the real ones. What stays to
+be shown on an accelerator is that a copy of tokens is waited for.
+
+`benchmarks/trajectories.py` does the same with more and longer responses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
+from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
+from sam_rollout.integrations.vllm.settings import engine_arguments
+from tests.emulated_device import asynchronous_scheduling
+from tests.integration.conftest import MODEL
+from tests.integration.engines import FORCED_PROPOSER
+from tests.integration.responses import (
+    come_and_go,
+    core_of,
+    counted,
+    drafts,
+    generate,
+    requests,
+    session_of,
+    texts,
+)
+
+OFF = SamConfig(enabled=False)
+SIBLINGS, LONGEST = 2, 150
+ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
+AUTO = GateConfig("auto", exploration=0.1)
+# Room for few tokens: 10 usable blocks hold eight prompts, but not eight responses (requests are
+# preempted and computed anew), and no step holds the first prompt, of 54 tokens.
+SMALL = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 48,
+    "num_gpu_blocks_override": 11,
+    "block_size": 128,
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """An engine to compare: what drafts, whether it schedules ahead, further arguments of vLLM."""
+
+    sam: SamConfig
+    ahead: bool = False
+    engine: dict[str, Any] = field(default_factory=dict)
+    sampler: str = "coupled"
+
+
+def joined(k: int, gate: GateConfig, **options: Any) -> SamConfig:
+    """Drafts of texts, and of the tiny model's head."""
+    head = {"enabled": True, "path": f"{MODEL}_eagle3", "options": options}
+    sam = SamConfig.from_mapping({"max_draft_tokens": k, "sources": {"model": head}})
+    return dataclasses.replace(sam, gate=gate)
+
+
+SCHEDULE = GateConfig(kind="schedule", schedule={4: 8, 8: 0, 16: 2})
+FILLED_UP = SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 2), pad_drafts="always")
+FORCED = {"method": "custom_class", "model": FORCED_PROPOSER, "num_speculative_tokens": 3}
+SIDES = {
+    "closed": Side(SamConfig(gate=CLOSED)),
+    "opens": Side(SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 16))),
+    "k = 1": Side(SamConfig(max_draft_tokens=1, gate=ALWAYS)),
+    "k = 8": Side(SamConfig(gate=ALWAYS)),
+    "auto": Side(SamConfig(gate=AUTO)),
+    "schedule": Side(SamConfig(gate=SCHEDULE)),
+    "filled up": Side(FILLED_UP),
+    "preempted": Side(SamConfig(max_draft_tokens=3, gate=ALWAYS), engine=SMALL),
+    # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
+    "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
+    "ahead, opens": Side(SamConfig(gate=GateConfig("threshold", 24)), ahead=True),
+    "ahead, k = 8": Side(SamConfig(gate=ALWAYS), ahead=True),
+    "ahead, auto": Side(SamConfig(gate=AUTO), ahead=True),
+    "ahead, head, k = 3": Side(joined(3, GateConfig("threshold", 24)), ahead=True),
+    "ahead, head, k = 8": Side(joined(8, ALWAYS), ahead=True),
+    # vLLM asks the head in steps alone in which no text is longer.
+    "ahead, short head": Side(joined(3, GateConfig("threshold", 24), max_model_len=128), True),
+    "ahead, head, preempted": Side(joined(3, ALWAYS), ahead=True, engine=SMALL),
+}
+
+
+@pytest.fixture(scope="module")
+def start(make_engine) -> Callable[[Side], Any]:
+    """``start(side)``: an engine; a side that schedules ahead does so."""
+
+    def make(side: Side) -> Any:
+        arguments = {
+            **engine_arguments(side.sam, RolloutSamplerConfig(side.sampler)),
+            "disable_log_stats": False,
+            "enable_prefix_caching": side.ahead,
+            **side.engine,
+        }
+        if not side.ahead:
+            return make_engine(side.sam, **arguments)
+        with asynchronous_scheduling():
+            engine = make_engine(side.sam, **arguments)
+        expected = "LateBindingScheduler" if side.sam.enabled else "AsyncScheduler"
+        assert type(core_of(engine).scheduler).__name__ == expected
+        return engine
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def engine_of(start) -> Callable[[str], Any]:
+    """``engine_of(name)``: the engine of a side, made once."""
+    made: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in made:
+            made[name] = start(SIDES[name])
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def plain(start) -> Any:
+    """Drafts nothing, and is scheduled synchronously."""
+    return start(Side(OFF))
+
+
+def rollout(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Responses of different lengths, so that the batch shrinks."""
+    count = len(prompts) * SIBLINGS
+    lengths = [LONGEST * (count + 3 * number) // (4 * count) for number in range(count)]
+    return texts(generate(engine, prompts, SIBLINGS, max_tokens=lengths))
+
+
+@pytest.fixture(scope="module")
+def reference(plain, prompts) -> list[list[int]]:
+    return rollout(plain, prompts)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(plain, prompts) -> dict[str, list[int]]:
+    return come_and_go(plain, prompts, longest=LONGEST)
+
+
+def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
+    """How often methods are called from here on."""
+    counts: Counter[str] = Counter()
+
+    def spy(name: str, method: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(*arguments, **options)
+
+        return call
+
+    for name in names:
+        patch.setattr(owner, name, spy(name, getattr(owner, name)))
+    return counts
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
+    side, engine = SIDES[name], engine_of(name)
+    with pytest.MonkeyPatch.context() as patch:
+        ways = spied(patch, LateBinding, "_fill", "_bind", "_follow")
+        fetched = spied(patch, core_of(engine).model_executor, "take_draft_token_ids")
+        assert rollout(engine, prompts) == reference
+    (report,) = engine.collective_rpc("sam_drain")
+    counters, opened = report["counters"], set(report["steps"]["gate_open"])
+    assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
+    assert counters.get("draft/model_failures", 0) == 0
+    assert (counters.get("draft/model_tokens", 0) > 0) == side.sam.drafts_with_model
+    drafted, accepted = drafts(report)
+    assert 0 < accepted < drafted if "closed" not in name else drafted == 0
+    if side.sam.gate == CLOSED:
+        assert opened == {False}
+    elif side.sam.gate != ALWAYS:
+        assert opened == {False, True}
+    # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
+    kept = accepted + counters["draft/accepted_padding_tokens"]
+    assert counted(engine, "spec_decode_num_accepted_tokens") == kept
+    if side.ahead:  # prepared ahead, bound and without places
+        assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
+    else:
+        filled = counters["draft/padding_tokens"]
+        assert counted(engine, "spec_decode_num_draft_tokens") == drafted + filled
+        assert (filled > 0) == (side.sam == FILLED_UP)
+        assert not fetched, "drafts come with a step's output"
+    assert (counted(engine, "num_preemptions") > 0) == (side.engine == SMALL)
+
+
+@pytest.mark.parametrize("name", [name for name in SIDES if "closed" not in name])
+def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_one, prompts):
+    """With aborts, least lengths, penalties and grammars."""
+    engine = engine_of(name)
+    found = come_and_go(engine, prompts, longest=LONGEST, aborts=True)
+    assert len(one_by_one) == len(prompts)
+    assert 0.6 * len(prompts) <= len(found) < len(prompts)
+    assert found == {number: one_by_one[number] for number in found}
+    counters = engine.collective_rpc("sam_drain")[0]["counters"]
+    assert counters["draft/failures"] == counters["gate/failures"] == 0
+
+
+def test_without_drafts_texts_are_the_same_asynchronously(start, reference, prompts):
+    assert rollout(start(Side(OFF, ahead=True)), prompts) == reference
+
+
+def test_rejected_drafts_do_not_show(start, reference, prompts):
+    """Drafts that are nearly always wrong, at every step."""
+    sam = SamConfig(max_draft_tokens=3, gate=ALWAYS)
+    engine = start(Side(sam, engine={"speculative_config": FORCED}))
+    assert rollout(engine, prompts) == reference
+
+
+def test_siblings_differ_and_a_run_repeats(plain, reference, prompts):
+    assert rollout(plain, prompts) == reference
+    differ = [a != b for a, b in zip(reference[::2], reference[1::2], strict=True)]
+    assert sum(differ) > 0.8 * len(differ)
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "T=0.6 top-k top-p": {"temperature": 0.6, "top_k": 20, "top_p": 0.9},
+    "top-p": {"top_p": 0.7},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3},
+    "penalty and top-k": {"frequency_penalty": 0.2, "top_k": 12},
+    "min tokens": {"min_tokens": 100, "bad_words": ["7"]},
+    "stop strings": {"stop": ["= 1", "9."], "min_tokens": 30},
+    "greedy": {"temperature": 0.0},
+    "seed": {"seed": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_gumbel", False)]
+)
+def test_every_sampling_parameter_is_kept_by_drafts(start, prompts, sampler, ahead):
+    """Requests of all kinds share the batches."""
+    asked, parameters = [], []
+    for sampling in SAMPLING.values():
+        some = requests(prompts[:3], SIBLINGS, max_tokens=LONGEST, logprobs=0, **sampling)
+        asked += some[0]
+        parameters += some[1]
+    sides = Side(OFF, sampler=sampler), Side(SamConfig(gate=ALWAYS), ahead, sampler=sampler)
+    found = []
+    for engine in map(start, sides):
+        outputs = engine.generate(asked, [one.clone() for one in parameters], use_tqdm=False)
+        found.append([output.outputs[0] for output in outputs])
+    _, accepted = drafts(engine.collective_rpc("sam_drain")[0])
+    assert accepted > 500, "drafts were at work"
+    assert any(one.stop_reason in SAMPLING["stop strings"]["stop"] for one in found[1])
+    same = [a == b for a, b in zip(*map(texts, found), strict=True)]
+    # A cut or a greedy choice between equals may fall either way, rarely.
+    assert sum(same) >= len(same) - 2
+    for left, right, equal in zip(*found, same, strict=True):
+        assert len(right.logprobs) == len(right.token_ids)
+        for token, a, b in zip(left.token_ids, left.logprobs, right.logprobs, strict=False):
+            if equal:
+                assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-3)
+                assert a[token].rank == b[token].rank
+
+
+@pytest.mark.parametrize("sampling", [{"min_p": 0.1}, {"logit_bias": {40: 1.0}}])
+def test_what_cannot_be_verified_is_refused(engine_of, prompts, sampling):
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+        generate(engine_of("k = 8"), prompts[:1], max_tokens=5, **sampling)
+
+
+def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
+    start, reference, prompts, caplog
+):
+    engine = start(SIDES["ahead, k = 8"])
+    session = session_of(engine)
+    observe, calls = session.drafter.observe, []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 40:
+            raise RuntimeError("broken on purpose")
+        return observe(*arguments)
+
+    session.drafter.observe = fail
+    assert rollout(engine, prompts) == reference
+    assert engine.collective_rpc("sam_drain")[0]["counters"]["draft/failures"] == 1
+    assert len(calls) == 40 and caplog.text.count("switched off") == 1
+
+
+def test_the_measuring_gate_sees_every_step_of_the_engine(start, prompts):
+    engine = start(SIDES["auto"])
+    # With asynchronous scheduling the time between two calls would not be that of a step.
+    assert not engine.llm_engine.vllm_config.scheduler_config.async_scheduling
+    tokens = sum(map(len, rollout(engine, prompts)))
+    drained = engine.collective_rpc("sam_drain")[0]
+    counters = drained["counters"]
+    seen = counters["gate/measured_steps"] + counters["gate/left_out_steps"]
+    chosen = sum(counters[f"gate/steps_with_k_{k}"] for k in range(9))
+    assert seen + counters["gate/skipped_steps"] == counters["draft/drafter_steps"] == chosen
+    assert counters["gate/measured_steps"] > 0.5 * seen
+    assert counters["gate/failures"] == 0
+    assert 0 < counters["gate/measured_tokens"] < tokens
+    first, last = drained["steps"]["noted_s"][0], drained["steps"]["noted_s"][-1]
+    assert 0 < counters["gate/measured_s"] < last - first
+
+
+def test_the_engines_statistics_less_filling_are_what_the_requests_have(engine_of, prompts):
+    engine = engine_of("filled up")
+    recorder = EngineStepRecorder()
+    # The last request of all before it is still in the books.
+    before = engine.collective_rpc("sam_drain")[0]["requests"]
+    engine.llm_engine.logger_manager.stat_loggers.append(recorder)
+    rollout(engine, prompts[:6])
+    report = engine.collective_rpc("sam_drain")[0]
+    table = recorder.drain(step=0, split="train", replica=0, session_steps=report["steps"])
+    for name in before:
+        report["requests"].pop(name, None)
+    drafted, accepted = drafts(report)
+    assert 0 < accepted < drafted
+    assert sum(table["draft_tokens"].to_pylist()) == drafted
+    assert sum(table["accepted_tokens"].to_pylist()) == accepted
