@@ -16,6 +16,7 @@ from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
 from sam_rollout.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
 from sam_rollout.sources import Piece, Usage, make_sources
+from sam_rollout.sources.support.responses import Responses
 from sam_rollout.verified import Offered, Verified
 
 
@@ -33,6 +34,7 @@ class SamDrafter:
     Attributes:
         batch: the drafts in flight.
         sources: in the order of the registry.
+        responses: what requests write, for sources that ask who a request is.
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -58,7 +60,8 @@ class SamDrafter:
             )
         limits = Limits(max_rows, max_model_len, vocab_size, k=config.max_draft_tokens)
         self._limits = limits
-        self.sources = make_sources(config.sources, limits)
+        self.responses = Responses(limits, config.texts)
+        self.sources = make_sources(config.sources, limits, self.responses)
         self._policy = DraftPolicy(config, len(self.sources), limits)
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
@@ -104,6 +107,7 @@ class SamDrafter:
         if len(set(ids)) != len(ids):
             raise ValueError("a request id occurs twice in the batch")
         identities = [self._identities.get(request_id) for request_id in ids]
+        self.responses.bind(ids, identities)
         for source in self.sources:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
@@ -184,10 +188,13 @@ class SamDrafter:
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
+        if self.needs_identity:
+            self.responses.record(token_ids, num_tokens, eligible)
         return self.batch
 
     def settle(self) -> None:
         """Keep to the limits of memory; after `draft`, when there is time."""
+        self.responses.settle()
         for source in self.sources:
             source.settle()
 
@@ -231,6 +238,7 @@ class SamDrafter:
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are passed over."""
         ended = dict.fromkeys(request_ids)
+        self.responses.finish(ended)
         for source in self.sources:
             source.finish(ended)
         for request_id in ended:
@@ -240,6 +248,7 @@ class SamDrafter:
 
     def end_step(self) -> None:
         """A training step is over: what its requests shared is freed with the last of them."""
+        self.responses.end_step()
         for source in self.sources:
             source.end_step()
 
@@ -253,10 +262,13 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Of all sources: sums, but the most live requests of any."""
+        """Of all sources: sums, but the most live requests of any; and what requests write."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
-        return total._replace(live_requests=max(usage.live_requests for usage in usages))
+        return total._replace(
+            live_requests=max(usage.live_requests for usage in usages),
+            bytes=total.bytes + self.responses.nbytes,
+        )
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""
@@ -267,7 +279,10 @@ class SamDrafter:
             "catch_up_tokens": usage.catch_up_tokens,
             "rebuilds": usage.rebuilds,
             "evictions": usage.evictions,
-            "refused_texts": usage.refused_texts,
+            "refused_texts": self.responses.refused,
+            "dropped_texts": self.responses.dropped,
+            "heard_texts": self.responses.heard,
+            "texts_failures": self.responses.failures,
             "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:

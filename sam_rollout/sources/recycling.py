@@ -101,7 +101,9 @@ class TokenRecycling(Source):
         return {"recycling_bytes": self._followers.nbytes}
 
 
-def _make(config: RecyclingSourceConfig, limits: Limits) -> TokenRecycling | None:
+def _make(
+    config: RecyclingSourceConfig, limits: Limits, _responses: object
+) -> TokenRecycling | None:
     return None if limits.vocab_size == UNKNOWN_VOCABULARY else TokenRecycling(config, limits)
 
 

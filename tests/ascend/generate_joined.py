@@ -23,7 +23,7 @@ OFF = SamConfig(enabled=False)
 def joined(*texts: str, k: int = DRAFTED, gate: str = "threshold", **model: Any) -> SamConfig:
     """A head and the named sources; the gate is open for any batch unless it is closed."""
     sources: dict[str, dict] = {
-        name: {"enabled": name in texts} for name in ("own", "siblings", "run", "history")
+        name: {"enabled": name in texts} for name in ("own", "prompt", "run")
     }
     sources["model"] = {"enabled": True, "path": HEAD, "max_tokens": DRAFTED, **model}
     return SamConfig(
@@ -37,7 +37,7 @@ def joined(*texts: str, k: int = DRAFTED, gate: str = "threshold", **model: Any)
 ENGINES: dict[str, tuple[SamConfig, str, dict[str, Any]]] = {
     "off": (OFF, "coupled", {}),
     "alone": (joined(), "coupled", {}),
-    "joined": (joined("own", "siblings", k=8), "coupled", SMALL),
+    "joined": (joined("own", "prompt", k=8), "coupled", SMALL),
     "closed": (joined("own", gate="closed"), "coupled", {}),
     "fails": (joined("own"), "coupled", {}),
     "drawn": (joined(sampled=True), "coupled_gumbel", {}),  # at the end: it changes the model

@@ -12,7 +12,7 @@ from sam_rollout.sources.run import RunSourceConfig
 from tests.unit.drafting.texts import counter, identity, step
 
 SOURCES = {
-    "siblings": sources_of("siblings"),
+    "prompt": sources_of("prompt"),
     "run": replace(sources_of(), run=RunSourceConfig(when="always")),
 }
 

@@ -88,4 +88,4 @@ def test_it_holds_one_table_whatever_it_hears(source):
 
 
 def test_without_a_known_vocabulary_there_is_none():
-    assert SOURCE.make(ON, Limits(MAX_ROWS, MAX_LENGTH, UNKNOWN_VOCABULARY)) is None
+    assert SOURCE.make(ON, Limits(MAX_ROWS, MAX_LENGTH, UNKNOWN_VOCABULARY), None) is None
