@@ -23,6 +23,7 @@ from sam_rollout.settings import Section
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses
 
+
 class Piece(NamedTuple):
     """Some tokens of a response, on their way to engines that sample siblings of it or keep it.
 

@@ -42,8 +42,7 @@ class Engine:
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
             gate=gate or GateConfig("threshold", THRESHOLD),
-            sources=sources
-            or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
+            sources=sources or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
             texts=TextsConfig(path=folder),
         )
         self.texts: dict[str, list[int]] = {}
