@@ -14,7 +14,7 @@ from sam_rollout.config import SamConfig
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.identity import RequestIdentity
-from sam_rollout.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
+from sam_rollout.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.sources import Piece, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.verified import Offered, Verified
@@ -27,9 +27,7 @@ class SamDrafter:
 
     Args:
         config: validated; speculation is enabled in it.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_model_len: longest text the engine holds, in tokens.
-        vocab_size: tokens of the model, where that is known.
+        limits: of the engine.
 
     Attributes:
         batch: the drafts in flight.
@@ -41,33 +39,25 @@ class SamDrafter:
         ConfigError: a source cannot work with its settings.
     """
 
-    def __init__(
-        self,
-        config: SamConfig,
-        max_rows: int,
-        max_model_len: int,
-        vocab_size: int = UNKNOWN_VOCABULARY,
-    ) -> None:
+    def __init__(self, config: SamConfig, limits: Limits) -> None:
         if not config.enabled:
             raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
-        if max_rows < 1 or max_model_len < 1:
+        longest = limits.max_model_len
+        if limits.max_rows < 1 or longest < 1:
+            raise ValueError(f"max_rows and max_model_len must be at least 1, got {limits[:2]}")
+        if longest > LARGEST_AUTOMATON:
             raise ValueError(
-                f"max_rows and max_model_len must be at least 1, got {max_rows}, {max_model_len}"
+                f"max_model_len = {longest}: automata read no more than {LARGEST_AUTOMATON}"
             )
-        if max_model_len > LARGEST_AUTOMATON:
-            raise ValueError(
-                f"max_model_len = {max_model_len}: automata read no more than {LARGEST_AUTOMATON}"
-            )
-        limits = Limits(max_rows, max_model_len, vocab_size, k=config.max_draft_tokens)
-        self._limits = limits
+        self._limits = limits = limits._replace(k=config.max_draft_tokens)
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)
         self._policy = DraftPolicy(config, len(self.sources), limits)
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
-        self._places = np.zeros((len(self.sources), max_rows, PLACE_WIDTH), np.int64)
-        self._budget = np.zeros(max_rows, np.int32)
+        self._places = np.zeros((len(self.sources), limits.max_rows, PLACE_WIDTH), np.int64)
+        self._budget = np.zeros(limits.max_rows, np.int32)
         self._steps = 0
         self._drafted_tokens = 0
 
@@ -212,28 +202,6 @@ class SamDrafter:
             self._places, budget, batch.tokens, batch.columns, least_chance
         )
         batch.length[:rows] = num_tokens
-
-    def step(
-        self,
-        request_ids: Sequence[str],
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        max_tokens: Int32Array | int = MAX_DRAFT_TOKENS,
-        *,
-        gate_open: bool,
-    ) -> DraftBatch:
-        """All of a step at once, for callers without a gate: what a row gained is what it grew by.
-
-        Arguments and errors as for `bind` and `draft`.
-        """
-        self.bind(request_ids)
-        rows = len(request_ids)
-        if num_tokens.shape == (rows,) == eligible.shape:
-            self.observe(token_ids, num_tokens, (num_tokens - self.batch.length[:rows]) * eligible)
-        batch = self.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
-        self.settle()
-        return batch
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are passed over."""

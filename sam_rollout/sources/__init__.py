@@ -6,15 +6,9 @@ import importlib
 import pkgutil
 from typing import Any
 
+from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.settings import ConfigError
-from sam_rollout.sources.contract import (
-    UNKNOWN_VOCABULARY,
-    Limits,
-    Piece,
-    Source,
-    SourceEntry,
-    Usage,
-)
+from sam_rollout.sources.contract import Piece, Source, SourceEntry, Usage
 from sam_rollout.sources.support.responses import Responses
 
 __all__ = [

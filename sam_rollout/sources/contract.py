@@ -16,7 +16,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import GroupKey, RequestIdentity
-from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits  # noqa: F401  # sources ask here
+from sam_rollout.limits import Limits
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 

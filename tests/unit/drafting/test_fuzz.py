@@ -30,7 +30,9 @@ import pytest
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.limits import Limits
 from sam_rollout.sources import UNKNOWN_VOCABULARY
+from tests.unit.drafting.texts import drive
 
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
@@ -137,7 +139,7 @@ class Fuzz:
         )
         prompt = config.sources.prompt
         self._share = prompt.enabled and prompt.share
-        self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
+        self._drafter = SamDrafter(config, Limits(MAX_ROWS, self._longest))
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
@@ -266,8 +268,13 @@ class Fuzz:
         lengths = np.array([request.known for request in rows], np.int32)
         eligible = rng.random(len(rows)) < 0.9
         gate_open = bool(rng.random() < 0.8)
-        batch = self._drafter.step(
-            [request.name for request in rows], token_ids, lengths, eligible, gate_open=gate_open
+        batch = drive(
+            self._drafter,
+            [request.name for request in rows],
+            token_ids,
+            lengths,
+            eligible,
+            gate_open=gate_open,
         )
         for request, draft, reads in zip(rows, batch.to_lists(), eligible, strict=True):
             self._judge(request, draft, drafts=gate_open and bool(reads))

@@ -60,7 +60,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     rng = np.random.default_rng(seed)
     sources = SourcesConfig(prompt=PromptSourceConfig(enabled=siblings))
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
-    drafter = SamDrafter(config, MAX_ROWS, LENGTH)
+    drafter = SamDrafter(config, Limits(MAX_ROWS, LENGTH))
     padding = DraftPadding("always", no_graphs, LIMITS)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sam_rollout.limits import Limits
 from sam_rollout.settings import ConfigError
 from sam_rollout.sources import UNKNOWN_VOCABULARY, check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
@@ -105,5 +106,5 @@ def test_a_corpus_switches_the_source_on_outside_a_run(tmp_path):
     from sam_rollout.drafting.drafter import SamDrafter
 
     run = RunSourceConfig(corpus=write_lines(tmp_path / "a.jsonl", TEXT))
-    drafter = SamDrafter(SamConfig(sources=SourcesConfig(run=run)), 8, 1 << 16)
+    drafter = SamDrafter(SamConfig(sources=SourcesConfig(run=run)), Limits(8, 1 << 16))
     assert "run" in [source.name for source in drafter.sources]

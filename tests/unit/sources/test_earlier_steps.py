@@ -7,6 +7,7 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.limits import Limits
 from sam_rollout.sources import UNKNOWN_VOCABULARY
 from sam_rollout.sources.support import moving, responses
 from sam_rollout.sources.support.text_store import TextStore
@@ -37,7 +38,7 @@ def make_drafter(folder, *, max_rows=8, executor=None, **options):
     sources = sources_of("prompt").to_mapping()
     sources["prompt"] |= options
     config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
-    drafter = SamDrafter(SamConfig.from_mapping(config), max_rows, 1 << 20)
+    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, 1 << 20))
     if executor is not None:
         drafter.responses._executor = executor
     return drafter

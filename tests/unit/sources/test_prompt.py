@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import counter, identity, step
@@ -20,7 +21,7 @@ def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
         own=OwnSourceConfig(enabled=own),
         prompt=PromptSourceConfig(enabled=True, max_bytes=max_bytes),
     )
-    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
+    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), Limits(max_rows, 1 << 20))
     admitted(drafter, "g", *names)
     return drafter
 

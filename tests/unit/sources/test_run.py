@@ -9,6 +9,7 @@ import pytest
 from sam_rollout.config import SamConfig, TextsConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.identity import OUTSIDE_TRAINING
+from sam_rollout.limits import Limits
 from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.sources.support import kept_texts, moving
 from tests.unit.drafting.texts import counter, identity, step
@@ -19,7 +20,7 @@ def make_drafter(*others, path="", **options):
     run = RunSourceConfig(when="always", **options)
     sources = replace(sources_of(*others), run=run)
     config = SamConfig(max_draft_tokens=3, sources=sources, texts=TextsConfig(path=path))
-    return SamDrafter(config, 8, 1 << 20)
+    return SamDrafter(config, Limits(8, 1 << 20))
 
 
 def automata(drafter):
@@ -59,7 +60,7 @@ def test_it_stands_beside_the_prompts_source():
 
 def test_without_a_run_nobody_knows_what_fits():
     sources = sources_of("own", "run")
-    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 20)
+    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 20))
     assert [source.name for source in drafter.sources] == ["own"]
 
 

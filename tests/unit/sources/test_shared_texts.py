@@ -8,6 +8,7 @@ import pytest
 from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.prompt import PromptSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes
@@ -24,7 +25,7 @@ def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
         own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(**options)
     )
     config = SamConfig(sources=sources, texts=TextsConfig(path=path))
-    drafter = SamDrafter(config, 8, WIDTH, VOCABULARY)
+    drafter = SamDrafter(config, Limits(8, WIDTH, VOCABULARY))
     drafter.exchange(name, [])
     drafter.admit(name, identity(sibling=ord(name[0])))
     return drafter
@@ -296,7 +297,7 @@ def test_where_memory_holds_no_text_nothing_is_shared_and_that_is_named_once(cap
     sources = SourcesConfig(
         own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(max_bytes=1 << 20)
     )
-    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 16)
+    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 16))
     drafter.admit("b", identity())
     for _ in range(2):
         assert drafter.exchange("y", [piece([1, 2, 3, 4])]) == []

@@ -7,6 +7,7 @@ import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.limits import Limits
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.text_store import CLOSED, TextStore
 from tests.unit.drafting.texts import counter, identity, step
@@ -21,7 +22,7 @@ def make_drafter(name, folder, vocabulary):
     sections[name] |= more
     sources, texts = SourcesConfig.from_mapping(sections), TextsConfig(path=str(folder))
     config = SamConfig(max_draft_tokens=3, sources=sources, texts=texts)
-    return SamDrafter(config, 8, 4096, vocabulary)
+    return SamDrafter(config, Limits(8, 4096, vocabulary))
 
 
 def write(drafter, request, text, number):
