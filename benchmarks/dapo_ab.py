@@ -37,7 +37,7 @@ from benchmarks.recorded_comparison import (
 )
 from benchmarks.recorded_runs import REPOSITORY, store
 from benchmarks.training_run import read_cpu_s, train
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.page import write_page
 from sam_rollout.report.pictures import plot_comparison

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.traces import groups_of, read_traces
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.identity import identify

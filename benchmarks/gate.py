@@ -34,7 +34,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,

@@ -27,7 +27,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError

@@ -20,7 +20,7 @@ from scipy import stats
 
 from benchmarks.measuring import parser, write_record
 from benchmarks.training_run import train
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.run_readers import load_run
 from sam_rollout.report.runs import held_out_names
 

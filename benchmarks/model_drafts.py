@@ -30,7 +30,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources import SOURCES

@@ -38,7 +38,7 @@ from benchmarks.measuring import (
     write_record,
 )
 from benchmarks.results_page import section
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,

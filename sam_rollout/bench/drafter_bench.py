@@ -12,7 +12,7 @@ from typing import Any
 
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, read_through, replay
 from sam_rollout.bench.sides import Side
 from sam_rollout.bench.traces import Trace, groups_of

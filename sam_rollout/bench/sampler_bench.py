@@ -20,7 +20,7 @@ import torch
 
 from sam_rollout.bench import stock
 from sam_rollout.bench.counting import count
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import (
     DraftLayout,
     draw_gumbel,

@@ -11,11 +11,6 @@ from sam_rollout.commands.command_line import one_line_errors, wide_console, wit
 app = typer.Typer(help="Small models that draft from the policy's states.", no_args_is_help=True)
 
 
-@app.callback()
-def head() -> None:
-    """Small models that draft from the policy's states."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """What `head train` is asked for; `heads/offline.py` says more of each."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sam_rollout import __version__
 from sam_rollout.cli import app
 from sam_rollout.telemetry.docs import render
 from sam_rollout.telemetry.records import RunFolder, RunInfo
@@ -139,14 +138,6 @@ def test_folders_without_a_run_are_named(pair, tmp_path):
     assert "no run in it: expected " in error()
 
 
-def test_picture_into_a_missing_folder_is_one_line(pair, tmp_path):
-    picture = tmp_path / "missing" / "out.png"
-    result = run_cli("compare", pair[0], "--with", pair[1], "--picture", picture)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert str(picture) in line
-
-
 def test_reference_writes_and_checks_its_pages(tmp_path):
     settings = tmp_path / "configuration.md"
     settings.write_text(committed := (DOCS / "configuration.md").read_text())
@@ -179,10 +170,6 @@ def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
     assert ("Traceback" in result.stderr) == isinstance(error, RuntimeError)
 
 
-def test_version():
-    assert run_cli("version").stdout.strip() == __version__
-
-
 def test_the_dashboard_is_written_without_a_network(tmp_path):
     specification = tmp_path / "workspace.json"
     result = run_cli("dashboard", "--project", "p", "--dry-run", "--json", specification)
@@ -203,11 +190,6 @@ def test_the_dashboard_is_written_without_a_network(tmp_path):
 def test_the_dashboard_says_what_it_lacks(arguments, message):
     result = run_cli("dashboard", *arguments)
     assert result.exit_code == 2 and message in result.output
-
-
-def test_the_dashboard_says_that_it_does_not_use_runs(pair):
-    result = run_cli("dashboard", pair[0], "--dry-run")
-    assert result.exit_code == 0 and "RUNS are for --picture and --tensorboard" in result.output
 
 
 def test_the_dashboard_names_the_extra_it_needs(monkeypatch):
