@@ -525,9 +525,7 @@ def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
 @pytest.mark.parametrize(("status", "blamed"), [(4, True), (5, False)])
 def test_the_heads_status_is_the_launchers(hosts, status, blamed):
     """Workers that did not join are named, unless the configuration is refused, which is 5."""
-    found, output = launched(
-        hosts, by_node(f"read -r token; exit {status}", "cat > /dev/null")
-    )
+    found, output = launched(hosts, by_node(f"read -r token; exit {status}", "cat > /dev/null"))
     assert found == status and ("error: node-2 did not join" in output) == blamed
 
 
