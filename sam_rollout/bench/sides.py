@@ -131,7 +131,7 @@ class OwnSession(Session):
         """A request's group and sibling."""
         return self._identities[request_id]
 
-    def is_control(self, request_id: str) -> bool:
+    def takes_no_drafts(self, request_id: str) -> bool:
         """All are drafted for."""
         return False
 

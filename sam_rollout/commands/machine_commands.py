@@ -125,5 +125,5 @@ def doctor(
         typer.echo(report.to_json(question.device, question.experiment, findings))
     else:
         about = f"{question.device} {question.experiment}".strip()
-        report.print_findings(about, findings, wide_console())
+        typer.echo("\n".join(report.to_text(about, findings)))
     raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)

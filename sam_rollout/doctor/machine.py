@@ -1,6 +1,5 @@
 """The machine: its devices, the drafter's kernels on it, and what its operating system grants."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,19 +10,23 @@ from pathlib import Path
 
 import psutil
 
-from sam_rollout.doctor.probe import ProbeError, run, run_python
+from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.report import Line, fail, judge, ok
 from sam_rollout.sizing import GIB
 
-NPU_FILES = Path("/dev")
-MIB_PER_GIB = 1024
-# A chip's second row in the table of `npu-smi info`: an address on the bus, at the end used / total
-# memory. Its first row is the one before, with the health in the second column.
-CHIP = re.compile(
-    r"\|.*\|\s*[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d\s*\|.*?(\d+)\s*/\s*(\d+)\s*\|"
-)
-WHOLE_SHARE = 0.9  # of the memory that the device file expects: the driver keeps some for itself
+DEVICE_FILES = Path("/dev")
+VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+# Prints free and total bytes of every device that may be seen.
+ASK_TORCH = """
+import json, torch
+{imports}
+print(json.dumps([torch.{kind}.mem_get_info(n) for n in range(torch.{kind}.device_count())]))
+"""
+TORCH_PROGRAMS = {
+    "ascend_910c": ASK_TORCH.format(imports="import torch_npu", kind="npu"),
+    "cuda": ASK_TORCH.format(imports="", kind="cuda"),
+}
 CPU_RUN_GIB = 10  # README: what a run of the tiny experiment needs
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_GIB = 1.0  # without an experiment: more than the 64 MiB a container gets by default
@@ -48,59 +51,10 @@ TORCH_PROGRAMS = {
 DRIVER = "install the vendor's driver, or start the container with its devices"
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What a vendor's tool says of a device: an NPU's die or a GPU."""
-
-    wrong: str  # what it says of its health; empty if nothing is wrong
-    used_gib: float
-    total_gib: float
-
-
-def read_devices(device: str) -> list[Device]:
-    """Ask the vendor's tool.
-
-    Raises:
-        ProbeError: The tool is missing, fails, or says something else.
-    """
-    said = run(TOOLS[device])
-    try:
-        found = parse_npu_smi(said) if device == "ascend_910c" else parse_nvidia_smi(said)
-    except ValueError:
-        found = []
-    if not found:
-        raise ProbeError(f"{TOOLS[device][0]} names no device")
-    return found
-
-
-def parse_npu_smi(table: str) -> list[Device]:
-    """The dies in the output of `npu-smi info`."""
-    devices, before = [], ""
-    for line in table.splitlines():
-        chip = CHIP.search(line)
-        if chip and int(chip[2]):
-            columns = [column.strip() for column in before.strip("|").split("|")]
-            health = columns[1] if len(columns) > 1 else ""
-            used, total = (int(mib) / MIB_PER_GIB for mib in chip.groups())
-            devices.append(Device("" if health == "OK" else health, used, total))
-        before = line
-    return devices
-
-
-def parse_nvidia_smi(rows: str) -> list[Device]:
-    """The GPUs in nvidia-smi's rows of used and total MiB."""
-    sizes = [[int(mib) / MIB_PER_GIB for mib in row.split(",")] for row in rows.split("\n") if row]
-    return [Device("", used, total) for used, total in sizes]
-
-
-def count_devices(device: str) -> int:
+def count_devices() -> int:
     """Accelerators of this machine or container, whether or not a process may see them."""
-    if device == "ascend_910c":
-        return sum(re.fullmatch(r"davinci\d+", p.name) is not None for p in NPU_FILES.iterdir())
-    try:
-        return len(read_devices(device)) if device in TOOLS else 0
-    except ProbeError:
-        return 0
+    names = (path.name for path in DEVICE_FILES.iterdir())
+    return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
 
 def check_cpu(_question: Question) -> Iterator[Line]:
@@ -112,47 +66,26 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 
 
 def check_accelerators(question: Question) -> Iterator[Line]:
-    """Compare the devices, and how many of them torch sees, with what the experiment asks for."""
-    count, variable = count_devices(question.device), VISIBLE[question.device]
-    named = os.environ.get(variable)
-    seen = count if named is None else min(count, len([*filter(None, named.split(","))]))
-    wanted = int(question.setting("trainer.n_gpus_per_node", 1))
-    found = f"{seen} of {count} may be seen ({variable}), {wanted} are needed"
-    fix = f"trainer.n_gpus_per_node={seen}, or make more visible" if count else DRIVER
-    yield judge("devices", found, fix, fails=seen < wanted)
+    """Let torch count devices and their memory, in a process of its own: it may crash."""
+    fix = f"install the driver, then bash scripts/install.sh {question.profile}; a container needs "
+    fix += "the device files, an NPU CANN's set_env.sh"
     try:
-        yield from _condition(question, read_devices(question.device))
-    except ProbeError as error:
-        yield judge(TOOLS[question.device][0], error, DRIVER, fails=not count, warns=True)
-    install = f"bash scripts/install.sh {question.profile}; on NPUs source CANN's set_env.sh"
-    try:
-        counted = int(run_python(TORCH_PROGRAMS[question.device]))
+        found = json.loads(run_python(TORCH_PROGRAMS[question.device]))
     except (ProbeError, ValueError) as error:
-        yield fail("torch", error, install)
-    else:
-        yield judge("torch", f"sees {counted} devices", install, fails=counted < max(seen, 1))
-
-
-def _condition(question: Question, devices: list[Device]) -> Iterator[Line]:
-    """Compare health and memory with what the experiment takes."""
-    if ill := [f"device {n}: {one.wrong}" for n, one in enumerate(devices) if one.wrong]:
-        yield fail("health", "; ".join(ill), "reset or replace the device")
-    smallest = min(device.total_gib for device in devices)
-    expected = question.setting("hardware.memory_gib", 0)
-    yield judge(
-        "memory",
-        f"{smallest:.0f} GiB each" + (f", reckoned with are {expected}" if expected else ""),
-        "set hardware.memory_gib, and look at the sizes again",
-        warns=smallest < WHOLE_SHARE * expected,
-    )
-    fullest = max(devices, key=lambda device: device.used_gib / device.total_gib)
+        yield fail("torch", error, fix)
+        return
+    wanted, variable = int(question.setting("trainer.n_gpus_per_node", 1)), VISIBLE[question.device]
+    said = f"torch sees {len(found)} of {count_devices()}, {wanted} are needed"
+    if named := os.environ.get(variable):
+        fix = f"{variable}={named} limits them; {fix}"
+    yield judge("devices", said, fix, fails=len(found) < wanted)
+    if not found:
+        return
     share = question.setting("actor_rollout_ref.rollout.gpu_memory_utilization", 0.9)
-    yield judge(
-        "memory in use",
-        f"up to {fullest.used_gib:.1f} of {fullest.total_gib:.0f} GiB are taken",
-        f"end what holds it: the engine takes {share:.0%} of a device and starts no other way",
-        fails=fullest.used_gib > (1 - share) * fullest.total_gib,
-    )
+    free, total = min(found, key=lambda device: device[0] / device[1])
+    said = f"{(total - free) / GIB:.1f} of {total / GIB:.0f} GiB are taken on the fullest device"
+    fix = f"end what holds it: the engine takes {share:.0%} of a device and starts no other way"
+    yield judge("memory in use", said, fix, fails=free < share * total)
 
 
 def check_kernels(_question: Question) -> Iterator[Line]:

@@ -3,11 +3,8 @@
 import enum
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-from rich.console import Console
 
 SCHEMA_VERSION = 1
 
@@ -21,7 +18,6 @@ class Status(enum.StrEnum):
     SKIP = "skip"  # not looked at, and why
 
 
-STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 VERDICTS = {
     Status.FAIL: "a run would fail",
     Status.WARN: "ready, with warnings",
@@ -75,34 +71,27 @@ def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: boo
     return warn(what, found, fix) if warns else ok(what, found)
 
 
-def print_findings(about: str, findings: Sequence[Finding], console: Console) -> None:
-    """Print what was found and what to do about it, then the sum.
+def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines: what was found and what to do about it, then the sum.
 
     Args:
         about: the device, and the experiment if there is one.
         findings: of this machine, or of the nodes of a cluster.
-        console: where to.
     """
-    console.print(f"Ready for {about}?", style="bold", highlight=False)
+    yield f"Ready for {about}?"
     findings = merged(findings)
     heading = ""
     for finding in findings:
         line, said = finding.line, f"{finding.node} {finding.group}".strip()
         if said != heading:
-            console.print(f"\n{said}", style="bold", markup=False, highlight=False)
+            yield f"\n{said}"
             heading = said
-        console.print(f"  {line.status:5} {line.what}: {line.found}", **_plain(line.status))
+        yield f"  {line.status:5} {line.what}: {line.found}"
         if line.fix:
-            console.print(f"        -> {line.fix}", **_plain(Status.OK))
+            yield f"        -> {line.fix}"
     counts = Counter(finding.line.status for finding in findings)
     summary = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-    worst = overall(findings)
-    console.print(f"\n{summary}: {VERDICTS[worst]}", style=STYLES[worst])
-
-
-def _plain(status: Status) -> dict[str, Any]:
-    """Options of a line whose text may hold brackets, and is not to be folded."""
-    return {"style": STYLES[status], "markup": False, "highlight": False, "soft_wrap": True}
+    yield f"\n{summary}: {VERDICTS[overall(findings)]}"
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sam_rollout.gating.gate import Gate, hands_over
-from sam_rollout.gating.step import EngineStep, GroupStep, LoadMeter, StepLoad
+from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter, StepLoad
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class AgreedGate:
             if consecutive and self._leader is not None:
                 load = StepLoad(*self._leader[:4], steady=all_steady(reports))
             before, decision = self._waiting
-            self._gate.observe(before._replace(group=GroupStep(load, *decision)))
+            self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)
         # The next step is worked out in the same arrays.
         kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())

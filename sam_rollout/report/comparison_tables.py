@@ -66,14 +66,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
                 for row in drafts.contexts
             ],
         ),
-        "gaps": Table(
-            "Rollout against trainer: difference in probability of the same tokens",
-            ("side", "mean", "largest"),
-            [
-                (gap.side, f"{gap.mean:.3g}", "-" if gap.largest is None else f"{gap.largest:.3g}")
-                for gap in lossless.gaps
-            ],
-        ),
         "samples": Table(
             "Responses that are the same in two runs",
             ("runs", "compared by", "the same responses", "without partner", "first difference"),

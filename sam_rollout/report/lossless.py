@@ -11,22 +11,11 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.config import COUPLED
-from sam_rollout.report.pairing import SIDES, Both, whole_steps
+from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
-GAP = "training/rollout_probs_diff_mean"
-LARGEST_GAP = "training/rollout_probs_diff_max"
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Difference of the probabilities that rollout and trainer give the same tokens."""
-
-    side: str
-    mean: float  # over tokens, then steps and runs
-    largest: float | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,6 @@ class Losslessness:
     """
 
     coupled: bool | None
-    gaps: list[Gap]
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
 
@@ -71,13 +59,11 @@ class Losslessness:
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""
     base, sam, steps = both.base, both.sam, both.steps
-    gaps = [_gap(both, side) for side in SIDES]
     of_base, of_sam = with_names(base, []), with_names([], sam)
     pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
         _coupled(both.runs),
-        [gap for gap in gaps if gap is not None],
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
@@ -88,15 +74,6 @@ def _coupled(runs: list[Run]) -> bool | None:
     if any(kind is None for kind in kinds):
         return None
     return len(set(kinds)) == 1 and kinds[0] in COUPLED
-
-
-def _gap(both: Both, side: str) -> Gap | None:
-    means, largest = (both.every(name)[side].to_numpy().T for name in (GAP, LARGEST_GAP))
-    known = means[~np.isnan(means)]
-    if not len(known):
-        return None
-    most = None if np.isnan(largest).all() else float(np.nanmax(largest))
-    return Gap(side.upper(), float(known.mean()), most)
 
 
 def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:

@@ -30,7 +30,6 @@ class StepLog:
         self,
         started_ns: int,
         telemetry_from_ns: int,
-        gate_open: bool,
         draft_budget: int,
         sums: np.ndarray,
         sampler_us: float,
@@ -40,7 +39,7 @@ class StepLog:
         Args:
             started_ns: When the session was called, ``time.perf_counter_ns``.
             telemetry_from_ns: Of that clock: what passed since was spent on records.
-            gate_open, draft_budget: Whether and how far it drafts.
+            draft_budget: How far it drafts; 0 with the gate closed.
             sums: ``RequestLedger.step``: what was verified before, in the same engine step.
             sampler_us: Time in the samplers since the step before.
         """
@@ -48,7 +47,7 @@ class StepLog:
         now_ns = time.perf_counter_ns()
         drafter_us, telemetry_us = (now_ns - started_ns) / 1000, (now_ns - telemetry_from_ns) / 1000
         self._notes.append(
-            (time_s, gate_open, draft_budget, drafter_us, sampler_us, telemetry_us, verified)
+            (time_s, draft_budget > 0, draft_budget, drafter_us, sampler_us, telemetry_us, verified)
         )
 
     def clear(self) -> None:

@@ -55,7 +55,7 @@ class Drafts:
         """A request's group and sibling."""
         return self._identities[request_id]
 
-    def is_control(self, request_id: str) -> bool:
+    def takes_no_drafts(self, request_id: str) -> bool:
         """All are drafted for."""
         return False
 

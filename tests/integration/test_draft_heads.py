@@ -130,13 +130,6 @@ def test_it_does_so_with_a_head_of_another_kind(policy, prompts, tmp_path):
     assert accepted[0] > 0.1 and 1 + accepted.sum() > 1.1
 
 
-def test_greedy_texts_are_those_without_drafts(drafted, prompts):
-    texts, (drafts, *accepted) = drafted[0.0]
-    with engine() as plain:
-        assert texts == generate(plain, prompts, 0.0)
-    assert sum(accepted) > drafts
-
-
 def _send(worker, weights):
     """What `SamColocateWorkerExtension` does with a sync that brings these tensors."""
     from sam_rollout.integrations.vllm.model_drafts.head_update import HeadUpdates

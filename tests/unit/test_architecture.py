@@ -34,6 +34,7 @@ FLOORS = (
     ("sources",),
     ("automaton", "verification", "core"),
 )
+MOST_ARGUMENTS = 8
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
 # What makes a package heavy to import. The verification of drafts is torch code by nature, and its
 # measurement compares with the engines' samplers where these are installed.
@@ -167,6 +168,20 @@ def test_each_upstream_is_named_in_its_folder(upstream):
 def test_nothing_imports_recipes(folder):
     for path in files(ROOT / folder):
         assert "recipes" not in packages_of(path), name_of(path)
+
+
+def test_no_function_has_more_arguments_than_a_reader_holds():
+    """Numba takes arrays one by one, and the arguments of a command are its options."""
+    upstream = "second_runner/speculator.py: _verify"  # vLLM calls it
+    for path in LIBRARY_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(one.arg not in ("self", "cls") for one in arguments)
+                made_by = " ".join(map(ast.unparse, node.decorator_list))
+                is_free = re.search(r"\b(njit|kernel|command)\b|_inlined", made_by)
+                name = f"{name_of(path)}: {node.name}"
+                assert is_free or count <= MOST_ARGUMENTS or name.endswith(upstream), name
 
 
 def drawing() -> str:

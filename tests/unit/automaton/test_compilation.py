@@ -155,7 +155,7 @@ def test_code_of_another_version_is_never_loaded(compiled):
     Last: it changes the copy that is shared.
     """
     package, cache, _ = compiled
-    source = package / "automaton" / "memory.py"
+    source = package / "automaton" / "arena.py"
     before = source.stat()
     text = source.read_text()
     assert text.count("_FIRST_SLAB_BLOCKS = 32") == 1

@@ -1,4 +1,4 @@
-"""Devices from what the vendors' tools print (npu-smi as published for 24 to 26), and the host."""
+"""Devices from what torch says of them, and the host."""
 
 import json
 import resource
@@ -10,37 +10,11 @@ from sam_rollout.doctor import Question, machine
 from sam_rollout.doctor.probe import ProbeError
 from sam_rollout.sizing import GIB
 
-RULE = "+===========================+===============+=============================================+"
-HEAD = f"""
-| npu-smi 25.2.0                   Version: 25.2.0                                        |
-| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
-| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
-{RULE}
-"""
-PROCESSES = f"""
-| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
-{RULE}
-| 0       0                 | 1712733       | python3                  | 48954                   |
-"""
-
-
-def die(npu, chip, used, health="OK"):
-    return f"""
-| {npu}     Ascend910           | {health:<13} | 89.1        32                0    / 0    |
-| {chip}     {npu}                   | 0000:C{npu}:00.0  | 0           0    / 0          {used:<5}/ 65536         |
-{RULE}
-"""  # noqa: E501
-
 
 def answer(said):
     if isinstance(said, Exception):
         raise said
     return said
-
-
-TABLE = HEAD + die(0, 0, 3437) + die(0, 1, 3378) + die(1, 0, 3376) + die(1, 1, 59351) + PROCESSES
-FREE = TABLE.replace("59351", "3351 ")
-ILL = HEAD + die(0, 0, 3437) + die(0, 1, 3437, health="Alarm")
 
 
 def ask(device="ascend_910c", **trainer):
@@ -51,61 +25,41 @@ def ask(device="ascend_910c", **trainer):
         {
             "trainer": {"n_gpus_per_node": 4, **trainer},
             "actor_rollout_ref": {"rollout": rollout},
-            "hardware": {"memory_gib": 64},
             "ray_kwargs": {"ray_init": {"object_store_memory": 4 * GIB}},
         },
     )
 
 
-def test_the_dies_of_a_table():
-    found = machine.parse_npu_smi(TABLE)
-    assert [round(device.used_gib) for device in found] == [3, 3, 3, 58]
-    assert {(device.total_gib, device.wrong) for device in found} == {(64.0, "")}
-    assert machine.parse_npu_smi("No permission") == []
-
-
 @pytest.mark.parametrize(
-    ("table", "wanted", "named", "torch", "line"),
+    ("device", "variable"),
+    [("ascend_910c", "ASCEND_RT_VISIBLE_DEVICES"), ("cuda", "CUDA_VISIBLE_DEVICES")],
+)
+@pytest.mark.parametrize(
+    ("free_gib", "named", "statuses"),
     [
-        (FREE, 4, None, "4", ("devices", "ok")),
-        (FREE, 16, None, "4", ("devices", "fail")),
-        (FREE, 4, "0,1", "2", ("devices", "fail")),
-        (FREE, 4, "", "0", ("devices", "fail")),
-        (TABLE, 4, None, "4", ("memory in use", "fail")),
-        (FREE, 4, None, "4", ("memory in use", "ok")),
-        (FREE.replace("65536", "32768"), 4, None, "4", ("memory", "warn")),
-        (ILL, 4, None, "4", ("health", "fail")),
-        ("something new", 4, None, "4", ("npu-smi", "warn")),
-        (ProbeError("npu-smi: No such file"), 4, None, "4", ("npu-smi", "warn")),
-        (FREE, 4, None, "4", ("torch", "ok")),
-        (FREE, 4, "0,1", "2", ("torch", "ok")),
-        (FREE, 4, None, "2", ("torch", "fail")),
-        (FREE, 4, None, ProbeError("no torch_npu"), ("torch", "fail")),
+        ([60, 60, 61, 60], "", ["ok", "ok"]),
+        ([60, 60, 6, 60], "", ["ok", "fail"]),  # the engine takes 0.8 of 64
+        ([60, 60], "0,1", ["fail", "ok"]),
+        ([], "", ["fail"]),
+        (ProbeError("no torch_npu"), "", ["fail"]),
     ],
 )
-def test_npus(monkeypatch, tmp_path, about, table, wanted, named, torch, line):
-    for name in ("davinci_manager", "null", *(f"davinci{n}" for n in range(4))):
+def test_accelerators(monkeypatch, device, variable, free_gib, named, statuses):
+    said = free_gib
+    if isinstance(free_gib, list):
+        said = json.dumps([[free * GIB, 64 * GIB] for free in free_gib])
+    monkeypatch.setattr(machine, "run_python", lambda *_: answer(said))
+    monkeypatch.setenv(variable, named)
+    lines = list(machine.check_accelerators(ask(device)))
+    assert [line.status for line in lines] == statuses
+    assert (f"{variable}=" in lines[0].fix) == bool(named)
+
+
+def test_devices_are_counted_by_their_files(monkeypatch, tmp_path):
+    for name in ("davinci_manager", "null", "nvidiactl", *(f"davinci{n}" for n in range(4))):
         (tmp_path / name).touch()
-    monkeypatch.setattr(machine, "NPU_FILES", tmp_path)
-    monkeypatch.setattr(machine, "run", lambda *_: answer(table))
-    monkeypatch.setattr(machine, "run_python", lambda *_: answer(torch))
-    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
-    if named is not None:
-        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", named)
-    lines = machine.check_accelerators(ask(n_gpus_per_node=wanted))
-    assert about(lines, line[0]).status == line[1]
-
-
-def test_gpus(monkeypatch, about):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "run_python", lambda *_: "2")
-    monkeypatch.setattr(machine, "run", lambda *_: "1024, 81559\n70000, 81559\n")
-    lines = list(machine.check_accelerators(Question("cuda")))
-    assert about(lines, "devices").status == "ok"
-    assert about(lines, "memory in use").status == "fail"
-    monkeypatch.setattr(machine, "run", lambda *_: "NVIDIA-SMI has failed")
-    lines = list(machine.check_accelerators(Question("cuda")))
-    assert {about(lines, what).status for what in ("devices", "nvidia-smi")} == {"fail"}
+    monkeypatch.setattr(machine, "DEVICE_FILES", tmp_path)
+    assert machine.count_devices() == 4
 
 
 def test_the_cpu_profile_needs_memory(monkeypatch, question):

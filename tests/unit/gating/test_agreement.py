@@ -9,7 +9,7 @@ from sam_rollout.config import GateConfig
 from sam_rollout.gating import GuardedGate, ScheduleGate, make_gate
 from sam_rollout.gating.agreement import AgreedGate, Report
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
+from sam_rollout.gating.step import DecidedStep, EngineStep, StepLoad
 from sam_rollout.limits import Limits
 from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.group import Group, Seat, Table
@@ -123,7 +123,7 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
     # Step n was made with what was decided after step n - 1, from what had been told before.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
-        assert step.group == GroupStep(load, 2, bool((number - 1) % 2))
+        assert step.group == DecidedStep(load, 2, bool((number - 1) % 2))
     assert gate.drain()["gate/steps_with_k_2"] == 6
 
 

@@ -242,14 +242,6 @@ def test_the_last_part_of_a_prompt_is_left_out():
     assert gate.drain()["gate/measured_steps"] == 1
 
 
-def test_nothing_is_tried_where_nobody_may_draft():
-    gate = Recorder()
-    feed(gate, 200, seconds=1e-3, may_draft=np.zeros(4, np.int32))
-    assert set(gate.given) == {0}
-    feed(gate, 200, seconds=1e-3)
-    assert gate.drain()["gate/trials"] > 0
-
-
 def test_a_lasting_change_of_speed_is_believed():
     gate = auto()
     feed(gate, 100, seconds=1e-3)

@@ -58,12 +58,9 @@ def test_wandbs_own_model_reads_the_workspace(group):
     view = ws.internal.View.model_validate(workspace.specification(built))
     again = ws.Workspace._from_model(view)
     assert (again.entity, again.project, again.name) == ("me", "project", "mine")
-    assert [section.name for section in again.sections] == [
-        "Compare", "Long tail", "Speculation", "Learning", "Losslessness", "Engine",
-    ]  # fmt: skip
     for shown, meant in zip(again.sections, layout.SECTIONS, strict=True):
         question, *panels = shown.panels
-        assert meant.question in question.markdown
+        assert shown.name == meant.title and meant.question in question.markdown
         for panel, wanted in zip(panels, meant.panels, strict=True):
             assert panel.title == wanted.title
             if wanted.picture:
@@ -72,7 +69,6 @@ def test_wandbs_own_model_reads_the_workspace(group):
                 assert panel.metric_regex == wanted.pattern
             else:
                 assert [getattr(name, "name", name) for name in panel.y] == list(wanted.metrics)
-                assert panel.plot_type == ("stacked-area" if wanted.stacked else None)
     if group:
         assert "Group" in again.runset_settings.filters and group in again.runset_settings.filters
         assert [key.name for key in again.runset_settings.groupby] == ["JobType"]

@@ -98,15 +98,6 @@ def test_what_sources_cannot_tell_is_said(tmp_path):
     assert comparison.time("rollout").tokens == "perf/total_num_tokens"
 
 
-def test_validation_before_training_is_no_training_step_in_our_wandb_log(tmp_path):
-    """Our logger writes the number of the step beside every entry, also beside validation."""
-    numbered = {step: metrics | {"training/global_step": step} for step, metrics in STEPS.items()}
-    before = {"val-core/gsm8k/acc/mean@1": 0.1, "training/global_step": 0}
-    by_wandb(tmp_path / "run", {0: before} | numbered)
-    run = load_run(tmp_path / "run")
-    assert list(run.steps.index) == [0, 1, 2, 3] and run.training_steps == [1, 2, 3]
-
-
 def add_later_log(path, steps, run_dir):
     """Lays a log beside that of the run at `path`; its folder."""
     other = path.with_name("other")

@@ -9,6 +9,7 @@ from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import RequestIdentity, identify
 from sam_rollout.limits import Limits
+from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.sources.siblings import SiblingsSourceConfig
@@ -35,7 +36,8 @@ class Engine:
         sources: SourcesConfig | None = None,  # instead of these two
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
-        **options: Any,
+        record: bool = True,
+        **hooks: Any,
     ) -> None:
         self.config = SamConfig(
             max_draft_tokens=K,
@@ -49,11 +51,12 @@ class Engine:
         )
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
-        self.control: set[str] = set()
+        self.without: set[str] = set()
         self.room = True  # for drafts, in the next step
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
-        self.session = DraftSession(self.config, self, Limits(MAX_ROWS, MAX_LENGTH), **options)
+        limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
+        self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)
 
     @property
     def live(self) -> Collection[str]:
@@ -62,8 +65,8 @@ class Engine:
     def identity(self, request_id: str) -> RequestIdentity | None:
         return self.identities.get(request_id)
 
-    def is_control(self, request_id: str) -> bool:
-        return request_id in self.control
+    def takes_no_drafts(self, request_id: str) -> bool:
+        return request_id in self.without
 
     def add(self, *names: str, text: Sequence[int] = START) -> None:
         """Requests that have the same prompt."""

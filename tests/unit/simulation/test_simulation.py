@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from benchmarks.recorded_comparison import RESULTS
 from sam_rollout.cli import app
 from sam_rollout.simulation import simulated_engine as engine
-from sam_rollout.simulation.recorded_baseline import BaselineError, StepTimes, read_baseline
+from sam_rollout.simulation.recorded_baseline import read_baseline
 from sam_rollout.simulation.simulated_engine import sample
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.pages import ROOT
@@ -55,25 +55,15 @@ def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, t
 def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
     """The first step is left out on both sides, as in the published comparison: caches fill."""
     run = read_baseline(RUNS / f"off-{number}")
-    base, sam = (
-        sum(one.rollout_s for one in list(sample(run, drafts=drafts))[1:])
-        for drafts in (False, True)
-    )
-    recorded = {
-        side: np.mean(
-            [
-                sum(
-                    metrics["sam/engine/rollout_s"]
-                    for step, metrics in RunFolder(RUNS / f"{side}-{i}").read_train_steps().items()
-                    if step > 1
-                )
-                for i in (1, 2, 3)
-            ]
-        )
-        for side in ("off", "on")
-    }
-    assert base == pytest.approx(recorded["off"], rel=0.1)
-    assert sam == pytest.approx(recorded["on"], rel=0.15)
+
+    def recorded_s(name):
+        steps = RunFolder(RUNS / name).read_train_steps()
+        return sum(steps[step]["sam/engine/rollout_s"] for step in steps if step > 1)
+
+    for side, drafts, within in (("off", False, 0.1), ("on", True, 0.15)):
+        mean_s = np.mean([recorded_s(f"{side}-{i}") for i in (1, 2, 3)])
+        foretold_s = sum(one.rollout_s for one in list(sample(run, drafts=drafts))[1:])
+        assert foretold_s == pytest.approx(mean_s, rel=within)
 
 
 def test_without_drafts_every_token_is_a_step(tmp_path):
@@ -106,8 +96,6 @@ def test_texts_that_repeat_themselves_gain_and_the_next_step_remembers(tmp_path)
     run = read_baseline(write(tmp_path, tokens=200))
     base, sam = (list(sample(run, drafts=drafts)) for drafts in (False, True))
     assert base[0].rollout_s > 1.2 * sam[0].rollout_s
-    assert sum(one.accepted for one in sam) < 2 * 4 * 199
-    assert sam[0].steps < base[0].steps
 
 
 def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
@@ -132,7 +120,6 @@ def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
 
 def test_step_times_go_on_beyond_what_was_recorded(tmp_path):
     times = read_baseline(write(tmp_path)).times
-    assert isinstance(times, StepTimes)
     assert times(3) == pytest.approx(0.013)
     assert times(16) == pytest.approx(0.026), "as over the upper three quarters"
     assert times(1, drafts=3) == pytest.approx(0.014), "as four requests"
@@ -147,10 +134,7 @@ def test_step_times_go_on_beyond_what_was_recorded(tmp_path):
     ],
 )
 def test_what_is_missing_is_one_line(tmp_path, options, said):
-    folder = write(tmp_path, **options)
-    with pytest.raises((BaselineError, ValueError, OSError), match=said):
-        read_baseline(folder)
-    done = CliRunner().invoke(app, ["simulate", str(folder)])
+    done = CliRunner().invoke(app, ["simulate", str(write(tmp_path, **options))])
     assert done.exit_code == 2 and "Traceback" not in done.output
     assert said in done.output.replace("\n", "")
 

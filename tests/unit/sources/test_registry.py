@@ -70,7 +70,7 @@ class Requests:
     def identity(self, request_id):
         return None
 
-    def is_control(self, request_id):
+    def takes_no_drafts(self, request_id):
         return False
 
 

@@ -30,7 +30,7 @@ class Session(OwnSession):
     def propose(self, *batch):
         drafts = super().propose(*batch)
         # A step's sums end with the tokens of each source, drafted and then accepted.
-        self.verified += self._session.ledger.step[[-1 - len(self.drafter.sources), -1]]
+        self.verified += self._session._books.ledger.step[[-1 - len(self.drafter.sources), -1]]
         return drafts
 
 

@@ -30,6 +30,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 )
 from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
 from sam_rollout.limits import Limits
+from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
@@ -79,7 +80,7 @@ class RunnerRequests:
         prompt_ids = request.prompt_token_ids or []
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
-    def is_control(self, request_id: str) -> bool:
+    def takes_no_drafts(self, request_id: str) -> bool:
         """Whether it asks to be sampled without drafts, or can have none."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
@@ -218,10 +219,9 @@ class SamProposer:
             self.config,
             RunnerRequests(self._runner),
             self._limits,
-            **hooks,
             exchange=self.exchange,
             record=record,
-            graph_of=self._graph_of,
+            hooks=EngineHooks(graph_of=self._graph_of, **hooks),
         )
 
     def propose(

@@ -209,5 +209,5 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
         for name, grammar in (("with", object()), ("without", None))
     }
     requests = RunnerRequests(SimpleNamespace(requests=asked, use_async_scheduling=ahead))
-    assert requests.is_control("with") != drafts
-    assert not requests.is_control("without")
+    assert requests.takes_no_drafts("with") != drafts
+    assert not requests.takes_no_drafts("without")
