@@ -209,7 +209,7 @@ def test_mistakes_show_before_an_engine_starts(arguments, capsys):
 
 def test_missing_data_show_before_an_engine_starts(capsys):
     assert evaluate.main(["--data", "nowhere.parquet"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    assert capsys.readouterr().err == "error: nowhere.parquet: there is no such file\n"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), OSError("no such model")])
