@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from sam_rollout.doctor import machine, network
+from sam_rollout.doctor import host, network
 
 pytestmark = pytest.mark.slow
 
@@ -251,7 +251,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
         PYTHON=str(python), ASCEND_ROOT=str(tmp_path),
     )  # fmt: skip
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = 1024 if 0 <= hard < machine.OPEN_FILES else machine.OPEN_FILES
+    files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
     assert done.stdout.splitlines() == [
         "-m sam_rollout.cli doctor --device ascend_910c --experiment x --json",
         f"/cann eth7 {files}",
@@ -276,7 +276,7 @@ def test_scripts_and_doctor_agree(scripts):
     assert set(network.RAY_PORTS) == {scripts.common.PORT, scripts.common.DASHBOARD_PORT}
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
-        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(machine.OPEN_FILES)]
+        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
 
 
 @pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0"])
