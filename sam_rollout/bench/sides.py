@@ -231,7 +231,18 @@ class _Ngram(Session):
 
 
 class _Arctic(Session):
-    """vLLM's proposer `suffix`, which asks Arctic Inference."""
+    """vLLM's proposer `suffix`, which asks Arctic Inference if that can be imported.
+
+    It registers itself with vLLM wherever it is installed, so put it beside the environment, not
+    into it, and run with `PYTHONPATH=DIR`. Of 0.3.0 only the suffix trees are needed, and the build
+    of the whole asks for torch. From its unpacked source distribution, with nanobind 2.9.2 in the
+    environment of PYTHON:
+
+        cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
+        cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding
+        mkdir DIR && cp -r arctic_inference arctic_inference.egg-info DIR
+        rm DIR/arctic_inference.egg-info/entry_points.txt
+    """
 
     def __init__(self, spec_factor: float, k: int, max_rows: int, max_length: int) -> None:
         from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer

@@ -52,7 +52,7 @@ class RunSourceConfig(Section):
         choices=("fits", "always"),
         meaning="`fits`: only where the responses of several steps fit; decided when the run "
         "starts, and in one line of its log ([defaults.md](defaults.md#run)). Without a run, in "
-        "plain vLLM, `fits` is off.",
+        "plain vLLM, `fits` is off. With a `corpus` it is on.",
     )
     max_bytes: int = setting(
         2_000_000_000,

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -34,9 +34,10 @@ from transformers import AutoTokenizer
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from recipes.dapo_qwen3.synthetic_math import draw_problems
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine
 from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
+from sam_rollout.sources.model import ModelSourceConfig
 from tests.ascend.conftest import MODEL
 from tests.integration.responses import (
     come_and_go,
@@ -77,15 +78,9 @@ def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
 
 def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamConfig:
     """A head and the named sources; the gate is open for any batch unless it is closed."""
-    sources: dict[str, dict] = {
-        name: {"enabled": name in names} for name in ("own", "siblings", "run", "history")
-    }
-    sources["model"] = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K, **model}
-    return SamConfig(
-        max_draft_tokens=k,
-        gate=GateConfig(gate, 10_000),
-        sources=SourcesConfig.from_mapping(sources),
-    )
+    drafter = ModelSourceConfig(True, path=f"{MODEL}_eagle3", max_tokens=K, **model)
+    sources = replace(sources_of(*names), model=drafter)
+    return SamConfig(max_draft_tokens=k, gate=GateConfig(gate, 10_000), sources=sources)
 
 
 OFF = SamConfig(enabled=False)
@@ -106,7 +101,7 @@ ENGINES = {
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
     "head": Side(head()),
-    "head and texts": Side(head("own", "siblings", k=8), engine=SMALL),
+    "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
     # At the end: it changes the model.

@@ -61,12 +61,14 @@ def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # its fields are those of the registry
     lines = []
+    if sources.run.enabled and sources.run.corpus:  # which is wanted, whatever fits beside it
+        sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
         tokens = draft_texts(config, run).response_tokens_of_engine
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
         most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
         fits = tokens <= most
-        settled = {"when": "always"} if fits else {"enabled": False, "corpus": ""}
+        settled = {"when": "always"} if fits else {"enabled": False}
         sources = replace(sources, run=replace(sources.run, **settled))
         lines.append(
             f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "

@@ -78,11 +78,6 @@ def test_a_second_epoch_is_drafted_from_the_first(result):
     assert lengths[sides.ALL_SOURCES] > 1.05 * lengths[sides.OWN]
 
 
-def test_calls_are_timed_at_every_size(result):
-    calls = {(row["side"], row["rows"], row["context"]) for row in result["calls"]}
-    assert {(sides.OWN, 1, 512), (sides.OWN, 4, 512), (sides.OWN_SIBLINGS, 4, 512)} <= calls
-
-
 def test_long_texts_are_joined_from_responses_and_never_repeat_a_whole_one():
     known = group(0, 3, 100)
     text = joined(known, 700, 1)

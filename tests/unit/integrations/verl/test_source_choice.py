@@ -47,6 +47,12 @@ def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, sh
     assert [line.startswith(said) for line in told] == [True] * decided
 
 
+def test_with_a_corpus_it_is_on_whatever_fits(tmp_path):
+    (tmp_path / "a.jsonl").write_text("[1, 2]")
+    sources = check(sized(LONGEST + 1, f"{RUN}.corpus={tmp_path}/a.jsonl")).sam.sources
+    assert (sources.run.enabled, sources.run.when) == (True, "always")
+
+
 def write_prompts(folder, rows: int) -> str:
     path = folder / "train.parquet"
     pq.write_table(pa.table({"prompt": list(range(rows))}), path)
