@@ -41,13 +41,13 @@ SIDES = {
     "own": ("own",),
     "recycling": ("recycling",),
     "own + recycling": ("own", "recycling"),
-    "own + siblings": ("own", "siblings"),
-    "own + siblings + recycling": ("own", "siblings", "recycling"),
+    "own + siblings": ("own", "prompt"),
+    "own + siblings + recycling": ("own", "prompt", "recycling"),
     "model": ("model",),
     "own + model": ("own", "model"),
-    "own + siblings + model": ("own", "siblings", "model"),
-    "own + siblings, k = 8": ("own", "siblings"),
-    "own + siblings + model, k = 8": ("own", "siblings", "model"),
+    "own + siblings + model": ("own", "prompt", "model"),
+    "own + siblings, k = 8": ("own", "prompt"),
+    "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
 LONG = "k = 8"  # sides that verify up to so many tokens; the head has K passes all the same
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"

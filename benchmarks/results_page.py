@@ -99,7 +99,7 @@ def section(name: str, record: dict[str, Any]) -> str:
     environment.tests["search"] = lambda text, part: part in text
     given: dict[str, Any] = {
         "record": record, "setting": record.get("setting"), "pivot": pivot,
-        "raw_and_equal": _raw_and_equal, "sides_picture": SIDES_PICTURE,
+        "raw_and_equal": _raw_and_equal, "sources": SOURCES, "sides_picture": SIDES_PICTURE,
         "machine": ", ".join(f"{what} {value}" for what, value in record["machine"].items()),
     }  # fmt: skip
     if name == "compare_tiny_cpu":

@@ -7,13 +7,13 @@ drift of the speed hits every side. ``stock`` is the engine as it runs without u
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
 ``on``, ``joined`` and ``article`` are the files of configs/sam (``article`` with the threshold of
 the tail), ``model`` is the head of ``joined`` alone, ``ngram`` the engine's own n-gram drafts.
-Any other side is named sources:k:gate: sources out of own, siblings, run and history, joined by +,
+Any other side is named sources:k:gate: sources out of own, prompt and run, joined by +,
 own text always; the gate ``auto`` or the number of a threshold.
 
 Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
-samples other responses: that is where history serves. With the coupled sampler responses are the
-same on every side (``identical`` counts them), so that all do the same work. What ``stock`` samples
-differs: there, times per token are the figures to compare.
+samples other responses: that is where earlier steps serve. With the coupled sampler responses are
+the same on every side (``identical`` counts them), so that all do the same work. What ``stock``
+samples differs: there, times per token are the figures to compare.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ FIGURES = (
 STOCK, BASE = "stock", "off"
 # Sources, k and gate. Every engine takes a gigabyte or two of memory.
 SIDES = (
-    STOCK, BASE, "matched", "article", "own:8:auto", "siblings:8:auto", "run:3:16", "run:8:16",
+    STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
     "run:8:auto", "on", "ngram", "model", "joined",
 )  # fmt: skip
 
 
 def drafting(name: str, folder: Path) -> Any:
-    """The group `sam` of a side; history keeps its responses below `folder`."""
+    """The group `sam` of a side; ended responses are kept below `folder`."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
@@ -84,13 +84,13 @@ def drafting(name: str, folder: Path) -> Any:
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
         # What a run of these sizes decides (docs/defaults.md).
-        config = with_sources(SamConfig(), {"siblings", "run", "history"}, folder)
+        config = with_sources(SamConfig(), {"prompt", "run"}, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
         return with_drafter(SamConfig(), name, folder)
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
-    if unknown := kinds - {"own", "siblings", "run", "history"}:
+    if unknown := kinds - {"own", "prompt", "run"}:
         raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
     config = with_sources(SamConfig(), kinds, folder)
     gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
@@ -103,8 +103,8 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
     sources: Any = sources_of("own", *kinds)
     run = replace(sources.run, when="always")
-    kept = replace(sources.history, path=str(folder) if "history" in kinds else "")
-    return replace(config, sources=replace(sources, run=run, history=kept))
+    kept = replace(config.texts, path=str(folder) if kinds & {"prompt", "run"} else "")
+    return replace(config, sources=replace(sources, run=run), texts=kept)
 
 
 def with_drafter(config: Any, name: str, folder: Path) -> Any:
@@ -113,7 +113,7 @@ def with_drafter(config: Any, name: str, folder: Path) -> Any:
     from sam_rollout.sources.model import ModelSourceConfig
 
     joined = name == "joined"
-    base = with_sources(config, {"siblings", "run", "history"}, folder) if joined else config
+    base = with_sources(config, {"prompt", "run"}, folder) if joined else config
     head = str(MODEL.parent / "tiny_qwen3_eagle3")
     model = (
         ModelSourceConfig(True, "ngram", max_tokens=8)

@@ -8,7 +8,6 @@ import typer
 from sam_rollout import __version__
 from sam_rollout.commands import (
     bench_commands,
-    corpus_commands,
     head_commands,
     machine_commands,
     report_commands,
@@ -26,7 +25,6 @@ app.command()(report_commands.reference)
 app.command()(machine_commands.check_operators)
 app.command()(machine_commands.doctor)
 app.add_typer(bench_commands.app, name="bench")
-app.add_typer(corpus_commands.app, name="corpus")
 app.add_typer(head_commands.app, name="head")
 
 

@@ -40,13 +40,11 @@ NEVER_FOR_ROLLOUTS = {
 }
 
 # Keys that there were -> what takes their place.
-_VERLS_ROUTER = (
-    "there is no such key any more: requests go where verl sends them, and engines tell each other "
-    "what they sample (sam.sources.siblings.share)"
-)
 GONE = {
-    f"sam.sources.siblings.{key}": _VERLS_ROUTER
-    for key in ("routing", "max_siblings_per_replica", "max_imbalance")
+    "sam.sources.siblings": "it is sam.sources.prompt now",
+    "sam.sources.history": "it is sam.sources.prompt.earlier_steps and sam.texts now",
+    "sam.sources.corpus": "it is sam.sources.run.corpus now, token ids",
+    "sam.sources.run.path": "it is sam.texts.path now, one folder for all sources",
 }
 
 

@@ -28,7 +28,7 @@ MANY, PATIENCE = 32, 8
 SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Drafts come from the answer itself and from other answers to its question in the same run: texts
 # of an earlier mode would make the later ones of a comparison faster.
-SIDES = {"off": SamConfig(enabled=False), "on": SamConfig(sources=sources_of("own", "siblings"))}
+SIDES = {"off": SamConfig(enabled=False), "on": SamConfig(sources=sources_of("own", "prompt"))}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,34 +68,27 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile declared kernels, or load them, so that no engine step waits for the compiler."""
-    return compile_kernels((one, one.declared) for one in kernels)
+    """Compile declared kernels, or load them, and forbid compiling later.
 
-
-def compile_kernels(kernels: Iterable[tuple[Any, Any]]) -> WarmUp:
-    """Compile dispatchers for one signature each, or load them, and forbid compiling later.
-
-    Args:
-        kernels: (dispatcher made by `njit` without `cache`, its argument types). A dispatcher that
-            has been compiled before is passed over.
+    So no engine step waits for the compiler. A kernel that is compiled already is passed over.
     """
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""
-    for kernel, signature in kernels:
-        if kernel.signatures:
+    for dispatcher in kernels:
+        if dispatcher.signatures:
             continue
         try:
-            _name_after_content(kernel)
-            kernel.enable_caching()
-            kernel.compile(signature)
-            cache_path = str(kernel.stats.cache_path)
+            _name_after_content(dispatcher)
+            dispatcher.enable_caching()
+            dispatcher.compile(dispatcher.declared)
+            cache_path = str(dispatcher.stats.cache_path)
         except Exception as error:  # the cache is files, pickles and object code: anything
             problem = problem or f"{type(error).__name__}: {error}"
-            kernel._cache.disable()
-            kernel.compile(signature)  # does nothing if only saving had failed
-        kernel.disable_compile()
-        hits = sum(kernel.stats.cache_hits.values())
+            dispatcher._cache.disable()
+            dispatcher.compile(dispatcher.declared)  # does nothing if only saving had failed
+        dispatcher.disable_compile()
+        hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits
     if problem:
         logger.warning(

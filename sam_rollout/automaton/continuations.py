@@ -9,8 +9,6 @@ import numpy as np
 from numba import njit
 
 from sam_rollout.automaton import kernels as live
-from sam_rollout.automaton import static
-from sam_rollout.automaton import static_match as packed
 from sam_rollout.automaton.interface import (
     CERTAIN,
     CERTAINTY,
@@ -222,25 +220,6 @@ def vote(kind, address, state, length, first, tokens, classes, count):
                 classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
                 count += 1
         return count
-    return _vote_static(address, state, length, first, tokens, classes, count)
-
-
-@njit(nogil=True)
-def _vote_static(address, state, length, first, tokens, classes, count):
-    header = live._int64_pointer(address)
-    levels = 0
-    for _ in range(packed._MAX_STEPS_BACK):
-        if state == 0 or levels == LEVELS:
-            break
-        end = live._int32_pointer(header[static.GOES_ON])[state]
-        if 0 < end < header[static.TOKENS]:
-            token = np.int64(live._int32_pointer(header[static.TEXT])[end])
-            if 0 <= token < header[static.VOCABULARY]:
-                tokens[count] = token
-                classes[count] = first + _class_of(length, np.int64(1), 1.0, np.int64(1), 0)
-                count += 1
-                levels += 1
-        state, length = packed._shorter(header, state, length)
     return count
 
 
@@ -258,26 +237,18 @@ def follow(kind, address, state, length, token):
     if kind == FOLLOWERS:
         return np.int64(token), length
     header = live._int64_pointer(address)
-    if kind == LIVE:
-        states = header[live.STATES]
-        while True:
-            entry_address = live._address_of(states, state)
-            if state >= 0 and live._int32_pointer(entry_address)[live.NEXT_TOKEN] == token:
-                return live._after(states, state), length + 1
-            edge = live._find_edge(header, entry_address, state, token)
-            if edge > 0:
-                return np.int64(live._int32_pointer(edge)[0]), length + 1
-            if state == 0:
-                return np.int64(0), np.int64(0)
-            state = np.int64(live._int32_pointer(entry_address)[live.LINK])
-            length = live._length_of(states, state)
-    target = packed._follow(header, state, token)
-    while target == 0 and state != 0:
-        state, length = packed._shorter(header, state, length)
-        target = packed._follow(header, state, token)
-    if target == 0:
-        return np.int64(0), np.int64(0)
-    return target, length + 1
+    states = header[live.STATES]
+    while True:
+        entry_address = live._address_of(states, state)
+        if state >= 0 and live._int32_pointer(entry_address)[live.NEXT_TOKEN] == token:
+            return live._after(states, state), length + 1
+        edge = live._find_edge(header, entry_address, state, token)
+        if edge > 0:
+            return np.int64(live._int32_pointer(edge)[0]), length + 1
+        if state == 0:
+            return np.int64(0), np.int64(0)
+        state = np.int64(live._int32_pointer(entry_address)[live.LINK])
+        length = live._length_of(states, state)
 
 
 @_inlined

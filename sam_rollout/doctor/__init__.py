@@ -5,7 +5,7 @@ is imported: engines are looked at through their metadata, devices through proce
 so that the doctor answers on machines where nothing else works.
 """
 
-from sam_rollout.doctor.checks import examine
+from sam_rollout.doctor.examination import examine
 from sam_rollout.doctor.question import DEVICES, Question
 from sam_rollout.doctor.report import Finding, Line, Status
 

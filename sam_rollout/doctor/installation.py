@@ -113,7 +113,7 @@ def check_cann(question: Question) -> Iterator[Line]:
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
         if home is None or not home.is_dir():
-            wrong = f"{home} does not exist" if home else f"{' and '.join(names)} are not set"
+            wrong = f"{home} does not exist" if home else f"not set: {', '.join(names)}"
             yield fail(what, wrong, fix)
         elif what != "CANN":
             yield ok(what, home)

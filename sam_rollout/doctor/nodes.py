@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sam_rollout.composition import CHECKOUT
-from sam_rollout.doctor.checks import examine
+from sam_rollout.doctor.examination import examine
+from sam_rollout.doctor.host import count_devices
 from sam_rollout.doctor.installation import all_versions
-from sam_rollout.doctor.machine import count_devices
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.report import Finding, Line, fail, judge, ok
 

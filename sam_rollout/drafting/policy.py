@@ -274,13 +274,6 @@ class _Drafts(NamedTuple):
     rows: np.ndarray  # int32[2, max_rows]: tokens offered, -1 where none was asked for; ACCEPTED
 
 
-class _Learned(NamedTuple):
-    """What earlier drafts taught."""
-
-    weights: np.ndarray  # float64, by class of votes
-    chances_of: np.ndarray  # float64[2, classes]: drafted tokens by class of chance, the right ones
-
-
 class _Room(NamedTuple):
     """Room to work in. A lane is the place that a row's draft has reached in a source.
 
@@ -459,7 +452,6 @@ def _draft(
     """
     ask = _Ask(places, budget, vocab_size, least_offered, least)
     drafts = _Drafts(out_tokens, out_columns, votes, chances, rows)
-    learned = _Learned(weights, chances_of)
     room = _Room(
         np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data), lists[0], lists[1], lists[2],
         lists[3], lists[4], lists[5], reached,
@@ -467,14 +459,14 @@ def _draft(
     total = unknown = 0
     for first in range(0, budget.size, _ROWS_AT_ONCE):
         stop = min(first + _ROWS_AT_ONCE, budget.size)
-        drafted, not_drafted = _draft_some(first, stop, ask, drafts, learned, room)
+        drafted, not_drafted = _draft_some(first, stop, ask, drafts, weights, chances_of, room)
         total += drafted
         unknown += not_drafted
     return total, unknown
 
 
 @_inlined
-def _draft_some(first, stop, ask, drafts, learned, room):
+def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
     """The same for the rows `first` to `stop`, one position after the other for all of them."""
     # Taken out of the tuples here: numba counts references wherever one is.
     places, budget, lanes, tasks = ask.places, ask.budget, room.lanes, room.tasks
@@ -482,7 +474,6 @@ def _draft_some(first, stop, ask, drafts, learned, room):
     going, reached = room.going, room.reached
     out_tokens, columns, votes = drafts.tokens, drafts.columns, drafts.votes
     chances, offered, accepted = drafts.chances, drafts.rows[OFFERED], drafts.rows[ACCEPTED]
-    weights, chances_of = learned.weights, learned.chances_of
     total = unknown = j = 0
     rows = _begin(first, stop, ask, drafts, room)
     while rows > 0:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sam_rollout.report.lossless import TOKEN_IDS, Losslessness
+from sam_rollout.report.lossless import Losslessness
 from sam_rollout.report.pairing import SIDES, Both, common_steps, response_tokens, whole_steps
 from sam_rollout.report.run_differences import ABSENT, run_differences
 from sam_rollout.report.runs import Run, Start, flat
@@ -346,31 +346,15 @@ def warm_up(case: Case) -> _Told:
 @_rule
 def samples(case: Case) -> _Told:
     """The responses of both sides, token by token or by length."""
-    counts = case.lossless.counts()
-    if not counts:
-        yield UNKNOWN, "neither texts nor lengths of responses are recorded", {}
-        return
-    told = " and ".join(
-        f"{same} of {total} {'responses' if by == TOKEN_IDS else 'response lengths'}"
-        for by, (same, total) in counts.items()
-    )
     figures: dict[str, Any] = {
-        by: {"identical": same, "total": total} for by, (same, total) in counts.items()
+        by: {"identical": same, "total": total}
+        for by, (same, total) in case.lossless.counts().items()
     }
-    if all(same == total for same, total in counts.values()):
-        yield NOTE, f"{told} are the same on both sides", figures
-    elif case.lossless.coupled:
-        first = min(p.first_step for p in case.lossless.pairs if p.first_step is not None)
-        text = (
-            f"{told} are the same, the first other one is of step {first}: the coupled sampler "
-            "would make them all the same under equal logits and seeds"
-        )
-        yield WARNING, text, figures | {"first_step": first}
-    else:
-        why = "this sampler keeps the distribution, not the samples"
-        if case.lossless.coupled is None:
-            why = "which sampler was on, and so whether they should be, is unknown"
-        yield NOTE, f"{told} are the same; {why}", figures
+    severity = NOTE if figures else UNKNOWN
+    first = [pair.first_step for pair in case.lossless.pairs if pair.first_step is not None]
+    if first and case.lossless.coupled:
+        severity, figures = WARNING, figures | {"first_step": min(first)}
+    yield severity, case.lossless.sentence(), figures
 
 
 @_rule

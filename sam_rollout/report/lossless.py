@@ -55,6 +55,23 @@ class Losslessness:
             table[pair.by] = same + pair.identical, total + pair.matched + pair.unmatched
         return table
 
+    def sentence(self) -> str:
+        """Whether the texts are equal, to quote."""
+        counts = self.counts()
+        if not counts:
+            return "Whether the responses are identical is not recorded."
+        what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
+        same, total = map(sum, zip(*counts.values(), strict=True))
+        if same == total:
+            untold = "" if what == "responses" else "; not all texts are recorded"
+            return f"All {total:,} {what} are identical{untold}."
+        why = {
+            True: "the coupled sampler should have made all of them so",
+            False: "this sampler keeps the distribution, not the texts",
+            None: "which sampler was used is not recorded",
+        }[self.coupled]
+        return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
+
 
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""

@@ -2,7 +2,6 @@
 
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
-from sam_rollout.report.lossless import TOKEN_IDS
 from sam_rollout.report.number_format import number
 from sam_rollout.report.pairing import Both
 from sam_rollout.statistics import Estimate
@@ -15,7 +14,7 @@ _REASONS = 3  # that are named; the findings have all of them
 
 def sentences(comparison: Comparison) -> tuple[str, str]:
     """One about the time, one about the samples; they say so where either is in doubt."""
-    return _time(comparison), _samples(comparison)
+    return _time(comparison), comparison.lossless.sentence()
 
 
 def _doubt(comparison: Comparison) -> str:
@@ -69,20 +68,3 @@ def _ratio(faster: Estimate, noise: str) -> str:
     if faster.clear:
         return f"{told} (95 % interval {interval}{within})."
     return f"{told}, but the 95 % interval, {interval}{within}, does not exclude chance."
-
-
-def _samples(comparison: Comparison) -> str:
-    counts = comparison.lossless.counts()
-    if not counts:
-        return "Whether the responses are identical is not recorded."
-    what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
-    same, total = map(sum, zip(*counts.values(), strict=True))
-    if same == total:
-        untold = "" if what == "responses" else "; not all texts are recorded"
-        return f"All {total:,} {what} are identical{untold}."
-    why = {
-        True: "the coupled sampler should have made all of them so",
-        False: "this sampler keeps the distribution, not the texts",
-        None: "which sampler was used is not recorded",
-    }[comparison.lossless.coupled]
-    return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."

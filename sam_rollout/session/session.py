@@ -84,7 +84,7 @@ class DraftSession:
         self._record = record
         self._heard = hooks.heard
         self.gate: GuardedGate = make_gate(config.gate, limits, exchange)
-        self.drafter: SamDrafter | None = SamDrafter(config, *limits[:3])
+        self.drafter: SamDrafter | None = SamDrafter(config, limits)
         names = [source.name for source in self.drafter.sources]
         measures = config.gate.kind == "auto" and exchange is None
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None

@@ -22,7 +22,7 @@ class Drafts:
     """One engine's drafting.
 
     Args:
-        folder: of the history.
+        folder: of ended responses.
         name: of the engine.
         max_rows: requests that run at once.
         max_length: tokens of the longest text.
@@ -36,7 +36,7 @@ class Drafts:
         self, folder: Path, name: str, max_rows: int, max_length: int, now_s: Callable[[], float]
     ) -> None:
         config = SamConfig.from_mapping(
-            {"sources": {"run": {"when": "always"}, "history": {"path": str(folder)}}}
+            {"sources": {"run": {"when": "always"}}, "texts": {"path": str(folder)}}
         )
         self.k = config.max_draft_tokens
         self._name = name

@@ -1,29 +1,30 @@
 """What the drafter asks of a source of drafts, and how a source makes itself known.
 
 A module of this folder that defines `SOURCE`, a `SourceEntry`, is found by the registry
-(`sam_rollout.sources`). Its section of the configuration, its metrics, its curves on the dashboard
-and its side of the benchmark follow from the entry. Such a module is imported wherever a
-configuration is read: what is slow to import (compiled kernels) it imports when the source is made.
+(`sam_rollout.sources`). Its section of the configuration, its metrics and its curves on the
+dashboard follow from the entry. Such a module is imported wherever a configuration is read: what is
+slow to import (compiled kernels) it imports when the source is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.identity import GroupKey, RequestIdentity
-from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits  # noqa: F401  # sources ask here
+from sam_rollout.limits import Limits
 from sam_rollout.metric import Metric
 from sam_rollout.settings import Section
 
+if TYPE_CHECKING:
+    from sam_rollout.sources.support.responses import Responses
 
 class Piece(NamedTuple):
-    """Some tokens of a response, on their way to engines that sample siblings of it.
+    """Some tokens of a response, on their way to engines that sample siblings of it or keep it.
 
     Plain values, which every channel carries as they are.
     """
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
     response: str  # a name that no other response has
     start: int  # tokens told before these
     is_last: bool  # the response has ended
+    is_whole: bool  # told once more when it has ended, to be kept in another folder
     tokens: bytes  # four each, little-endian
 
     @property
@@ -48,7 +50,6 @@ class Usage(NamedTuple):
     catch_up_tokens: int = 0  # read into automata
     rebuilds: int = 0  # texts read again because their row was no continuation
     evictions: int = 0  # automata given up for a cap on their number or bytes
-    refused_texts: int = 0  # read from a disk, and not to be drafted from (`support/vocabulary.py`)
     live_requests: int = 0
     bytes: int = 0
 
@@ -172,20 +173,17 @@ class SourceEntry:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
         make: builds the source from its checked section, in the engine's worker; None where it
-            has nothing to work with.
+            has nothing to work with. It may read what requests write (`support/responses.py`).
         order: in which sources are asked and listed.
         metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
             end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
-            file that is missing), before a model is loaded.
-        benchmark: settings of the section for `sam-rollout bench drafter`, given an empty folder
-            that lasts as long as the source; None leaves it out (it needs data of the user's).
+            file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
     """
 
     name: str
     section: type[Section]
-    make: Callable[[Any, Limits], Source | None]
+    make: Callable[[Any, Limits, Responses], Source | None]
     order: int
     metrics: tuple[Metric, ...] = ()
-    check: Callable[[Any], object] | None = None
-    benchmark: Callable[[Path], Mapping[str, Any]] | None = None
+    check: Callable[[Any, int], object] | None = None

@@ -262,9 +262,9 @@ class ModelDrafts(Source):
 SOURCE = SourceEntry(
     "model",
     ModelSourceConfig,
-    lambda _config, limits: ModelDrafts(limits),
+    lambda _config, limits, _responses: ModelDrafts(limits),
     order=50,
-    check=ModelSourceConfig.read_files_config,
+    check=lambda config, _vocab_size: config.read_files_config(),
     metrics=(
         Metric("model_s", "s", "Time of the host in it, its first pass in every step included."),
     ),

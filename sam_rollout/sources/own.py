@@ -131,4 +131,9 @@ class OwnText(LiveTexts):
         return nbytes
 
 
-SOURCE = SourceEntry("own", OwnSourceConfig, OwnText, order=0, benchmark=lambda folder: {})
+SOURCE = SourceEntry(
+    "own",
+    OwnSourceConfig,
+    lambda config, limits, _responses: OwnText(config, limits),
+    order=0,
+)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from sam_rollout.settings import reference_rows
 from sam_rollout.sources import SOURCES
+from sam_rollout.sources.support.responses import TextsConfig
 from sam_rollout.telemetry.records import TABLES
 from sam_rollout.telemetry.schema import GROUPS, METRICS
 
@@ -73,8 +74,9 @@ def with_source_settings(page: str) -> str:
     if not end:
         raise ValueError(f"no {SOURCES_BEGIN.strip()} ... {SOURCES_END.strip()} in the page")
     head = ("key", "type", "default", "allowed", "meaning")
+    sections = [*(entry.section for entry in SOURCES), TextsConfig]
     table = _table(head, []) + "".join(
-        f"{row}\n" for entry in SOURCES for row in reference_rows(entry.section)
+        f"{row}\n" for section in sections for row in reference_rows(section)
     )
     return f"{before}{begin}\n{table}\n{end}{after}"
 

@@ -155,11 +155,14 @@ _DRAFT = (
            "drafter was switched off, which it then stays. Resume the run to have it back."),
     Metric(f"draft/{SOURCE}_failures", "failures",
            "Errors that a source survived, or that switched it off: the sentinel tells which."),
+    Metric("draft/texts_failures", "failures",
+           "Errors of the folder of ended responses, survived by leaving it alone. Mend the disk, "
+           "and resume the run to have it back."),
     Metric("draft/bytes", "bytes",
-           "Memory of drafter state when the step is drained; files that engines of a node share "
-           "(a corpus) are not in it. Grows without end: lower the sources' max_bytes."),
+           "Memory of drafter state when the step is drained. Grows without end: lower the "
+           "sources' max_bytes."),
     Metric(f"draft/{SOURCE}_bytes", "bytes",
-           "Of bytes, those of one source; of a corpus, the size of the file."),
+           "Of bytes, those of one source."),
     Metric("draft/evictions", "requests",
            "Automata given up for a cap on their number or bytes: raise the cap if accepted tokens "
            "fell."),

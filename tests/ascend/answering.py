@@ -101,7 +101,7 @@ ENGINES = {
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
     "head": Side(head()),
-    "head and texts": Side(head("own", "run", k=8), engine=SMALL),
+    "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
     # At the end: it changes the model.

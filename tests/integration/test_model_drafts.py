@@ -54,7 +54,7 @@ def sam(
         path = {"ngram": "", "suffix": "", "mtp": "", "eagle3": HEAD}.get(method, MODEL)
     sources: dict[str, dict] = {
         name: {"enabled": name in names}
-        for name in ("own", "siblings", "run", "history", "corpus", "recycling")
+        for name in ("own", "prompt", "run", "recycling")
     }
     sources["model"] = {
         "enabled": True, "method": method, "path": str(path), "max_tokens": K, "sampled": sampled,
@@ -125,7 +125,7 @@ def drained_of_model(engine: Any) -> int:
     "config",
     [
         pytest.param(sam(), id="a model alone"),
-        pytest.param(sam("own", "siblings", k=8), id="joined, k = 8"),
+        pytest.param(sam("own", "prompt", k=8), id="joined, k = 8"),
         pytest.param(sam("own", gate=GateConfig("auto", exploration=0.1)), id="gate auto"),
         pytest.param(sam(method="ngram"), id="the engine's own n-gram drafts"),
     ],
@@ -190,7 +190,7 @@ def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(start, some, 
 @pytest.mark.parametrize("k", [3, 8])
 def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts, without):
     """The gate opens once few of 120 requests are left; ahead, it does so two steps later."""
-    config = sam("own", "siblings", method="eagle3", k=k, gate=GateConfig("threshold", 24))
+    config = sam("own", "prompt", method="eagle3", k=k, gate=GateConfig("threshold", 24))
     told = []
     for engine in start(config), start(config, ahead=True):
         assert texts(generate(engine, prompts, 5, max_tokens=TOKENS)) == without(prompts, 5)

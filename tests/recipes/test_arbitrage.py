@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.results_page import over
 from recipes.arbitrage import __main__ as command
-from recipes.arbitrage import report
 from recipes.arbitrage.router import (
     annotated,
     balance,
@@ -231,14 +230,6 @@ def test_a_mode_is_held_against_another_at_its_own_share():
     assert lost == pytest.approx(0.5 - 0.55)
     ((_, behind),) = over(ROWS, "rsd", "router")
     assert behind == pytest.approx(0.5 - 0.45)
-
-
-def test_table_and_picture(tmp_path):
-    table = report.table(ROWS)
-    assert table["s, drafts off"].tolist() == [2.5] * 5
-    assert table["identical"][0] == "10 of 10 / 9 of 10"
-    report.draw(ROWS, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("mode", ["rsd", "router"])

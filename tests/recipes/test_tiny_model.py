@@ -66,14 +66,6 @@ def test_any_text_survives_the_tokenizer(tokenizer, text):
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_digits_are_single_tokens_and_marks_are_whole(tokenizer):
-    assert len(tokenizer("1234567890")["input_ids"]) == 10
-    for mark in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"):
-        assert tokenizer(mark)["input_ids"] == [tokenizer.convert_tokens_to_ids(mark)]
-    assert tokenizer.eos_token == "<|im_end|>"
-    assert tokenizer.pad_token == "<|endoftext|>"
-
-
 @pytest.mark.parametrize(
     ("messages", "options", "expected"),
     [

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from sam_rollout.cli import app
 from sam_rollout.telemetry.docs import render
 from sam_rollout.telemetry.records import RunFolder, RunInfo
-from tests.records import trace, traces
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -68,43 +67,6 @@ def test_compare_takes_several_runs_a_side(pair, tmp_path, spelt):
 def test_compare_without_both_sides_is_wrong_usage(pair, arguments):
     result = run_cli("compare", *(pair[0] if word == "A" else word for word in arguments))
     assert result.exit_code == 2 and "Traceback" not in result.output
-
-
-def test_a_corpus_is_built_from_a_run_and_checked(tmp_path):
-    text = trace(prompt_ids=[1, 2], response_ids=[3, 4, 5])
-    RunFolder(tmp_path / "run").write_traces(0, traces(text))
-    (tmp_path / "more.jsonl").write_text("[1, 2, 3, 9]\n")
-    corpus = tmp_path / "corpora" / "a.sam"
-    built = run_cli(
-        "corpus", "build", tmp_path / "run", tmp_path / "more.jsonl", "--output", corpus
-    )
-    assert built.exit_code == 0, built.output
-    said = "11 tokens in 2 documents"
-    assert said in built.output and "token ids below 10, tokenizer unknown" in built.output
-    checked = run_cli("corpus", "check", corpus)
-    assert checked.exit_code == 0 and said in checked.output
-    corpus.write_bytes(corpus.read_bytes()[:-70] + bytes(range(70)))
-    damaged = run_cli("corpus", "check", corpus)
-    assert damaged.exit_code == 2 and "differs from its checksum" in damaged.output
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("nothing.jsonl", [], "No such file"),
-        ("text.txt", [], "needs a tokenizer (--tokenizer)"),
-        ("text.txt", ["--tokenizer", "no/such/folder"], "--tokenizer no/such/folder: "),
-        ("empty", [], "no traces in it; record them with"),
-    ],
-)
-def test_a_corpus_that_cannot_be_built_says_why(tmp_path, monkeypatch, name, arguments, message):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "text.txt").write_text("hello")
-    (tmp_path / "empty").mkdir()
-    result = run_cli("corpus", "build", tmp_path / name, "--output", tmp_path / "a.sam", *arguments)
-    assert result.exit_code == 2
-    assert message in result.output.replace("\n", " ")
-    assert not (tmp_path / "a.sam").exists()
 
 
 def test_a_benchmark_that_could_not_be_written_down_is_not_run(tmp_path, monkeypatch):

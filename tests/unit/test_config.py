@@ -33,22 +33,15 @@ FULL = {
     },
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
-        "siblings": {
+        "prompt": {
             "enabled": True,
+            "earlier_steps": False,
             "max_bytes": 1 << 29,
             "share": False,
         },
-        "run": {"enabled": True, "when": "always", "max_bytes": 1 << 28, "path": "/kept/run"},
-        "history": {
-            "enabled": True,
-            "path": "/kept",
-            "max_bytes": 1 << 32,
-            "max_memory_bytes": 1 << 28,
-            "max_responses_per_prompt": 8,
-            "share": False,
-        },
-        "corpus": {"enabled": True, "path": "/a.sam", "max_bytes": 1 << 31},
+        "run": {"enabled": True, "when": "always", "max_bytes": 1 << 28, "corpus": "/a.jsonl"},
     },
+    "texts": {"path": "/kept", "max_bytes": 1 << 32, "max_responses_per_prompt": 8},
 }
 
 
@@ -104,21 +97,18 @@ def test_absent_keys_take_the_defaults():
         ({"gate": {"exploration": nan}}, "sam.gate.exploration = nan: must be a finite number"),
         ({7: 3}, "sam.7 = 3: unknown key"),
         (
-            {"sources": {"siblings": {"routing": "grouped"}}},
-            "sam.sources.siblings.routing = 'grouped': there is no such key any more: requests go "
-            "where verl sends them",
+            {"sources": {"prompt": {"max_bytes": 3}}},
+            "sam.sources.prompt.max_bytes = 3: must be at least 1048576",
+        ),
+        ({"texts": {"max_bytes": 1}}, "sam.texts.max_bytes = 1: must be at least 67108864"),
+        ({"sources": {"siblings": {}}}, "sam.sources.siblings = {}: it is sam.sources.prompt now"),
+        (
+            {"sources": {"history": {}}},
+            "sam.sources.history = {}: it is sam.sources.prompt.earlier_steps and sam.texts now",
         ),
         (
-            {"sources": {"siblings": {"max_bytes": 3}}},
-            "sam.sources.siblings.max_bytes = 3: must be at least 1048576",
-        ),
-        (
-            {"sources": {"corpus": {"enabled": True}}},
-            "sam.sources.corpus.path = '': must name a corpus file",
-        ),
-        (
-            {"sources": {"history": {"max_bytes": 1 << 20}}},
-            "sam.sources.history.max_bytes = 1048576: must be at least 67108864",
+            {"sources": {"corpus": {}}},
+            "sam.sources.corpus = {}: it is sam.sources.run.corpus now",
         ),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (

@@ -85,11 +85,6 @@ CLUSTER = [
 ]
 
 
-def test_the_commands_are_found():
-    assert len(trainings("docs/ascend.md")) >= 9, "one step, all nodes, and what an NPU confirms"
-    assert {page for page in PAGES if trainings(page)} == set(PAGES)
-
-
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
 def test_a_training_command_is_accepted(page, training):
     sam, layout = check(training.config).sam, check_layout(training.config)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from omegaconf import DictConfig
 
@@ -36,7 +35,6 @@ from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
 from sam_rollout.sources import check_sources
-from sam_rollout.sources.corpus import check_corpus, check_fit
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -61,12 +59,9 @@ def settled(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     run = read_run_config(config)
-    if run.sam.enabled:
-        check_sources(run.sam.sources)
     layout = check_layout(config)
-    corpus = cast(Any, run.sam.sources).corpus
-    if run.sam.enabled and corpus.enabled:  # an engine asks its tokenizer, too
-        check_fit(corpus, check_corpus(corpus), vocabulary=layout.shape.vocab, tokenizer="")
+    if run.sam.enabled:
+        check_sources(run.sam.sources, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     return settle_sources(config, run)

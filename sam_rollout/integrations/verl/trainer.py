@@ -22,7 +22,6 @@ from verl.utils.debug import marked_timer
 
 from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.failures import FailureWatch
-from sam_rollout.integrations.verl.history_sharing import join_histories
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
     CurveLogger,
@@ -84,11 +83,6 @@ class SamTrainerSync(PPOTrainerSync):
         if self._run.shares_texts:
             servers = self._servers()
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
-        if self._run.shares_history and len(servers := self._servers()) > 1:
-            folders = join_histories(servers)
-            if folders > 1:
-                # Printed, not logged: nothing else tells it, whatever the level.
-                print(f"history: {folders} folders; replicas tell each other responses", flush=True)
 
     def _servers(self) -> dict[int, Any]:
         """Of each replica the server that requests go to."""

@@ -1,4 +1,4 @@
-"""What the sources over live texts have in common: own text and siblings."""
+"""What the sources over texts of requests have in common."""
 
 from __future__ import annotations
 

@@ -57,13 +57,6 @@ def test_ours_never_wait_and_the_other_does():
     assert count(lambda: stock.ascend_023(cases[0].stock)).synchronisations > 0
 
 
-def test_drafts_have_the_stated_probability():
-    case = sampler.make_case(8, 2, SMALL)
-    chances = case.stock.probabilities.gather(1, case.draft_ids[:, None])
-    assert ((chances >= sampler.ACCEPTANCE) & (chances < 1)).all()
-    assert torch.allclose(case.probabilities.sum(-1), torch.ones(24))
-
-
 def test_bytes_are_those_of_the_tensors():
     a, out = torch.ones(100, 10), torch.empty(5, 10)
     index = torch.arange(5)

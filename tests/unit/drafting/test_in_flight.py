@@ -10,7 +10,7 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.limits import Limits
 from sam_rollout.session.padding import DraftPadding, no_graphs
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
@@ -58,9 +58,9 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     """And own text is drafted from as if it were read at once."""
     seed = 0
     rng = np.random.default_rng(seed)
-    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings))
+    sources = SourcesConfig(prompt=PromptSourceConfig(enabled=siblings))
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
-    drafter = SamDrafter(config, MAX_ROWS, LENGTH)
+    drafter = SamDrafter(config, Limits(MAX_ROWS, LENGTH))
     padding = DraftPadding("always", no_graphs, LIMITS)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0

@@ -232,24 +232,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
     assert min(seen[f"from {source}"] for source in range(-1, 4)) > 100 < seen["held back"], seen
 
 
-def test_a_draft_made_elsewhere_begins_with_what_it_says_of_itself():
-    policy = Policy(sources=3)
-    policy.said = [900, 500, 500]
-    assert policy.one([4, 5], [6, 7], [6, 8]) == [4, 5]
-    policy.said = [700, 500, 600]
-    assert policy.one([4, 5], [6, 7], [6, 8]) == [6, 7]
-
-
-def test_tokens_of_equal_votes_add_up():
-    policy = Policy(sources=3)
-    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([6, 7], 1)
-    assert policy.one([4, 5], [6, 7]) == [4, 5], "the first of two that weigh the same"
-    for _ in range(20):
-        policy.one([4], [6], [6])
-        policy.go_on([4])
-    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([4, 5], 0)
-
-
 def trained(policy, right, times=400, **options):
     """Let a policy see drafts of which so many tokens are right."""
     for _ in range(times):

@@ -33,7 +33,7 @@ def test_a_fair_pair_is_fair(compared):
     comparison = compared(noise_seed=1)
     assert comparison.fair is True and comparison.unfair == []
     assert found(comparison) == {"samples": "note", "one_repeat": "note"}
-    assert texts(comparison, "samples") == ["96 of 96 responses are the same on both sides"]
+    assert texts(comparison, "samples") == ["All 96 responses are identical."]
 
 
 def config(**parts) -> dict:

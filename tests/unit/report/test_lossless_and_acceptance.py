@@ -48,7 +48,7 @@ COUNTS = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
 def test_counts_are_those_of_the_compared_steps(make_run):
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
-        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
+        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_prompt": 0.0}
         | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
         for step, value in COUNTS.items()

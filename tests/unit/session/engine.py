@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.identity import RequestIdentity, identify
 from sam_rollout.limits import Limits
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources.history import HistorySourceConfig
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
@@ -32,8 +31,8 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        history: str = "",  # folder; without one there is no history
-        sources: SourcesConfig | None = None,  # instead of these two
+        folder: str = "",  # of ended responses; without one none are kept
+        sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         record: bool = True,
@@ -44,10 +43,8 @@ class Engine:
             pad_drafts=pad_drafts,
             gate=gate or GateConfig("threshold", THRESHOLD),
             sources=sources
-            or SourcesConfig(
-                siblings=SiblingsSourceConfig(enabled=siblings),
-                history=HistorySourceConfig(enabled=bool(history), path=history),
-            ),
+            or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
+            texts=TextsConfig(path=folder),
         )
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}

@@ -15,7 +15,7 @@ from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.made_drafts import MadeDrafts
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.model import ModelSourceConfig
-from sam_rollout.sources.siblings import SiblingTexts
+from sam_rollout.sources.prompt import PromptTexts
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from tests.records import by_source
 from tests.unit.gating.steps import decode
@@ -248,7 +248,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
     with caplog.at_level(logging.WARNING, LOGGER):
         assert exchange("0", None) == [], "a message that is no list of pieces"
         with monkeypatch.context() as patched:
-            patched.setattr(SiblingTexts, "exchange", fail)
+            patched.setattr(PromptTexts, "exchange", fail)
             assert exchange("0", []) == []
         assert engine.step("a") == [next_of_period(engine.texts["a"])]
     (warning,) = warnings_of(caplog)
@@ -310,7 +310,7 @@ def holders_of(root: object, word: str) -> list[object]:
 
 @pytest.mark.parametrize("record", [True, False])
 def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
-    engine = Engine(siblings=True, history=str(tmp_path), record=record, pad_drafts="always")
+    engine = Engine(siblings=True, folder=str(tmp_path), record=record, pad_drafts="always")
     for number in range(3):
         names = [f"request-{number}{letter}" for letter in "abc"]
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
@@ -333,7 +333,7 @@ def test_without_recording_nothing_piles_up():
         engine.texts.clear()
         engine.add_siblings(PERIOD[: 1 + number % 4], f"r{number}", step=number)
         engine.step(f"r{number}")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1, "ended with its batch"
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "ended with its batch"
     drained = engine.drain()
     assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
 
@@ -343,10 +343,10 @@ def test_a_drain_ends_the_step_and_needs_no_further_batch():
     engine = Engine(siblings=True)
     engine.add_siblings(PERIOD * 2, "a", "b", step=1)
     engine.step("a", "b")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
     engine.texts.clear()
     drained = engine.drain()
-    assert drained["counters"]["draft/siblings_groups"] == 0
+    assert drained["counters"]["draft/prompt_groups"] == 0
     assert drained["counters"]["draft/live_requests"] == 0
     assert set(drained["requests"]) == {"a", "b"}
     assert engine.drain()["requests"] == {}, "nobody is reported twice"

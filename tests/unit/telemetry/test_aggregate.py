@@ -26,8 +26,8 @@ def replica_zero() -> pa.Table:
         engine_step(
             time_s=3.5, duration_s=1.5, running=2, generation_tokens=5,
             draft_requests=2, draft_tokens=6, accepted_tokens=3, accepted_per_position=(2, 1, 0),
-            drafted_per_source=by_source(own=4, siblings=2),
-            accepted_per_source=by_source(own=2, siblings=1),
+            drafted_per_source=by_source(own=4, prompt=2),
+            accepted_per_source=by_source(own=2, prompt=1),
             gate_open=True, drafter_us=60.0, sampler_us=100.0, telemetry_us=8.0,
         ),
         engine_step(
@@ -94,9 +94,9 @@ def metrics():
         ("draft/accepted_position_3", 0.0),
         ("draft/drafted_own", 7),
         ("draft/accepted_own", 3),
-        ("draft/drafted_siblings", 2),
-        ("draft/accepted_siblings", 1),
-        ("draft/drafted_corpus", 0),
+        ("draft/drafted_prompt", 2),
+        ("draft/accepted_prompt", 1),
+        ("draft/drafted_run", 0),
         ("draft/time_us_per_step", 170 / 7),
         ("gate/open_share", 3 / 7),
         ("routing/imbalance", 1.0),
@@ -156,7 +156,7 @@ def test_every_column_is_at_hand_for_a_metric():
     assert rollout.draft_tokens.tolist() == [0, 0, 6, 3]
     assert rollout.sampler_us.tolist() == [0.0, 0.0, 100.0, 0.0], "0 where it is null"
     assert rollout.tail.tolist() == [False, False, True, True]
-    assert list(rollout.by_source("accepted").values()) == by_source(own=3, siblings=1)
+    assert list(rollout.by_source("accepted").values()) == by_source(own=3, prompt=1)
     with pytest.raises(AttributeError, match="no numeric column 'drafts'"):
         rollout.drafts  # noqa: B018
 
@@ -184,11 +184,11 @@ def counted(*counters: dict[str, float]) -> dict[str, float]:
 def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out():
     by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
     metrics = counted(
-        {"draft/failures": 1, "draft/history_bytes": 7, "draft/drafter_steps": 9, **by_length},
-        {"draft/failures": 2, "draft/history_bytes": 9, **by_length},
+        {"draft/failures": 1, "draft/run_bytes": 7, "draft/drafter_steps": 9, **by_length},
+        {"draft/failures": 2, "draft/run_bytes": 9, **by_length},
     )
     assert metrics["sam/draft/failures"] == 3
-    assert metrics["sam/draft/history_bytes"] == 16
+    assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
     assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from sam_rollout.config import GateConfig, SourcesConfig
-from sam_rollout.sources import SOURCES
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.schema import METRICS
 from tests.unit.session.engine import Engine, K
@@ -21,13 +20,11 @@ def roll_out(engine: Engine, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", ["threshold", "auto", "closed"])
 def test_a_session_counts_what_is_told_and_only_its_stretch(tmp_path, kind):
-    without_data_of_users = {
-        entry.name: {"enabled": True, **entry.benchmark(tmp_path)}
-        for entry in SOURCES
-        if entry.benchmark is not None
-    }
-    sources = SourcesConfig.from_mapping(without_data_of_users)
-    engine = Engine(sources=sources, gate=GateConfig(kind), pad_drafts="always")
+    sections = {"run": {"when": "always"}, "recycling": {"enabled": True}}
+    sources = SourcesConfig.from_mapping(sections)
+    engine = Engine(
+        sources=sources, folder=str(tmp_path), gate=GateConfig(kind), pad_drafts="always"
+    )
     engine.add_siblings([5, 6, 7, 8] * 2, "a", "b")
     roll_out(engine, 9)
     counters = engine.drain()["counters"]
@@ -43,7 +40,7 @@ def test_a_session_counts_what_is_told_and_only_its_stretch(tmp_path, kind):
     metrics = aggregate([], [], tail_threshold=2, drafter_counters={0: counters})
     computed = {metric.name for metric in METRICS if metric.compute is not None}
     assert not computed & {f"sam/{name}" for name in counters}, "one home each"
-    told = {"bytes", "run_bytes", "evictions", "history_evictions", "run_failures", "run_restarts"}
+    told = {"bytes", "run_bytes", "evictions", "prompt_evictions", "texts_failures", "run_restarts"}
     assert {f"sam/draft/{name}" for name in told} <= metrics.keys()
     roll_out(engine, 3)
     assert engine.counter("drafter_steps") == 3, "not since the start"

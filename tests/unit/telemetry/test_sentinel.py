@@ -267,7 +267,7 @@ def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
         ("draft/failures", "part_failed", 1),
         ("gate/failures", "part_failed", 1),
         ("draft/record_failures", "part_failed", 1),
-        ("draft/history_failures", "part_failed", 1),
+        ("draft/texts_failures", "part_failed", 1),
         ("draft/run_failures", "source_impaired", 0),
         ("draft/anything_failures", "source_impaired", 0),
     ],

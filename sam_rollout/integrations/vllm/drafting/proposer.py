@@ -15,7 +15,6 @@ import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
-from sam_rollout.integrations.vllm.drafting.corpus_check import check_corpus_fits
 from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
@@ -114,8 +113,7 @@ class SamProposer:
                 engine_k,
                 f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
             )
-        check_sources(self.config.sources)
-        check_corpus_fits(self.config, vllm_config.model_config)
+        check_sources(self.config.sources, vllm_config.model_config.get_vocab_size())
         self._limits = Limits(
             max_rows=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,

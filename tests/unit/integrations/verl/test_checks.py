@@ -2,13 +2,11 @@
 
 from copy import deepcopy
 
-import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.sources.support.corpus_build import build_corpus
 from tests.settings_checks import check
 from tests.unit.test_configs import composed as composed_anew
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -43,7 +41,7 @@ BAD = [
     "sam.max_draft_tokens=0",
     "sam.max_draft_tokens=many",
     "+sam.gate.treshold=3",
-    "sam.sources.corpus.enabled=true sam.sources.corpus.path=/nowhere/a.sam",
+    "sam.sources.run.corpus=/nowhere/a.jsonl",
     "+rollout_telemetry.record_trace=true",
     "rollout_telemetry.progress=log",
     f"{ROLLOUT}.max_model_len=1152",
@@ -121,11 +119,9 @@ def test_what_is_allowed_passes_in_silence(overrides, capsys):
 
 
 def test_a_corpus_of_a_larger_vocabulary_is_refused_before_anything_starts(tmp_path):
-    np.save(tmp_path / "texts.npy", np.arange(1_000_000, 1_000_100))
-    build_corpus([tmp_path / "texts.npy"], tmp_path / "a.sam")
-    path = f"sam.sources.corpus.path={tmp_path}/a.sam"
-    with pytest.raises(ConfigError, match="ids up to 1000099, the model knows"):
-        check(composed("sam.sources.corpus.enabled=true", path))
+    (tmp_path / "a.jsonl").write_text("[1, 2]\n[3, 1000000]\n")
+    with pytest.raises(ConfigError, match="ids from 3 to 1000000; the model has"):
+        check(composed(f"sam.sources.run.corpus={tmp_path}/a.jsonl"))
 
 
 VALIDATION = f"{ROLLOUT}.val_kwargs"

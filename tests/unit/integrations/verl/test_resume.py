@@ -83,7 +83,7 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
     "overrides",
     [
         ("sam=off", "sam.max_draft_tokens=2"),
-        ("sam=on", "sam.sources.history.enabled=true"),
+        ("sam=on", "sam.sources.prompt.earlier_steps=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
         ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
         ("sam=on", "data.seed=nan"),  # equal to itself
@@ -121,14 +121,14 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
 
 
 def test_a_run_folder_may_move(tmp_path, monkeypatch):
-    history = "sam.sources.history.enabled=true"
+    history = "sam.sources.prompt.earlier_steps=true"
     left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
     checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
     check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))
     monkeypatch.chdir(tmp_path)
     check(composed("sam=on", history, "run_dir=run", RESUME))
-    elsewhere = "sam.sources.history.path=/elsewhere"
-    with pytest.raises(ConfigError, match=r"sources\.history\.path: <run_dir>/sam/history there"):
+    elsewhere = "sam.texts.path=/elsewhere"
+    with pytest.raises(ConfigError, match=r"texts\.path: <run_dir>/sam/texts there"):
         check(composed("sam=on", history, elsewhere, "run_dir=run", RESUME))
 
 

@@ -15,7 +15,7 @@ from sam_rollout.integrations.vllm.drafting.proposer import (
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.settings import ConfigError
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 
 
@@ -49,7 +49,7 @@ class Runner:
             max_draft_tokens=K,
             gate=GateConfig("threshold", 2),
             scheduling="sync",
-            sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
+            sources=SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
         self.requests: dict[str, Request] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.doctor import installation, machine, network
+from sam_rollout.doctor import host, installation, network
 from sam_rollout.doctor.question import Question
 from sam_rollout.doctor.report import Finding, Line, fail, ok, skip, warn
 from sam_rollout.integrations.verl.check_results import Fact
@@ -30,17 +30,19 @@ def check_run(question: Question) -> Iterator[Line]:
         yield fail("settings", error, fix="")
         return
     for check in FILES if question.cluster else ALL_CHECKS:
-        facts = []
+        facts, noted = [], False
         try:
             for said in ask(check, config, run):
                 if isinstance(said, Fact):
                     facts.append(said.text)
                 else:
+                    noted = True
                     yield warn(check.what, said.text, fix="")
         except ConfigError as error:
             yield fail(check.what, error, fix="")
         else:
-            yield ok(check.what, "; ".join(facts) or "nothing to object to")
+            if facts or not noted:
+                yield ok(check.what, "; ".join(facts) or "nothing to object to")
 
 
 def checks_of(device: str) -> list[tuple[str, Check]]:
@@ -50,12 +52,12 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
         ("versions", installation.check_versions),
         *([("versions", installation.check_cann)] if ascend else []),
         ("plugins", installation.check_plugins),
-        ("drafter", machine.check_kernels),
-        ("devices", machine.check_cpu if device == "cpu" else machine.check_accelerators),
+        ("drafter", host.check_kernels),
+        ("devices", host.check_cpu if device == "cpu" else host.check_accelerators),
         ("network", network.check_ray_ports),
         ("network", network.check_interfaces),
-        ("host", machine.check_shared_memory),
-        ("host", machine.check_open_files),
+        ("host", host.check_shared_memory),
+        ("host", host.check_open_files),
         ("run", check_run),
     ]
 

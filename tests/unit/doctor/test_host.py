@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.doctor import Question, machine
+from sam_rollout.doctor import Question, host
 from sam_rollout.doctor.probe import ProbeError
 from sam_rollout.sizing import GIB
 
@@ -48,9 +48,9 @@ def test_accelerators(monkeypatch, device, variable, free_gib, named, statuses):
     said = free_gib
     if isinstance(free_gib, list):
         said = json.dumps([[free * GIB, 64 * GIB] for free in free_gib])
-    monkeypatch.setattr(machine, "run_python", lambda *_: answer(said))
+    monkeypatch.setattr(host, "run_python", lambda *_: answer(said))
     monkeypatch.setenv(variable, named)
-    lines = list(machine.check_accelerators(ask(device)))
+    lines = list(host.check_accelerators(ask(device)))
     assert [line.status for line in lines] == statuses
     assert (f"{variable}=" in lines[0].fix) == bool(named)
 
@@ -58,13 +58,13 @@ def test_accelerators(monkeypatch, device, variable, free_gib, named, statuses):
 def test_devices_are_counted_by_their_files(monkeypatch, tmp_path):
     for name in ("davinci_manager", "null", "nvidiactl", *(f"davinci{n}" for n in range(4))):
         (tmp_path / name).touch()
-    monkeypatch.setattr(machine, "DEVICE_FILES", tmp_path)
-    assert machine.count_devices() == 4
+    monkeypatch.setattr(host, "DEVICE_FILES", tmp_path)
+    assert host.count_devices() == 4
 
 
 def test_the_cpu_profile_needs_memory(monkeypatch, question):
-    monkeypatch.setattr(machine, "CPU_RUN_GIB", 10**6)
-    assert [line.status for line in machine.check_cpu(question)] == ["warn"]
+    monkeypatch.setattr(host, "CPU_RUN_GIB", 10**6)
+    assert [line.status for line in host.check_cpu(question)] == ["warn"]
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_a_cache_of_kernels_that_cannot_be_used_is_a_warning(
     monkeypatch, question, about, problem, status
 ):
     found = {"seconds": 4.2, "loaded": 0, "compiled": 3, "cache_path": "/", "problem": problem}
-    monkeypatch.setattr(machine, "run_python", lambda *_: json.dumps(found))
-    lines = list(machine.check_kernels(question))
+    monkeypatch.setattr(host, "run_python", lambda *_: json.dumps(found))
+    lines = list(host.check_kernels(question))
     assert about(lines, "kernels").status == "ok"
     assert about(lines, "kernel cache").status == status
 
 
 def test_kernels_that_do_not_compile_fail(monkeypatch, question):
-    monkeypatch.setattr(machine, "run_python", lambda *_: answer(ProbeError("ImportError: numba")))
-    (line,) = machine.check_kernels(question)
+    monkeypatch.setattr(host, "run_python", lambda *_: answer(ProbeError("ImportError: numba")))
+    (line,) = host.check_kernels(question)
     assert line.status == "fail" and "ImportError: numba" in line.found
 
 
 def disk(monkeypatch, free_gib, total_gib=100):
     usage = SimpleNamespace(free=int(free_gib * GIB), total=int(total_gib * GIB))
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def disk(monkeypatch, free_gib, total_gib=100):
 )
 def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free_gib, status):
     disk(monkeypatch, free_gib)
-    assert [line.status for line in machine.check_shared_memory(asked)] == [status]
+    assert [line.status for line in host.check_shared_memory(asked)] == [status]
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free
     ],
 )
 def test_open_files(monkeypatch, limits, nodes, status):
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: limits)
-    assert [line.status for line in machine.check_open_files(ask(nnodes=nodes))] == [status]
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: limits)
+    assert [line.status for line in host.check_open_files(ask(nnodes=nodes))] == [status]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from sam_rollout.config import SamConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import counter, identity, step
 
 
@@ -18,9 +19,9 @@ def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
     """A drafter that has met requests of these names, siblings."""
     sources = SourcesConfig(
         own=OwnSourceConfig(enabled=own),
-        siblings=SiblingsSourceConfig(enabled=True, max_bytes=max_bytes),
+        prompt=PromptSourceConfig(enabled=True, max_bytes=max_bytes),
     )
-    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, 1 << 20)
+    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), Limits(max_rows, 1 << 20))
     admitted(drafter, "g", *names)
     return drafter
 
@@ -42,9 +43,10 @@ def test_finished_responses_stay_until_the_step_ends():
     drafter.finish(["a"])
     assert step(drafter, {"b": [9, 6, 2, 3]}) == {"b": [4, 5]}
     drafter.end_step()
-    assert counter(drafter, "siblings_groups") == 1, "b is still running"
+    assert counter(drafter, "prompt_groups") == 1, "b is still running"
     drafter.finish(["b"])
-    assert counter(drafter, "siblings_groups") == 0
+    assert counter(drafter, "prompt_groups") == 0
+    drafter.end_step()
     assert drafter.usage().bytes == 0
 
 
@@ -52,10 +54,10 @@ def test_groups_without_live_requests_end_with_the_step():
     drafter = make_drafter("a")
     step(drafter, {"a": [9, 1, 2, 3]})
     drafter.finish(["a"])
-    assert counter(drafter, "siblings_groups") == 1
-    assert counter(drafter, "siblings_bytes") > 0
+    assert counter(drafter, "prompt_groups") == 1
+    assert counter(drafter, "prompt_bytes") > 0
     drafter.end_step()
-    assert counter(drafter, "siblings_groups") == counter(drafter, "siblings_bytes") == 0
+    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
 @pytest.mark.parametrize(
@@ -99,17 +101,17 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     for number, text in enumerate(texts):
         drafter.admit(str(number), identity(f"g{number}"))
         step(drafter, {str(number): text}, width=9001)
-    assert counter(drafter, "siblings_evictions") == 1
-    assert counter(drafter, "siblings_bytes") <= 1 << 20
+    assert counter(drafter, "prompt_evictions") == 1
+    assert counter(drafter, "prompt_bytes") <= 1 << 20
     drafter.admit("late", identity("g0", 1))
     step(drafter, {"0": texts[0], "late": texts[0][:10]}, width=9001)
-    assert counter(drafter, "siblings_groups") == 2
+    assert counter(drafter, "prompt_groups") == 2
     drafter.finish(["0", "late"])
     drafter.end_step()
-    assert counter(drafter, "siblings_groups") == 2, "1 and 2 are alive"
+    assert counter(drafter, "prompt_groups") == 2, "1 and 2 are alive"
     drafter.admit("new", identity("g0", 1))
     step(drafter, {"new": [1, 2]}, width=9001)
-    assert counter(drafter, "siblings_groups") == 3
+    assert counter(drafter, "prompt_groups") == 3
 
 
 def test_requests_of_a_group_that_was_given_up_are_never_read_again():
@@ -124,7 +126,7 @@ def test_requests_of_a_group_that_was_given_up_are_never_read_again():
     assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
     assert drafter.usage().catch_up_tokens == read + 3
     drafter.finish(list(texts))
-    assert counter(drafter, "siblings_groups") == 1, "its step is not over"
+    assert counter(drafter, "prompt_groups") == 1, "its step is not over"
 
 
 def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
@@ -132,8 +134,8 @@ def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
     rng = np.random.default_rng(0)
     texts = {name: rng.integers(0, 1000, 20_000).tolist() for name in "ab"}
     step(drafter, texts, width=20_001)
-    assert counter(drafter, "siblings_bytes") == 0
-    assert counter(drafter, "siblings_evictions") == 1
+    assert counter(drafter, "prompt_bytes") == 0
+    assert counter(drafter, "prompt_evictions") == 1
     assert all(step(drafter, texts, width=20_001).values())
     drafter.finish(["a", "b"])
     assert drafter.usage().live_requests == 0

@@ -1,4 +1,4 @@
-"""Responses of earlier training steps on disk, written and read by all engines of a machine.
+"""Ended responses on disk, written and read by all engines that see a folder.
 
 A folder of segments. Every writer appends to a segment of its own and holds a lock on it, which the
 system releases when the writer dies, however that happens. A segment is called `*.open` while it is
@@ -31,6 +31,7 @@ from sam_rollout.sources.support.vocabulary import TextCheck
 
 # A full folder loses this share of its responses at a time.
 SEGMENTS = 256
+BYTES_PER_TOKEN = 4
 
 OPEN, CLOSED = ".open", ".closed"
 _MAGIC = b"SAMH"
@@ -49,15 +50,15 @@ class _Place:
     tokens: int
 
 
-class HistoryStore:
-    """Responses by group and training step, bounded in bytes.
+class TextStore:
+    """Responses by prompt and training step, bounded in bytes.
 
     Args:
         folder: made if need be. Engines on several machines may share it; it then has to support
             `flock`.
         max_bytes: of all segments, those of other writers included. Each writer needs a segment
             of its own, a 256th of it.
-        max_responses: most that are returned for a group, and so remembered.
+        max_responses: most that are remembered of a group and a step, the newest.
         vocab_size: tokens of the model that reads; a response with others is left out.
 
     Attributes:
@@ -85,16 +86,14 @@ class HistoryStore:
         """See above."""
         return self._check.refused
 
-    def append(self, group: str, step: int, tokens: Int32Array) -> bool:
-        """Add a response; False if it is too long for a segment.
+    def append(self, group: str, step: int, tokens: Int32Array) -> None:
+        """Add a response, or the end of one that is longer than a segment.
 
         It survives the end of this process at once, a crash of the machine when the system has
         written it out.
         """
-        raw = np.ascontiguousarray(tokens, "<i4").tobytes()
-        record = _pack(_key(group), step, raw)
-        if len(record) > self._segment_bytes:
-            return False
+        longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
+        record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
         full = self._written + len(record) > self._segment_bytes
         # Another writer deletes segments that it takes for closed only; anybody else may do worse.
         if self._segment is None or full or os.fstat(self._segment.fileno()).st_nlink == 0:
@@ -103,18 +102,26 @@ class HistoryStore:
         if self._segment.write(record) < len(record):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._segment.name)
         self._written += len(record)
-        return True
 
     def read(self, group: str, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """The group's newest responses of earlier steps, oldest first.
+        """Return a prompt's newest responses of earlier steps, oldest first.
 
         Args:
+            group: the prompt's.
             before_step: what was sampled in this step or later is left out.
             max_tokens: the oldest ones are left out when together they are longer.
         """
         places = [p for p in self._groups.get(_key(group), ()) if p.step < before_step]
+        return self._read_newest(places[-self._max_responses :], max_tokens)
+
+    def read_all(self, before_step: int, max_tokens: int) -> list[Int32Array]:
+        """Return the newest responses to any prompt; arguments as for `read`."""
+        places = [p for group in self._groups.values() for p in group if p.step < before_step]
+        return self._read_newest(sorted(places, key=_step_of), max_tokens)
+
+    def _read_newest(self, places: list[_Place], max_tokens: int) -> list[Int32Array]:
         responses = []
-        for place in reversed(places[-self._max_responses :]):
+        for place in reversed(places):
             if place.tokens > max_tokens:
                 break
             response = self._read_record(place)
@@ -135,14 +142,6 @@ class HistoryStore:
             self._forget(gone)
         for stem, path in segments.items():
             self._index(stem, path)
-
-    def disk_bytes(self) -> int:
-        """Size of all segments."""
-        total = 0
-        for path in self._segments().values():
-            with suppress(FileNotFoundError):
-                total += path.stat().st_size
-        return total
 
     def close(self) -> None:
         """End the own segment."""
@@ -207,7 +206,7 @@ class HistoryStore:
                 path.unlink(missing_ok=True)
                 total -= size
         if total > self._max_bytes:
-            raise OSError(f"{self._folder}: more than {SEGMENTS - 1} engines write to one history")
+            raise OSError(f"{self._folder}: more than {SEGMENTS - 1} engines write to one folder")
 
     # --- reading ---
 
@@ -284,6 +283,19 @@ class HistoryStore:
             places[:] = [place for place in places if place.segment not in stems]
             if not places:
                 del self._groups[group]
+
+
+def name_of(folder: Path) -> str:
+    """Return a name that no other folder has, left there by the first one that asks.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        # A link is there at once with what it says, on a network's file system, too.
+        os.symlink(uuid.uuid4().hex, folder / "name")
+    return os.readlink(folder / "name")
 
 
 def _step_of(place: _Place) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sam_rollout.composition import compose
-from sam_rollout.doctor import DEVICES, Question, checks, examine
+from sam_rollout.doctor import DEVICES, Question, examination, examine
 from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.report import ok
 
@@ -26,7 +26,7 @@ def check_fine(_question):
 
 def test_a_check_that_raises_becomes_a_failing_line(monkeypatch, question):
     found = [("group", check) for check in (check_broken, check_leaving, check_fine)]
-    monkeypatch.setattr(checks, "checks_of", lambda device: found)
+    monkeypatch.setattr(examination, "checks_of", lambda device: found)
     lines = [finding.line for finding in examine(question, lambda _: None)]
     assert [line.status for line in lines] == ["fail", "fail", "ok"]
     assert lines[0].what == "broken" and "OSError: device or resource busy" in lines[0].found
@@ -34,7 +34,7 @@ def test_a_check_that_raises_becomes_a_failing_line(monkeypatch, question):
 
 
 def test_each_device_is_asked_for_its_own():
-    asked = {device: {c.__name__ for _, c in checks.checks_of(device)} for device in DEVICES}
+    asked = {device: {c.__name__ for _, c in examination.checks_of(device)} for device in DEVICES}
     assert asked["ascend_910c"] - asked["cuda"] == {"check_cann"}
     assert asked["cuda"] ^ asked["cpu"] == {"check_accelerators", "check_cpu"}
 
@@ -42,7 +42,7 @@ def test_each_device_is_asked_for_its_own():
 def lines(*overrides: str, cluster: bool = False):
     pytest.importorskip("verl")
     config, device = compose("experiment=tiny_cpu", *overrides)
-    found = list(checks.check_run(Question(device, config, cluster=cluster)))
+    found = list(examination.check_run(Question(device, config, cluster=cluster)))
     return {line.what: line for line in found}, found
 
 
@@ -51,7 +51,7 @@ def test_every_check_of_a_run_has_its_line():
         "reward.custom_reward_function.path=/nope.py", "trainer.logger=[console,swanlab]",
         "data.train_files=/gone.parquet", "sam.gate.threshold=4",
     )  # fmt: skip
-    assert {check.what for check in checks.ALL_CHECKS} <= found.keys()
+    assert {check.what for check in examination.ALL_CHECKS} <= found.keys()
     assert [found[what].status for what in ("reward", "loggers", "data")] == ["fail"] * 3
     assert "/nope.py" in found["reward"].found and found["model"].status == "ok"
     assert "warn" in [line.status for line in said], "the gate does not go by the threshold"
@@ -59,7 +59,7 @@ def test_every_check_of_a_run_has_its_line():
 
 def test_the_nodes_of_a_cluster_are_asked_for_what_each_must_have():
     found, _ = lines("trainer.logger=[swanlab]", cluster=True)
-    assert found.keys() == {check.what for check in checks.FILES}
+    assert found.keys() == {check.what for check in examination.FILES}
 
 
 def test_settings_that_cannot_be_read_are_the_only_line():
