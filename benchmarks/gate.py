@@ -75,8 +75,8 @@ class GateWorkerExtension(SamWorkerExtension):
     def use_gate(self, name: str) -> None:
         """Put a side in charge, as it was left when it last was, its texts forgotten."""
         from sam_rollout.config import GateConfig
+        from sam_rollout.core.limits import Limits
         from sam_rollout.gating import make_gate
-        from sam_rollout.limits import Limits
 
         session = self.model_runner.drafter.session
         session.end_step()

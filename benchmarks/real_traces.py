@@ -168,7 +168,7 @@ def load_tokenizer() -> Callable[[str], list[int]]:
 
 
 def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
-    """Lines of a set, as `sam_rollout.bench.traces` reads them.
+    """Lines of a set, as `sam_rollout.telemetry.traces` reads them.
 
     Args:
         folder: a clone of the source's repository.

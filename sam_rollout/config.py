@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sam_rollout.limits import MAX_DRAFT_TOKENS
-from sam_rollout.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS
+from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step
 from sam_rollout.config import RolloutSamplerConfig, SamConfig, sources_of
-from sam_rollout.identity import VAL_SPLIT, identify
+from sam_rollout.core.identity import VAL_SPLIT, identify
 from sam_rollout.integrations.vllm.offline import offline_engine
 
 if TYPE_CHECKING:

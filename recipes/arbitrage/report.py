@@ -16,7 +16,7 @@ from recipes.arbitrage.engines import Engine, EngineAuthor, authors
 from recipes.arbitrage.steps import DRAFT, TARGET, Score, Solution, choice_of, solve
 from recipes.dapo_qwen3.evaluate import count_drafts
 from recipes.dapo_qwen3.reward import compute_score
-from sam_rollout.statistics import share
+from sam_rollout.core.statistics import share
 
 Point = tuple[str, float]  # mode and tau
 

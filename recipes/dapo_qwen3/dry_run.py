@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
-from sam_rollout.integrations.verl.drafter import drafter_size
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
+from sam_rollout.integrations.verl.model_drafter import drafter_size
 from sam_rollout.integrations.verl.source_choice import draft_texts
 from sam_rollout.sizing import GIB, EngineLimits, MemoryPlan, plan_memory
 

@@ -35,8 +35,8 @@ from recipes.dapo_qwen3.problems import TINY_MODEL, Request, make_requests, rows
 from recipes.dapo_qwen3.reward import compute_score
 from recipes.dapo_qwen3.ties import TIE, Divergence, divergences, look_at_ties
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.json_values import dumps
-from sam_rollout.statistics import mean, share
+from sam_rollout.core.json_values import dumps
+from sam_rollout.core.statistics import mean, share
 
 SIDES = ("off", "on")
 ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_tokens", "max_num_seqs")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+from sam_rollout.core.identity import VAL_SPLIT, RequestIdentity, group_of, identify
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")

@@ -15,7 +15,7 @@ from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, read_through, replay
 from sam_rollout.bench.sides import Side
-from sam_rollout.bench.traces import Trace, groups_of
+from sam_rollout.telemetry.traces import Trace, groups_of
 
 KS = (3, 8)
 SIBLINGS = 16  # texts of a group whose calls are timed

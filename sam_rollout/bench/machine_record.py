@@ -8,7 +8,7 @@ import os
 import platform
 from typing import Any
 
-from sam_rollout.hardware import cpu_model
+from sam_rollout.core.hardware import cpu_model
 
 
 def machine(*packages: str) -> dict[str, Any]:

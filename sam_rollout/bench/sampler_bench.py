@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sam_rollout.bench import stock
+from sam_rollout.bench import stock_samplers
 from sam_rollout.bench.counting import count
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import (
@@ -78,12 +78,12 @@ class Case:
     keys: torch.Tensor  # int64 [batch]
     positions: torch.Tensor  # int64 [batch]
     scratch: torch.Tensor  # float32 [batch, vocabulary]
-    stock: stock.StockInput = field(init=False)
+    stock: stock_samplers.StockInput = field(init=False)
 
     def __post_init__(self) -> None:
         vocabulary = self.probabilities.shape[1]
         rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
-        self.stock = stock.StockInput(
+        self.stock = stock_samplers.StockInput(
             rows[:, :-1].reshape(-1, vocabulary),
             self.draft_ids,
             self.cumulative,
@@ -153,7 +153,9 @@ OURS: dict[str, Callable[[Case], torch.Tensor]] = {
 }
 
 
-def measure_case(case: Case, others: Iterable[stock.Stock], setting: Setting) -> list[Timing]:
+def measure_case(
+    case: Case, others: Iterable[stock_samplers.Stock], setting: Setting
+) -> list[Timing]:
     """Time all samplers in turns, slow ones fewer times; reading and copying come first."""
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),
@@ -205,7 +207,7 @@ def default_device() -> str:
 def measure(setting: Setting) -> dict[str, Any]:
     """Every size. JSON values."""
     torch.set_num_threads(setting.threads)
-    others = stock.available(setting.device)
+    others = stock_samplers.available(setting.device)
     cases = []
     for batch, k in itertools.product(setting.batches, setting.ks):
         case = make_case(batch, k, setting)

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
-from sam_rollout.bench.traces import Int32Array, Trace
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
+from sam_rollout.telemetry.traces import Int32Array, Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)

@@ -12,7 +12,7 @@ from sam_rollout.commands.command_line import (
     wide_console,
     write_json,
 )
-from sam_rollout.json_values import dumps
+from sam_rollout.core.json_values import dumps
 
 app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 
@@ -67,7 +67,7 @@ def drafter(
     """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
     from sam_rollout.bench import drafter_bench as program
-    from sam_rollout.bench.traces import TraceError, read_sets
+    from sam_rollout.telemetry.traces import TraceError, read_sets
 
     with one_line_errors(TraceError):
         if json_path is not None and not json_path.parent.is_dir():  # not when all is measured

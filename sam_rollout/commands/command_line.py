@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sam_rollout.json_values import dumps
+from sam_rollout.core.json_values import dumps
 
 if TYPE_CHECKING:
     from rich.console import Console

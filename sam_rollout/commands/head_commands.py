@@ -13,7 +13,7 @@ app = typer.Typer(help="Small models that draft from the policy's states.", no_a
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `head train` is asked for; `heads/offline.py` says more of each."""
+    """What `head train` is asked for; `heads/offline_training.py` says more of each."""
 
     model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")]
     output: Annotated[Path, typer.Option(help="Folder of the head.")]
@@ -45,10 +45,10 @@ class TrainOptions:
 @with_options(TrainOptions)
 def train(asked: TrainOptions) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
-    from sam_rollout.bench.traces import TraceError
-    from sam_rollout.heads.offline import HeadRequest, train_head
+    from sam_rollout.core.settings import ConfigError
+    from sam_rollout.heads.offline_training import HeadRequest, train_head
     from sam_rollout.heads.training import TrainingSettings
-    from sam_rollout.settings import ConfigError
+    from sam_rollout.telemetry.traces import TraceError
 
     request = HeadRequest(
         asked.model,

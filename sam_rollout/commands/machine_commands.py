@@ -98,8 +98,8 @@ def doctor(
     Exit status 1: something would make a run fail; warnings do not count. 2: wrong usage.
     """
     from sam_rollout import doctor as program
-    from sam_rollout.doctor import report
-    from sam_rollout.doctor.question import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor import printed_checks
+    from sam_rollout.doctor.scope import EXPERIMENT, UnknownExperimentError, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -122,8 +122,8 @@ def doctor(
     else:
         findings.extend(program.examine(question, progress))
     if as_json:
-        typer.echo(report.to_json(question.device, question.experiment, findings))
+        typer.echo(printed_checks.to_json(question.device, question.experiment, findings))
     else:
         about = f"{question.device} {question.experiment}".strip()
-        typer.echo("\n".join(report.to_text(about, findings)))
-    raise typer.Exit(1 if report.overall(findings) is program.Status.FAIL else 0)
+        typer.echo("\n".join(printed_checks.to_text(about, findings)))
+    raise typer.Exit(1 if printed_checks.overall(findings) is program.Status.FAIL else 0)

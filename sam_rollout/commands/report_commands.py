@@ -147,7 +147,7 @@ def simulate(
     json_path: FiguresOption = None,
 ) -> None:
     """Tell what sam=on would have brought in a run without drafts, from its records and texts."""
-    from sam_rollout.simulation.forecast import forecast
+    from sam_rollout.bench.forecast import forecast
 
     with one_line_errors(ValueError):
         forecast(run, steps, wide_console(), json_path)

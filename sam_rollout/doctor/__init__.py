@@ -6,7 +6,7 @@ so that the doctor answers on machines where nothing else works.
 """
 
 from sam_rollout.doctor.examination import examine
-from sam_rollout.doctor.question import DEVICES, Question
-from sam_rollout.doctor.report import Finding, Line, Status
+from sam_rollout.doctor.printed_checks import Finding, Line, Status
+from sam_rollout.doctor.scope import DEVICES, Question
 
 __all__ = ["DEVICES", "Finding", "Line", "Question", "Status", "examine"]

@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.doctor import host, installation, network
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Finding, Line, fail, ok, skip, warn
+from sam_rollout.doctor.printed_checks import Finding, Line, fail, ok, skip, warn
+from sam_rollout.doctor.scope import Question
 from sam_rollout.integrations.verl.check_results import Fact
 from sam_rollout.integrations.verl.checks import ALL_CHECKS, FILES, ask, settled
 

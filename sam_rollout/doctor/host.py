@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from sam_rollout.doctor.printed_checks import Line, fail, judge, ok
 from sam_rollout.doctor.probe import ProbeError, run_python
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Line, fail, judge, ok
+from sam_rollout.doctor.scope import Question
 from sam_rollout.sizing import GIB
 
 DEVICE_FILES = Path("/dev")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Line, judge, skip, warn
+from sam_rollout.doctor.printed_checks import Line, judge, skip, warn
+from sam_rollout.doctor.scope import Question
 
 # Of the head node, as in verl's instructions for several Ascend nodes.
 RAY_PORTS = {6766: "Ray", 8260: "Ray's dashboard"}

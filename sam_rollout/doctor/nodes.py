@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.composition import CHECKOUT
+from sam_rollout.core.composition import CHECKOUT
 from sam_rollout.doctor.examination import examine
 from sam_rollout.doctor.host import count_devices
 from sam_rollout.doctor.installation import all_versions
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Finding, Line, fail, judge, ok
+from sam_rollout.doctor.printed_checks import Finding, Line, fail, judge, ok
+from sam_rollout.doctor.scope import Question
 
 GROUP = "cluster"
 START_RAY = "ray start --head on one node, ray start --address on the others; or --address"

@@ -11,13 +11,13 @@ import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, PLACE_WIDTH, Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
+from sam_rollout.core.verified import Offered, Verified
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.sources import Piece, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
-from sam_rollout.verified import Offered, Verified
 
 
 class SamDrafter:

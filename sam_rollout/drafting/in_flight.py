@@ -18,8 +18,8 @@ from sam_rollout.automaton.compilation import (
     warm_up,
 )
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.limits import Limits
-from sam_rollout.verified import Verified
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 
 NO_SOURCE = -1
 COUNTS, HELD_BACK, FILLING, SOURCE, LENGTH = range(5)

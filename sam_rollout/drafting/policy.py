@@ -81,9 +81,9 @@ from sam_rollout.automaton.interface import (
 )
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered, Verified
 from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE
-from sam_rollout.limits import Limits
-from sam_rollout.verified import CHANCES, Offered, Verified
 
 logger = logging.getLogger(__name__)
 

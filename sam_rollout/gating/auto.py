@@ -24,12 +24,12 @@ import math
 
 import numpy as np
 
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered
+from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
 from sam_rollout.gating.gate import LOOK, hands_over
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
-from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
-from sam_rollout.limits import Limits
-from sam_rollout.verified import CHANCES, Offered
 
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned

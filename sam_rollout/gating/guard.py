@@ -4,11 +4,11 @@ import contextlib
 import logging
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating.agreement import AgreedGate, Exchange
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.gate import Gate, ScheduleGate
 from sam_rollout.gating.step import EngineStep
-from sam_rollout.limits import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
-from sam_rollout.limits import Limits
 
 _LEAD = 1.02  # a way replaces the other if it is so much faster
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial has at least both, rows counted in every step

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.verified import Offered, Verified
+from sam_rollout.core.verified import Offered, Verified
 
 _sum = np.add.reduce  # without the detours of ndarray.sum
 

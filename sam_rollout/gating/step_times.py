@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sam_rollout.limits import Limits
+from sam_rollout.core.limits import Limits
 
 _FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sam_rollout.json_values import measured
+from sam_rollout.core.json_values import measured
+from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
-from sam_rollout.report.acceptance import Acceptance, acceptance
+from sam_rollout.report.draft_figures import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.pairing import Both
 from sam_rollout.report.run_choice import load_sides
 from sam_rollout.report.runs import Run, held_out_names
-from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
 

@@ -1,6 +1,6 @@
 """How figures are written, wherever a reader meets them."""
 
-from sam_rollout.statistics import Estimate
+from sam_rollout.core.statistics import Estimate
 
 
 def number(value: float, sign: str = "") -> str:

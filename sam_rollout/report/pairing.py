@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from sam_rollout.core.statistics import Sides
 from sam_rollout.report.runs import Run, seeds_in_pairs, with_names
-from sam_rollout.statistics import Sides
 
 SIDES = ("base", "sam")
 _REPLICAS = "sam/engine/replicas"

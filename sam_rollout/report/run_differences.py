@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from sam_rollout.json_values import encode
+from sam_rollout.core.json_values import encode
 from sam_rollout.report.runs import Start, flat
 from sam_rollout.telemetry.records import ASKED
 

@@ -1,10 +1,10 @@
 """What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
 
+from sam_rollout.core.statistics import Estimate
 from sam_rollout.report import fairness
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
 from sam_rollout.report.pairing import Both
-from sam_rollout.statistics import Estimate
 
 # What is told of the first time that both sides have.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}

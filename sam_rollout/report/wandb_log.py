@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.json_values import loads
+from sam_rollout.core.json_values import loads
 from sam_rollout.telemetry.records import RunFolderError
 
 # https://github.com/google/leveldb/blob/main/doc/log_format.md, with wandb's header before it.

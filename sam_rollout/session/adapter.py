@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.session.padding import GraphOf, no_graphs
 
 

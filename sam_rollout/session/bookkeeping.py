@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep
-from sam_rollout.limits import Limits
 from sam_rollout.session.ledger import BY_PLACE, KEPT, REQUESTS, TOKENS, RequestLedger
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.records import NOTE_COLUMNS

@@ -24,10 +24,10 @@ from sam_rollout.automaton.compilation import (
     warm_up,
     written,
 )
-from sam_rollout.limits import Limits
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
-from sam_rollout.verified import Verified
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # A step's sums begin with these; accepted drafts by position and the two rows by source follow.

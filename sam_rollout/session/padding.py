@@ -27,8 +27,8 @@ from sam_rollout.automaton.compilation import (
     kernel,
     warm_up,
 )
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.limits import Limits
 
 # (tokens of a step, whether every request has the same number) -> the graph it would run in.
 GraphOf = Callable[[int, bool], str]

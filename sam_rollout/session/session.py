@@ -33,11 +33,11 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
 from sam_rollout.gating.model_price import ModelPrice
-from sam_rollout.limits import Limits
 from sam_rollout.session.adapter import NO_HOOKS, EngineHooks, Requests
 from sam_rollout.session.bookkeeping import Bookkeeping
 from sam_rollout.session.made_drafts import MadeDrafts

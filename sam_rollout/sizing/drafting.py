@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from sam_rollout.config import SourcesConfig
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import TextsConfig
 
 EARLIER_RESPONSES = TextsConfig().max_responses_per_prompt

@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 from typing import Any
 
-from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits
-from sam_rollout.settings import ConfigError
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources.contract import Piece, Source, SourceEntry, Usage
 from sam_rollout.sources.support.responses import Responses
 

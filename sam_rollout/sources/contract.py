@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
-from sam_rollout.identity import GroupKey, RequestIdentity
-from sam_rollout.limits import Limits
-from sam_rollout.metric import Metric
-from sam_rollout.settings import Section
+from sam_rollout.core.identity import GroupKey, RequestIdentity
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import Section
 
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses

@@ -29,9 +29,9 @@ from sam_rollout.automaton.interface import (
     Int32Array,
     Int64Array,
 )
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.metric import Metric
-from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
 
 # What the engine's drafter is; the others need no files of their own.

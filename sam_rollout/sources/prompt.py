@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import GroupKey, RequestIdentity
-from sam_rollout.metric import Metric
-from sam_rollout.settings import Section, setting
+from sam_rollout.core.identity import GroupKey, RequestIdentity
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import Responses, is_of_training
 from sam_rollout.sources.support.seeds import Seed
 from sam_rollout.sources.support.shared_texts import Place, SharedTexts

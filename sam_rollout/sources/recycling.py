@@ -25,9 +25,9 @@ from sam_rollout.automaton.interface import (
     Int32Array,
     Int64Array,
 )
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.limits import UNKNOWN_VOCABULARY, Limits
-from sam_rollout.settings import Section, setting
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Source, SourceEntry, Usage
 
 

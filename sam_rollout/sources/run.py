@@ -6,7 +6,7 @@ A corpus, files of token ids from elsewhere, counts as the run's oldest text.
 
 Old text goes by generations. An automaton that has grown too large gets a successor, made of the
 newest ended responses beside the engine (`support/kept_texts.py`). Live requests move there a few
-tokens per engine step (`support/moving.py`), and the old automaton is freed with the last of them.
+tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from concurrent.futures import Future
 from typing import ClassVar
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.metric import Metric
-from sam_rollout.settings import Section, setting
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import Responses, is_of_training
 
 # An automaton is replaced when it is so large, of the limit, by a successor that is so large: both

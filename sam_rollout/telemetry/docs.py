@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sam_rollout.settings import reference_rows
+from sam_rollout.core.settings import reference_rows
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 from sam_rollout.telemetry.records import TABLES

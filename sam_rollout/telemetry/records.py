@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sam_rollout.json_values import dumps, loads, measured
+from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
 SCHEMA_VERSION = 4  # folders of this one alone are read

@@ -17,7 +17,7 @@ from functools import cache
 from operator import methodcaller
 from typing import Any
 
-from sam_rollout.metric import MEAN, SLOWEST, SO_FAR, STEP, SUM, Metric
+from sam_rollout.core.metric import MEAN, SLOWEST, SO_FAR, STEP, SUM, Metric
 from sam_rollout.sources import NAMES, SOURCES
 from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS

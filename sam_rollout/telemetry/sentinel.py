@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sam_rollout.config import SentinelConfig
-from sam_rollout.statistics import ratio_gain, share
+from sam_rollout.core.statistics import ratio_gain, share
 from sam_rollout.telemetry.records import REQUESTS
 from sam_rollout.telemetry.tables import numpy_column, ratio, sums_of
 

@@ -54,7 +54,7 @@ def vllm_config():
     from vllm_ascend.ascend_config import init_ascend_config
     from vllm_ascend.utils import adapt_patch
 
-    from sam_rollout.integrations.vllm.settings import engine_arguments
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 
     config = EngineArgs(
         model=MODEL,

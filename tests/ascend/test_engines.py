@@ -11,7 +11,7 @@ from scipy.stats import chi2_contingency
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import check_alive
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS
 from tests.ascend.conftest import MODEL
 
 AHEAD = ("closed", "opens", "auto", "filled up", "preempted")

@@ -10,12 +10,12 @@ import torch
 
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.ascend.conftest import MODEL
 
 HEAD = f"{MODEL}_eagle3"

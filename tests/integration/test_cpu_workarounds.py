@@ -101,7 +101,7 @@ import sys, torch, vllm.config
 from vllm.model_executor.layers import utils
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 
 arguments = engine_arguments(SamConfig(), RolloutSamplerConfig(kind=sys.argv[1]))
 engine = SimpleNamespace(additional_config=arguments["additional_config"])

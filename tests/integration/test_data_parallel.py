@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.settings import CONTROL_KEY
+from sam_rollout.integrations.vllm.engine_settings import CONTROL_KEY
 from tests.integration.conftest import MODEL
 
 ENGINES = 2
@@ -106,8 +106,8 @@ async def _run(model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
     from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders, ask_engines
-    from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.group_probe import EXTENSION
 
     arguments = AsyncEngineArgs(

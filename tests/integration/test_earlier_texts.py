@@ -15,7 +15,7 @@ from sam_rollout.config import (
     TextsConfig,
     sources_of,
 )
-from sam_rollout.integrations.vllm.settings import settings_of
+from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.prompt import PromptSourceConfig
 from sam_rollout.sources.run import RunSourceConfig

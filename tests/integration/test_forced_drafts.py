@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_DRAFTS, FORCED_PROPOSER

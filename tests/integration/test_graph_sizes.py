@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
-from sam_rollout.limits import Limits
 from sam_rollout.session.padding import Padding, padding_by_rows
 from tests.unit.test_configs import composed
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.responses import come_and_go, core_of, drafts, generate, texts

@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import DeadDrafterError, check_alive
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling import late_binding
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
 )
-from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.emulated_device import asynchronous_scheduling

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from tests.integration.conftest import REPOSITORY
 from tests.integration.responses import generate, texts
 

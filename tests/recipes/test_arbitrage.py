@@ -19,7 +19,7 @@ from recipes.arbitrage.router import (
     train,
 )
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
 
 LENGTHS = (3, 1, 2)  # steps of each answer
 

@@ -21,7 +21,7 @@ from recipes.dapo_qwen3.ties import (
     noise_of,
     uniform_of,
 )
-from sam_rollout.statistics import mean, share
+from sam_rollout.core.statistics import mean, share
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 

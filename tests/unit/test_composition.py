@@ -6,8 +6,8 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout import composition
-from sam_rollout.composition import (
+from sam_rollout.core import composition
+from sam_rollout.core.composition import (
     ExperimentError,
     RefusedError,
     UnknownExperimentError,

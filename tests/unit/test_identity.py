@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sam_rollout.identity import RequestIdentity, group_of, identify, key_of
+from sam_rollout.core.identity import RequestIdentity, group_of, identify, key_of
 
 PROMPT = [151644, 872, 198, 3838, 374, 220, 17, 10, 17, 30]
 FIELDS = {"seed": 42, "step": 3, "group": "0123456789abcdef", "sibling": 1}

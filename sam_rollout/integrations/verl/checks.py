@@ -20,15 +20,15 @@ from sam_rollout.integrations.verl.code_checks import (
     check_reward,
 )
 from sam_rollout.integrations.verl.data_checks import check_data
-from sam_rollout.integrations.verl.drafter import (
-    check_drafter_belongs,
-    check_head_training,
-    drafter_notes,
-)
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.launch import check_with_verl
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
+from sam_rollout.integrations.verl.model_drafter import (
+    check_drafter_belongs,
+    check_head_training,
+    drafter_notes,
+)
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config

@@ -12,18 +12,18 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
     check_alive,
 )
+from sam_rollout.integrations.vllm.engine_settings import CONTROL_KEY
 from sam_rollout.integrations.vllm.serving.engine_group import (
     EngineRecorders,
     ask_engines,
     engine_count,
 )
-from sam_rollout.integrations.vllm.settings import CONTROL_KEY
 from sam_rollout.sources.model import IN_TEXT
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.core.json_values import encode
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.json_values import encode
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 
 # With another value of these it is another run.

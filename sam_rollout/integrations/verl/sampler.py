@@ -21,7 +21,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name

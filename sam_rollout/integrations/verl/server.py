@@ -25,10 +25,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from sam_rollout.config import SamConfig
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME
+from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
     REQUEST_ID_FIELD,
     FinishedRequest,
@@ -41,6 +41,7 @@ from sam_rollout.integrations.vllm.drafting.startup_check import (
     check_drafters,
     check_samplers,
 )
+from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 from sam_rollout.integrations.vllm.serving.dead_engine import (
     CAUSE_ENV,
@@ -52,7 +53,6 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     ask_engines,
     engine_count,
 )
-from sam_rollout.integrations.vllm.settings import settings_of
 from sam_rollout.telemetry.progress import EngineProgress, total
 
 WARM_UP_TOKENS = 16

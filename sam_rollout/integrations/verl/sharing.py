@@ -32,7 +32,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.integrations.verl.piece_queue import PieceQueue
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support.pieces import whole_response

@@ -20,7 +20,7 @@ from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.sizing import DraftTexts, RolloutRound
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
 # Of the limits of what a run shares: a step may take several rounds, and more than one step has to

@@ -14,7 +14,7 @@ import pyarrow as pa
 from transfer_queue import KVBatchMeta
 
 from sam_rollout.config import RunConfig
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.telemetry.aggregate import aggregate

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
-from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.failures import FailureWatch
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
@@ -29,7 +29,7 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
+from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER, TRAINER_NAME
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config

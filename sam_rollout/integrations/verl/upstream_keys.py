@@ -13,8 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
-from sam_rollout.integrations.verl.names import AGENT_LOOP_MANAGER, ROLLOUT_NAME, TRAINER_NAME
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
+from sam_rollout.integrations.verl.registered_names import (
+    AGENT_LOOP_MANAGER,
+    ROLLOUT_NAME,
+    TRAINER_NAME,
+)
+from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY
 
 FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.settings import ConfigError
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources.support.vocabulary import is_known
 
 _TRACES = ["prompt_ids", "response_ids"]

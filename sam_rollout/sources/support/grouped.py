@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Usage
-from sam_rollout.sources.support.live import NO_SLOT, LiveTexts, number_of
-from sam_rollout.sources.support.moving import MovingTexts
+from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
+from sam_rollout.sources.support.text_moves import MovingTexts
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
@@ -47,7 +47,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
     Another automaton may take a group's place (`_succeed`). Live requests move there a few tokens
-    per engine step (`moving.py`), and draft from the old one until they have caught up.
+    per engine step (`text_moves.py`), and draft from the old one until they have caught up.
 
     Args:
         limits: of the engine.

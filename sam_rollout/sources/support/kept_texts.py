@@ -18,9 +18,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
-from sam_rollout.identity import TRAIN_SPLIT
-from sam_rollout.sources.support.moving import TOKENS_PER_STEP
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+from sam_rollout.sources.support.text_moves import TOKENS_PER_STEP
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.vocabulary import is_known
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.limits import Limits
-from sam_rollout.settings import Section, setting
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
 
 if TYPE_CHECKING:

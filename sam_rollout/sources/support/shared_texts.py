@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
-from sam_rollout.sources.support.live import NO_SLOT, number_of
+from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
 
 if TYPE_CHECKING:

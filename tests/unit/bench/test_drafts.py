@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from sam_rollout.bench import draft_tables, sides
 from sam_rollout.bench import drafter_bench as drafts
 from sam_rollout.bench.draft_costs import CostSizes, joined
-from sam_rollout.bench.traces import Trace
 from sam_rollout.cli import app
+from sam_rollout.telemetry.traces import Trace
 from tests.made_up import group
 
 TINY = CostSizes(

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sam_rollout.cli import app
 from sam_rollout.doctor import examination
-from sam_rollout.doctor.report import fail, ok, warn
+from sam_rollout.doctor.printed_checks import fail, ok, warn
 
 
 @pytest.fixture

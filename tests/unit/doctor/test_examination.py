@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from sam_rollout.composition import compose
+from sam_rollout.core.composition import compose
 from sam_rollout.doctor import DEVICES, Question, examination, examine
+from sam_rollout.doctor.printed_checks import ok
 from sam_rollout.doctor.probe import ProbeError, run_python
-from sam_rollout.doctor.report import ok
 
 
 def check_broken(_question):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
 from tests.unit.drafting.texts import drive, int32, step
 

@@ -28,9 +28,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.limits import Limits
 from sam_rollout.sources import UNKNOWN_VOCABULARY
 from tests.unit.drafting.texts import drive
 

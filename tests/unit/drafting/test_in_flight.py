@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
-from sam_rollout.limits import Limits
 from sam_rollout.session.padding import DraftPadding, no_graphs
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of

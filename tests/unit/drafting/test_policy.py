@@ -16,11 +16,11 @@ from sam_rollout.automaton.interface import (
     READY,
 )
 from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES
 from sam_rollout.drafting import policy as rule
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.limits import Limits
-from sam_rollout.verified import CHANCES
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating import GuardedGate, ScheduleGate, make_gate
 from sam_rollout.gating.agreement import AgreedGate, Report
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.step import DecidedStep, EngineStep, StepLoad
-from sam_rollout.limits import Limits
-from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.group import Group, Seat, Table
 from tests.unit.gating.steps import decode, engine_step
 from tests.unit.gating.synthetic import K, SyntheticEngines, linear, memory_bound, tail

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating import ScheduleGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.gate import hands_over
-from sam_rollout.limits import Limits
-from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 from tests.unit.gating.synthetic import (
     K,

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, make_gate
-from sam_rollout.limits import Limits
 from tests.unit.gating.group import Seat, Table
 from tests.unit.gating.steps import decode
 

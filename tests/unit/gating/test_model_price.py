@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 from sam_rollout.gating.model_price import MODEL, TEXTS, ModelPrice
 from sam_rollout.gating.step import EngineStep
-from sam_rollout.limits import Limits
-from sam_rollout.verified import Verified
 
 ROWS = 16
 # Milliseconds and tokens per request of a step, by way.

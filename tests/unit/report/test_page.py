@@ -6,7 +6,7 @@ import re
 import pytest
 from markupsafe import escape
 
-from sam_rollout.json_values import dumps
+from sam_rollout.core.json_values import dumps
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.number_format import number
 from sam_rollout.report.page import render_page

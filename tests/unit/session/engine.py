@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.identity import RequestIdentity, identify
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, GuardedGate
-from sam_rollout.identity import RequestIdentity, identify
-from sam_rollout.limits import Limits
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.prompt import PromptSourceConfig

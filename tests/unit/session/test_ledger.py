@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.limits import Limits
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.telemetry.schema import CONTEXT_EDGES
-from sam_rollout.verified import Verified
 from tests.unit.drafting.texts import int32
 
 MAX_ROWS, K, SOURCES = 4, 3, 2

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.limits import Limits
 from sam_rollout.session.padding import (
     DraftPadding,
     GraphOf,

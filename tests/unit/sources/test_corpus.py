@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.limits import Limits
-from sam_rollout.settings import ConfigError
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources import UNKNOWN_VOCABULARY, check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
 from sam_rollout.sources.support.corpus import read_corpus

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources import UNKNOWN_VOCABULARY
-from sam_rollout.sources.support import moving, responses
+from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import counter, identity, step
 
@@ -137,7 +137,7 @@ def test_without_earlier_steps_nothing_is_read(tmp_path):
 
 
 def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
     responded(make_drafter(tmp_path), "a", identity(step=1))
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor)

@@ -7,8 +7,8 @@ import pytest
 from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources.run import RunSourceConfig
 from tests.unit.drafting.texts import counter, identity, step
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
-from sam_rollout.settings import ConfigError
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.unit.drafting.texts import drive, rows_of

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import counter, identity, step

@@ -29,7 +29,7 @@ import numpy as np
 
 import sam_rollout
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.limits import Limits
+from sam_rollout.core.limits import Limits
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import NAMES

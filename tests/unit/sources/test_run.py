@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, TextsConfig, sources_of
+from sam_rollout.core.identity import OUTSIDE_TRAINING
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.identity import OUTSIDE_TRAINING
-from sam_rollout.limits import Limits
 from sam_rollout.sources.run import RunSourceConfig
-from sam_rollout.sources.support import kept_texts, moving
+from sam_rollout.sources.support import kept_texts, text_moves
 from tests.unit.drafting.texts import counter, identity, step
 
 
@@ -139,7 +139,7 @@ def test_no_engine_step_waits_for_a_successor(monkeypatch):
 
 
 def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(monkeypatch):
-    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
     drafter, (live, *others) = make_drafter(max_bytes=1 << 20), random_texts(12, 1000)
     drafter.admit("live", identity("live"))
     grown(drafter, "live", live)
@@ -168,7 +168,7 @@ def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(m
 
 
 def test_a_request_that_ends_or_pauses_on_its_way_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
     drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(15, 1000)
     names = {"stays": texts[12], "ends": texts[13], "pauses": texts[14]}
     for name in names:

@@ -7,8 +7,8 @@ import pytest
 
 from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources.own import OwnSourceConfig
 from sam_rollout.sources.prompt import PromptSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes

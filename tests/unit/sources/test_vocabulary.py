@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.limits import Limits
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.text_store import CLOSED, TextStore
 from tests.unit.drafting.texts import counter, identity, step

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.statistics import share
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.limits import Limits
-from sam_rollout.statistics import share
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from sam_rollout.telemetry.schema import declared
 from sam_rollout.telemetry.sentinel import FINDINGS, Sentinel, TrainingStep

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.config import ConfigError
-from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.engine_settings import CONTROL_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
@@ -27,8 +29,6 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     has_places,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
-from sam_rollout.limits import Limits
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.core.json_values import dumps, measured
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
-from sam_rollout.json_values import dumps, measured
-from sam_rollout.limits import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,15 +21,15 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
-from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
-from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
-from sam_rollout.integrations.vllm.settings import (
+from sam_rollout.integrations.vllm.engine_settings import (
     MODEL_RUNNER_ENV,
     drafts_here,
     has_model,
     settings_of,
 )
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
 # Releases that the contract rows of both schedulers are checked against.

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import CompareConfig, RunConfig
-from sam_rollout.identity import RequestIdentity, group_of, identify
+from sam_rollout.core.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl.replica_records import FinishedRequest, Place, join_records
 from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder

@@ -9,7 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl import translation
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, EngineSettings, settings_of
+from sam_rollout.integrations.vllm.engine_settings import (
+    PROPOSER_CLASS,
+    EngineSettings,
+    settings_of,
+)
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed

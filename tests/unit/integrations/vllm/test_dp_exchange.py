@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import make_gate
 from sam_rollout.gating.agreement import IDLE, Report
 from sam_rollout.integrations.vllm.scheduling import dp_exchange
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import join_group, ride_along
-from sam_rollout.limits import Limits
 from tests.unit.gating.steps import decode
 
 RANKS, FIELDS, K = 3, 4, 8

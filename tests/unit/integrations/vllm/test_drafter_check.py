@@ -9,9 +9,9 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.sources.model import ModelSourceConfig
 
 RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"

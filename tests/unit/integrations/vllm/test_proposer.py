@@ -7,14 +7,14 @@ import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.integrations.vllm.drafting.proposer import (
     RunnerRequests,
     SamProposer,
 )
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
-from sam_rollout.integrations.vllm.settings import engine_arguments
-from sam_rollout.settings import ConfigError
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sam_rollout
-from sam_rollout.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
+from sam_rollout.core.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
 CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
 ROOT = "dapo_qwen3"

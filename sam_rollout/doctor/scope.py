@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.composition import ExperimentError, UnknownExperimentError, compose
+from sam_rollout.core.composition import ExperimentError, UnknownExperimentError, compose
+from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
 from sam_rollout.doctor.probe import installed
-from sam_rollout.doctor.report import Finding, fail, ok, warn
 
 # Name of the device file (configs/device) -> extra of pyproject.toml that installs its engine.
 DEVICES = {"ascend_910c": "ascend", "cuda": "cuda", "cpu": "cpu"}

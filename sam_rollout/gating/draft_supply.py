@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.verified import CHANCES, Offered
+from sam_rollout.core.verified import CHANCES, Offered
 
 LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n what has a chance of CHANCES[n - 1]
 _ROWS = 256  # requests that are remembered, one counted in every step in which it was looked for

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sam_rollout.bench.traces import Trace
 from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps whose numbers of tokens differ by less are alike
 MIN_STEPS = 3  # that are alike, to know what such a step takes

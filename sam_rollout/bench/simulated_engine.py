@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sam_rollout.bench.recorded_baseline import Baseline, Rollout
 from sam_rollout.bench.replay import accepted_tokens
-from sam_rollout.bench.traces import Trace
-from sam_rollout.simulation.recorded_baseline import Baseline, Rollout
-from sam_rollout.simulation.simulated_drafts import Drafts
+from sam_rollout.bench.simulated_drafts import Drafts
+from sam_rollout.telemetry.traces import Trace
 
 EXCHANGE_S = 0.05  # between two exchanges of texts among engines, as in a run
 

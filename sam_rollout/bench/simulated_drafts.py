@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sam_rollout.bench.traces import Trace
 from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, Gate, GuardedGate
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.limits import Limits
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece
+from sam_rollout.telemetry.traces import Trace
 
 
 class Drafts:
