@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from sam_rollout.core import composition
-from sam_rollout.doctor import DEVICES, Question
+from sam_rollout.doctor import DEVICES, Question, scope
 from sam_rollout.doctor.scope import ask
 
 CONFIG = {
