@@ -71,13 +71,12 @@ def _force_drafts(engine: Any) -> None:
     """Let a session draft what is nearly always wrong."""
     policy = session_of(engine).drafter._policy
 
-    def draft(
-        _places: Any, budget: np.ndarray, tokens: Any, counts: Any, held_back: Any, *_: Any
-    ) -> int:
+    def draft(_places: Any, budget: np.ndarray, tokens: Any, columns: Any, *_: Any) -> int:
         rows = len(budget)
-        tokens[:rows], held_back[:rows] = FORCED_DRAFTS, 0
-        counts[:rows] = np.maximum(budget, 0)
-        return int(counts[:rows].sum())
+        tokens[:rows] = FORCED_DRAFTS
+        drafted, held_back = columns[:2, :rows]
+        drafted[:], held_back[:] = np.maximum(budget, 0), 0
+        return int(drafted.sum())
 
     policy.draft, policy.learn = draft, lambda *_: None
 
