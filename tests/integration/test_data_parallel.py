@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.engine_settings import CONTROL_KEY
+from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from tests.integration.conftest import MODEL
 
 ENGINES = 2
@@ -88,7 +88,7 @@ async def _generate(engine: Any, name: str, request: Request) -> list[int]:
         temperature=request.temperature,
         max_tokens=request.tokens,
         ignore_eos=True,
-        extra_args=None if request.drafts else {CONTROL_KEY: True},
+        extra_args=None if request.drafts else {WITHOUT_DRAFTS_KEY: True},
     )
     outputs = engine.generate(prompt, sampling, request_id=name, data_parallel_rank=request.engine)
     async for output in outputs:

@@ -16,7 +16,7 @@ from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # Of `SamplingParams.extra_args`: true for a request that is to be sampled without drafts.
-CONTROL_KEY = "sam_control"
+WITHOUT_DRAFTS_KEY = "sam_without_drafts"
 # vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
 # but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
 # comparison should have the same.

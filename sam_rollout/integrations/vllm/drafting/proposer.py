@@ -17,7 +17,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
-from sam_rollout.integrations.vllm.engine_settings import CONTROL_KEY, settings_of
+from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
@@ -85,7 +85,7 @@ class RunnerRequests:
         if sampling is None:
             return False
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
+        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
 
 
 class SamProposer:

@@ -145,7 +145,7 @@ def test_siblings_are_known_by_their_identity_or_by_their_prompt(step):
 
 
 def test_a_control_request_is_known_by_its_extra_arguments(runner):
-    runner.requests["a"] = Request(START, {"sam_control": True})
+    runner.requests["a"] = Request(START, {"sam_without_drafts": True})
     drafts = runner.propose(a=[6], b=[6])
     assert drafts == [[], next_of_period(runner.requests["b"])]
 
