@@ -13,7 +13,7 @@ place or arrived when others had ended, tokens that only filled steps up, drafts
 time is not in the drafter's.
 
 In the recorded runs of `benchmarks/results/runs` every figure lies within the 95 % interval of the
-three pairs of runs with and without drafts, at the same training step: within some 15 % of a pair
+three pairs of runs with and without drafts, at the same training step: within some 20 % of a pair
 (`tests/unit/telemetry/test_gain.py`). The engine without a drafter may also schedule otherwise
 (asynchronously), which the figure does not know.
 """

@@ -33,7 +33,7 @@ GROUPS = {
     "gain": "What drafts bring, estimated within the run (`sam_rollout/telemetry/gain.py`): each "
     "step that the rollout would have had without drafts takes as long as steps of this training "
     "step that computed as many tokens. In the recorded runs it is within the 95 % interval of "
-    "three pairs of runs, some 15 % about a pair. Left out where nothing comparable was observed, "
+    "three pairs of runs, some 20 % about a pair. Left out where nothing comparable was observed, "
     "and where requests waited for a place, steps were filled up, or a model drafts. "
     "A run without drafts (`compare.baseline_run`) measures what this estimates.",
     "draft": "Drafting and what verification kept of it.",
