@@ -87,7 +87,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
         assert row[CURVE_NAME]["_type"] == "image-file"
     # What the dashboard shows was logged, but for other runs' parts.
     absent = {name for name in layout.names() if name not in steps[1]}
-    later = re.compile(r"compare/|sam/draft/accepted_|sam/head_training/")
+    later = re.compile(r"compare/|sam/gain/|sam/draft/accepted_|sam/head_training/")
     assert all(map(later.match, absent))
     assert "sam/tail/time_s" in (run.folder.path / "metrics.jsonl").read_text()
 
