@@ -39,18 +39,6 @@ print(json.dumps(dataclasses.asdict(kernels.warm_up())))
 """
 
 
-TOOLS = {
-    "ascend_910c": ("npu-smi", "info"),
-    "cuda": ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"),
-}
-VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
-TORCH_PROGRAMS = {
-    "ascend_910c": "import torch, torch_npu; print(torch.npu.device_count())",
-    "cuda": "import torch; print(torch.cuda.device_count())",
-}
-DRIVER = "install the vendor's driver, or start the container with its devices"
-
-
 def count_devices() -> int:
     """Accelerators of this machine or container, whether or not a process may see them."""
     names = (path.name for path in DEVICE_FILES.iterdir())

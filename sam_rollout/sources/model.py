@@ -30,6 +30,7 @@ from sam_rollout.automaton.interface import (
     Int64Array,
 )
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
@@ -50,7 +51,6 @@ _OURS = (
     "parallel_drafting",
 )
 METHODS = (*WITH_FILES, "mtp", *IN_TEXT)
-_LARGEST_DRAFT = 32  # `config.MAX_DRAFT_TOKENS`, which reads this module
 _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -121,7 +121,7 @@ class ModelSourceConfig(Section):
     max_tokens: int = setting(
         3,
         minimum=1,
-        maximum=_LARGEST_DRAFT,
+        maximum=MAX_DRAFT_TOKENS,
         meaning="Most tokens it drafts for a request and step, a forward pass of the drafter each; "
         "no more than `sam.max_draft_tokens`.",
     )
@@ -207,7 +207,7 @@ class ModelDrafts(Source):
 
     def __init__(self, limits: Limits) -> None:
         # Token and certainty: see READY.
-        self._drafts = np.zeros((limits.max_rows, _LARGEST_DRAFT, 2), np.int32)
+        self._drafts = np.zeros((limits.max_rows, MAX_DRAFT_TOKENS, 2), np.int32)
         self._lengths = np.zeros(limits.max_rows, np.int64)
         self._rows = 0  # that drafts were handed over for
         self._steps = self._made = 0

@@ -2,6 +2,8 @@
 
 import json
 import resource
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +55,19 @@ def test_accelerators(monkeypatch, device, variable, free_gib, named, statuses):
     lines = list(host.check_accelerators(ask(device)))
     assert [line.status for line in lines] == statuses
     assert (f"{variable}=" in lines[0].fix) == bool(named)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cuda", "cuda"), ("ascend_910c", "npu")])
+def test_torch_is_asked_for_the_memory_of_every_device(tmp_path, device, kind):
+    (tmp_path / "torch_npu.py").touch()
+    (tmp_path / "torch.py").write_text(
+        f"class {kind}:\n"
+        "    device_count = staticmethod(lambda: 2)\n"
+        "    mem_get_info = staticmethod(lambda n: (n, 64))\n"
+    )
+    program = [sys.executable, "-c", host.TORCH_PROGRAMS[device]]
+    said = subprocess.check_output(program, env={"PYTHONPATH": str(tmp_path)})
+    assert json.loads(said) == [[0, 64], [1, 64]]
 
 
 def test_devices_are_counted_by_their_files(monkeypatch, tmp_path):
